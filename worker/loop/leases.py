@@ -1,4 +1,4 @@
-"""The work that a worker asks for: the present task's, and ahead of time the next one's."""
+"""Leases a worker's work: the current task and, ahead of time, the next one."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ from worker.step.gradient_source import GradientSource
 
 log = get_logger()
 
-
 POLL_S = 0.02
-"""Least time between two requests for work while there is none. The coordinator holds a request
-for a while; this is for one that does not."""
+"""Least time between two requests for work while there is none, in case the coordinator does not
+hold a request for a while, as it usually does."""
 
 
 class Leases:
-    """Asks for work in one generation. One thread uses it; a request ahead of time has a thread of
-    its own."""
+    """Asks for work in one generation. One thread uses it; a request ahead of time runs on a
+    thread of its own."""
 
     def __init__(self, standing: Standing, source: GradientSource, times: StepTimes) -> None:
-        """``source`` is told the batches of the next task as soon as they are known; to ``times``
-        waiting is a barrier."""
+        """``source`` learns the batches of the next task as soon as they are known; ``times``
+        counts waiting as barrier time."""
         self._standing = standing
         self._source = source
         self._times = times
         self._pool = standing.threads.pool(1, "lease")
-        # The lease that was asked for ahead of time, and whether its batches are expected.
+        # The lease requested ahead of time, and whether its batches were passed to the source.
         self._following: Future[pb.Lease] | None = None
         self._expected = False
 
     def close(self, finish: bool) -> None:
-        """Asks for nothing any more; with ``finish`` a request that is under way has ended then."""
+        """Ends the requests; with ``finish`` waits for one in flight."""
         self._pool.shutdown(wait=finish)
 
     def get(self, reason: str) -> pb.Lease:
-        """See :class:`worker.protocol.actions.Lease`; ``reason`` is its ``after``."""
+        """Performs :class:`worker.protocol.actions.Lease`; ``reason`` is its ``after``."""
         with self._times.outside("barrier"):
             return self._await(reason) if reason else self._standing.lease()
 
@@ -62,17 +61,17 @@ class Leases:
                 self._standing.waits.on(lease.wait.reason)
 
     def ask_ahead(self) -> None:
-        """Begins to ask for the next task; :meth:`take` follows."""
+        """Starts to request the next task; :meth:`take` follows."""
         self._following = self._pool.submit(self._standing.lease)
         self._expected = False
 
     def take(self) -> pb.Lease:
-        """What :meth:`ask_ahead` brings, waited for."""
+        """Waits for the lease that :meth:`ask_ahead` requested."""
         following = self._following
-        assert following is not None  # it was asked
+        assert following is not None  # ask_ahead comes first
         if not following.done():
-            # The request went out before the last batches were done: report them now, since
-            # whether there is more work may depend on them.
+            # The request left before the last batches were done. Report them now, since whether
+            # there is more work may depend on them.
             self._standing.flush()
         waits = self._standing.waits
         with self._times.outside("barrier"), waits.on("work from the coordinator"):
@@ -85,7 +84,7 @@ class Leases:
         return following.result()
 
     def look_ahead(self) -> None:
-        """Has the batches of the next task read ahead once they are known."""
+        """Passes the batches of the next task to the source once they are known, to read ahead."""
         following = self._following
         if following is None or self._expected or not following.done():
             return
@@ -95,7 +94,7 @@ class Leases:
             self._source.expect([batch_id(attempt.batch) for attempt in batches])
 
     def first_of_next(self) -> BatchId | None:
-        """The batch that the next task begins with, if that is known."""
+        """Returns the first batch of the next task, if known."""
         following = self._following
         if following is None or not following.done():
             return None
@@ -106,11 +105,11 @@ class Leases:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Connections, memory and a thread that asks for work ahead of time. One thread uses it.
+    """The resources of one generation. One thread uses it.
 
     Attributes:
         shards: with the workspace that tensors go through.
-        leases: the work.
+        leases: of work.
         rows: of embedding tables.
     """
 
@@ -120,8 +119,8 @@ class Joined:
     _held: ExitStack
 
     def close(self, *, finish: bool) -> None:
-        """Gives everything up; with ``finish`` a request for work that is under way has ended then,
-        so that the next does not overtake it."""
+        """Releases everything; with ``finish`` waits for a lease request in flight, so that the
+        next request does not overtake it."""
         self.leases.close(finish)
         self._held.close()
 
@@ -136,12 +135,12 @@ def join(
     prefetch_rows: bool,
     connect: Callable[..., ShardClient],
 ) -> Joined:
-    """Gets ready to work in ``cluster``, once all of its shards answer; see
+    """Prepares work in ``cluster``, once all its shards answer; for the arguments see
     :class:`worker.loop.performer.Performer`."""
     plan = Plan.from_json(cluster.plan)
     rows_nbytes = source.rows_nbytes(plan) if plan.tables else 0
     with ExitStack() as stack:
-        # Anew each time: a shard that was given up may still use the last one.
+        # A new workspace each time, since a shard given up may still use the last one.
         workspace = stack.enter_context(closing(Workspace(plan, source.wire, shm, rows_nbytes)))
         if workspace.why:
             log.info("tensors go over the network", why=f"shared memory: {workspace.why}")

@@ -1,11 +1,10 @@
-"""Carries a worker's actions out, over its standing, its shards and its gradients."""
+"""Carries out the actions that ``worker.protocol.conduct`` yields."""
 
 from __future__ import annotations
 
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from pserver.client.client import Outcome, PushResult, ShardClient
@@ -52,10 +51,10 @@ log = get_logger()
 
 
 class Performer:
-    """One worker that does what :func:`worker.protocol.conduct.conduct` says. One thread uses it.
+    """Performs the actions of one worker. One thread uses it.
 
-    What is made when the worker joins (connections, memory, a thread that asks for work ahead of
-    time) is given up when it has to join anew, and at the end of ``with``.
+    Joining makes connections, memory and a thread that leases ahead of time; rejoining and leaving
+    the ``with`` block release them.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Performer:
         connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
         """Args:
-        source: of the gradients; this object's from now on.
+        source: computes the gradients; only this object uses it from now on.
         job_sha256: of the job file.
-        device: what is computed on, in words.
-        times: where it is kept how long everything takes.
+        device: a description of the compute device.
+        times: records how long each part of a step takes.
         shm: share memory with shards on this host.
-        slow_down: make every step take so many times as long to compute, at least 1.
-        prefetch_rows: receive rows of tables for the next batch while one is computed (async).
+        slow_down: multiplies the compute time of every step; at least 1.
+        prefetch_rows: receive table rows for the next batch during the computation (async).
         connect: makes the client of a shard.
         """
         self._source = source
@@ -88,7 +87,7 @@ class Performer:
         self._times = times or StepTimes()
         standing.position = self._times.position
         self._sizes: set[int] = set()
-        """Of the batches that were computed: the first of a size may compile."""
+        """Numbers of records of computed batches; the first batch of a size may compile."""
         self._shm = shm
         self._slow_down = slow_down
         self._prefetch_rows = prefetch_rows
@@ -98,9 +97,9 @@ class Performer:
         self._gradients: tuple[Gradient, ...] = ()
         self._row_gradients: Sequence[Mapping[int, Rows]] = ()
         self._totals: tuple[float, ...] = ()
-        # The round whose values were received last; None is the newest.
+        # The round of the parameters that were received last; None means the newest.
         self._round: int | None = None
-        # What the gradient was computed from.
+        # The table rows that the gradient was computed from.
         self._used: ReceivedRows | None = None
         self._stepping = False
         self._perform: dict[type[Action], Callable[[Any], object]] = {
@@ -129,21 +128,15 @@ class Performer:
     def __enter__(self) -> Performer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._give_up(finish=False)
 
     def run(self) -> None:
-        """Works until the job ends; it ends by raising, see
-        :func:`worker.protocol.conduct.conduct`."""
+        """Works until the job ends; raises as :func:`worker.protocol.conduct.conduct` does."""
         drive(conduct(), self.perform)
 
     def perform(self, action: Action) -> object:
-        """Carries ``action`` out; see there for what it answers and raises."""
+        """Carries out ``action``; its class documents the answer and the errors."""
         return self._perform[type(action)](action)
 
     # -- joining ------------------------------------------------------------------------------
@@ -151,7 +144,7 @@ class Performer:
     def _register(self, _action: Register) -> None:
         self._standing.register(self._job_sha256, self._device)
         if not self._built:
-            # Before the shards are asked for: they may still be starting.
+            # Build before asking for the shards, which may still be starting.
             with self._standing.waits.on(f"{BUILDING} the model"):
                 self._source.build()
             self._built = True
@@ -169,15 +162,15 @@ class Performer:
 
     def _rejoin(self, action: Rejoin) -> None:
         log.info("joining again", reason=action.reason)
-        # A request that is under way ends in seconds; the next must not overtake it.
+        # A request in flight ends within seconds; the next one must not overtake it.
         self._give_up(finish=True)
-        # An error and the frames that it passed through, which know the workspace, refer to each
-        # other; its memory has to be free before there is another.
+        # Error and traceback frames refer to each other and to the workspace. Its memory must be
+        # free before the next workspace is allocated.
         gc.collect()
         self._standing.begin_again()
 
     def _give_up(self, finish: bool) -> None:
-        """Drops all that belongs to what was joined."""
+        """Releases everything that belongs to the joined generation."""
         joined, self._joined = self._joined, None
         self._drop_gradients()
         self._stepping = False
@@ -227,7 +220,7 @@ class Performer:
 
     @property
     def _here(self) -> Joined:
-        assert self._joined is not None  # conduct has joined
+        assert self._joined is not None  # conduct joins first
         return self._joined
 
     # -- steps --------------------------------------------------------------------------------
@@ -244,11 +237,11 @@ class Performer:
 
     def _receive(self, action: Pull) -> None:
         fetcher = self._here.rows
-        # Whatever has come before is older.
+        # Rows received earlier are older than this pull.
         fetcher.drop()
         rows = fetcher.ahead(action.batch)
         try:
-            # The spare set holds anything until the pull has succeeded.
+            # The content of the spare set is undefined until the pull succeeds.
             self._here.shards.pull(action.round, self._source.spare, action.decision, rows=rows)
         except RoundPassed as passed:
             self._passed(passed)
@@ -292,7 +285,7 @@ class Performer:
         return Computed(result.loss, result.finite, not_finite)
 
     def _fetch_rows(self, batch: BatchId, given: object) -> ReceivedRows | None:
-        """The rows of embedding tables that ``batch`` needs."""
+        """Returns the table rows that ``batch`` needs; pulls them unless they came ahead."""
         try:
             self._used = self._here.rows.of(batch, given, self._round)
         except RoundPassed as passed:
@@ -341,13 +334,13 @@ class Performer:
             self._passed(passed)
             raise
         self._times.took("push")
-        # Of a gradient of older parameters than the open round's, which backup workers may stage.
+        # Backup workers may stage gradients of parameters older than the open round's.
         ages = [result.version - base for result, base in zip(results, bases, strict=True)]
         return self._pushed(results, max(0, *ages))
 
     def _pushed(self, results: Sequence[PushResult], staleness: int) -> Pushed:
         self._drop_gradients()
-        # The exchanges were side by side.
+        # The exchanges with the shards run in parallel, so the slowest one counts.
         apply_s = max([result.apply_us for result in results]) * 1e-6
         self._times.applied(apply_s)
         outcomes = [result.outcome for result in results]
@@ -396,13 +389,13 @@ class Performer:
 
 
 def _totals(result: Result, records: int) -> tuple[float, ...]:
-    """What a batch adds to the totals of its epoch; nothing where that is no number."""
+    """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
     totals = (result.loss * records, float(records), *result.metrics)
     return totals if result.finite and all(map(math.isfinite, totals)) else ()
 
 
 def _places(outcomes: Sequence[Outcome], outcome: Outcome) -> tuple[int, ...]:
-    """The shards that have answered ``outcome``."""
+    """Returns the indices of the shards that answered ``outcome``."""
     if outcome not in outcomes:
         return ()
     return tuple([shard for shard, answered in enumerate(outcomes) if answered == outcome])

@@ -1,4 +1,4 @@
-"""One gradient to all shards at once, and all parameters back."""
+"""Sends one gradient to all shards in parallel and receives all parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from pserver.client.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
@@ -33,20 +32,19 @@ KINDS = {
 
 
 class Router:
-    """The shards of one generation, as one worker sees them. One thread uses it.
+    """The shards of one generation. One thread uses it.
 
-    Every method calls all shards side by side and returns when all have answered. A call that
-    fails is repeated on the shard that failed, for as long as the worker waits for a peer, with
-    faster heartbeats meanwhile; when a shard says what no repetition can mend, the calls to the
-    others are given up as well. What the standing says while a call is under way ends it, too.
-    Parameters are the worker's whole arenas by name, ``[length]``; a gradient is one part for each
-    shard. They stay in the worker's shared segment where a shard can attach it.
+    Every method calls all shards in parallel and returns when all have answered. A failed call is
+    repeated on the shard that failed, within the worker's waiting time and with faster heartbeats.
+    An error that no retry can fix, or an interrupt from :class:`Standing`, also ends the calls to
+    the other shards. Parameters are the worker's whole arenas by name, ``[length]``; a gradient
+    has one part per shard. Both stay in the worker's shared segment if a shard can attach it.
 
-    Raises, from all methods:
-        StaleGeneration: join the cluster anew, with another workspace.
-        RoundPassed: lease again.
-        ShardUnreachable, NotReady: a shard was awaited in vain; the message names it.
-        OutcomeUnknown: so was the answer to a push; the message names shard and batch.
+    All methods raise:
+        StaleGeneration: the worker must join anew, with another workspace.
+        RoundPassed: the worker must lease again.
+        ShardUnreachable, NotReady: a shard did not answer in time; the message names it.
+        OutcomeUnknown: a push was not answered in time; the message names shard and batch.
     """
 
     def __init__(
@@ -58,16 +56,16 @@ class Router:
         waiting: Callable[[bool], object] = lambda _now: None,
         connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
-        """``waiting`` is called, by any thread, with True when the requests of a push or a pull of
-        parameters have gone to all shards, and with False when all have answered. ``connect`` makes
-        the client of a shard."""
+        """``waiting(True)`` is called from any thread when the requests of a push or a pull of
+        parameters have gone to all shards, ``waiting(False)`` when all have answered. ``connect``
+        makes the client of a shard."""
         self._standing = standing
         self._abort = standing.threads.event()
         self._waiting = waiting
-        # Shards whose requests have yet to go; changed under the lock.
+        # Shards whose requests are not sent yet; changed under the lock.
         self._unsent: set[int] = set()
         self._sending = threading.Lock()
-        # Why the shards' last calls had to be repeated.
+        # Shard -> why its last call had to be repeated.
         self._why: dict[int, str] = {}
         self._pending: set[int] = set()
         self._pulling = False
@@ -104,12 +102,7 @@ class Router:
         self._standing.transports = self.transports
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._standing.interrupt_with_no_longer(self._interrupt)
         self._standing.transports = list
         self._abort.set()
@@ -118,18 +111,18 @@ class Router:
         self._pool.shutdown()
 
     def transports(self) -> list[Transport]:
-        """How tensors travel, of each shard that they were exchanged with. Any thread may ask."""
-        found = ((shard, client.transport) for shard, client in enumerate(self._clients))
+        """Returns how tensors travel to each shard that exchanged any. Any thread may ask."""
+        transports = ((shard, client.transport) for shard, client in enumerate(self._clients))
         return [
             Transport(shard=shard, kind=KINDS[transport.kind], why=transport.why)
-            for shard, transport in found
+            for shard, transport in transports
             if transport is not None
         ]
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each shard, the version of the parameters that gradients are computed from: the newest
-        or a round's, as received last."""
+        """The version, per shard, of the parameters received last (newest or of a round), which
+        gradients are computed from."""
         return tuple(self._versions)
 
     @property
@@ -138,16 +131,16 @@ class Router:
         return max(self._versions)
 
     def reach(self) -> None:
-        """Returns once every shard has answered: a worker that cannot reach one holds up others
-        if it is leased anything."""
-        self._all(lambda shard: self._clients[shard].reach(), told=False)
+        """Returns once every shard has answered. A worker that leases work but cannot reach a
+        shard would delay the other workers."""
+        self._all(lambda shard: self._clients[shard].reach(), report_wait=False)
 
     def initialize(self, values: Mapping[str, Array], grant: bytes) -> None:
-        """Sets all parameters; shards that have some already keep them. ``grant`` came with the
+        """Sets all parameters; shards that have some already keep theirs. ``grant`` comes from the
         lease.
 
         Raises:
-            InvalidJob: a shard cannot read the rows that its tables begin with.
+            InvalidJob: a shard cannot read the first rows of its tables.
         """
 
         def initialize(shard: int) -> bool:
@@ -168,9 +161,9 @@ class Router:
         *,
         rows: ReceivedRows | None = None,
     ) -> None:
-        """Receives the newest parameters (None), those of a round (its number; ``decision`` is
-        that of the round before) or of a kept snapshot (its name), and ``rows`` with them. Without
-        ``into`` only rows are received."""
+        """Receives parameters into ``into`` and table rows into ``rows``; without ``into`` only
+        rows. ``source`` is None for the newest, a round's number (``decision`` is that of the
+        round before), or the name of a kept snapshot."""
 
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
@@ -181,20 +174,20 @@ class Router:
         self._pulling = True
         try:
             with span("pull", source=source):
-                # Rows by themselves may come while a gradient is computed.
-                pulled = self._all(pull, told=into is not None)
+                # A pull of rows alone may overlap with the computation of a gradient.
+                pulled = self._all(pull, report_wait=into is not None)
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
         if rows is not None:
             rows.versions = tuple(versions)
-        # Kept snapshots are for evaluations, which may come in the middle of a round.
+        # Snapshots are for evaluations, which may come in the middle of a round.
         if into is not None and not isinstance(source, str):
             self._versions = versions
 
     def bases(self, rows: ReceivedRows | None = None) -> tuple[int, ...]:
-        """Of each shard, the version that a gradient is computed from: of parameters and ``rows``
-        the older one."""
+        """Returns the base version of a gradient per shard: the older one of parameters and
+        ``rows``."""
         if rows is None:
             return self.versions
         return tuple(map(min, self._versions, rows.versions))
@@ -210,10 +203,14 @@ class Router:
         bases: Sequence[int] = (),
         totals: Sequence[float] = (),
     ) -> list[PushResult]:
-        """Stages a gradient on all shards (sync); None is one that is not finite. ``rows`` are
-        what each shard gets for tables; ``bases`` as of :meth:`bases`, of the parameters by
-        default. ``totals`` are what the batch adds to those of its epoch, which the first shard
-        keeps. ``grant`` came with the lease of the attempt."""
+        """Stages a gradient on all shards (sync); None stands for a gradient that is not finite.
+
+        Args:
+            grant: came with the attempt's lease.
+            rows: row gradients for each shard's tables.
+            bases: see :meth:`bases`; by default those of the parameters.
+            totals: what the batch adds to its epoch's totals; shard 0 keeps them.
+        """
         messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
 
         def push(shard: int) -> PushResult:
@@ -235,9 +232,8 @@ class Router:
         following: ReceivedRows | None = None,
         totals: Sequence[float] = (),
     ) -> list[PushResult]:
-        """Applies a gradient on all shards (async) and receives the newest parameters, and rows for
-        the batch that follows; None is a gradient that is not finite: the batch is recorded as
-        skipped. See :meth:`push`."""
+        """Applies a gradient on all shards (async; None records the batch as skipped), and receives
+        the newest parameters and the rows for the following batch. Arguments as of :meth:`push`."""
         messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
@@ -254,15 +250,15 @@ class Router:
 
     @property
     def asked_again(self) -> frozenset[int]:
-        """The shards whose last call had to be repeated: an earlier try may have had its effect."""
+        """Shards whose last call was repeated; an earlier try may have taken effect."""
         return frozenset(self._why)
 
     def awaited(self) -> str:
-        """The shards that have not answered, and what is known of why, which is a sentence."""
-        # Copies: other threads change both.
+        """Returns the shards that have not answered, with the reasons for retries if known."""
+        # Copies, because other threads change both.
         pending, why = sorted(self._pending), dict(self._why)
-        found = ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
-        return f"the shards: {found}" if why.keys() & pending else found
+        peers = ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
+        return f"the shards: {peers}" if why.keys() & pending else peers
 
     def _pushes(
         self,
@@ -289,7 +285,7 @@ class Router:
 
     def _sent(self, shard: int) -> None:
         with self._sending:
-            # A request that is repeated goes twice.
+            # A repeated request is sent twice.
             if shard not in self._unsent:
                 return
             self._unsent.remove(shard)
@@ -306,18 +302,18 @@ class Router:
 
     def _interrupt(self, at_once: bool) -> None:
         self._abort.set()
-        # A shard that stands still, or a round that does not end, would hold an exchange for a
-        # minute; a push may still come to its end.
+        # A stalled shard or an endless round would hold a pull for a minute. A push may finish
+        # unless its result no longer matters.
         if at_once or self._pulling:
             for client in self._clients:
                 client.cancel()
 
     def _all(
-        self, call: Callable[[int], Result], *, finishing: bool = False, told: bool = True
+        self, call: Callable[[int], Result], *, finishing: bool = False, report_wait: bool = True
     ) -> list[Result]:
-        """``call`` for each shard; none is under way any more on return. See Standing.check.
-        ``told``: that this is waited for."""
-        # In this order: an interrupt that comes in between is seen.
+        """Runs ``call`` for each shard; no call is in flight on return. ``finishing`` is as of
+        :meth:`Standing.check`; ``report_wait`` reports the wait to ``waiting``."""
+        # Clear before checking, so that an interrupt in between is not lost.
         self._abort.clear()
         self._standing.check(finishing=finishing)
         if self._standing.interrupted:
@@ -325,7 +321,7 @@ class Router:
         self._why.clear()
         shards = range(len(self._clients))
         self._pending.update(shards)
-        self._unsent = set(shards if told else ())
+        self._unsent = set(shards if report_wait else ())
         with self._standing.waits.on(self.awaited):
             futures = [self._pool.submit(self._one, call, shard) for shard in shards[1:]]
             first: Future[Result] = Future()
@@ -337,7 +333,7 @@ class Router:
                 return _results([first, *futures], self._standing)
             finally:
                 self._standing.hurry(False)
-                if told:
+                if report_wait:
                     self._waiting(False)
 
     def _one(self, call: Callable[[int], Result], shard: int) -> Result:
@@ -360,14 +356,13 @@ class Router:
 
 
 def _results(futures: Sequence[Future[Result]], standing: Standing) -> list[Result]:
-    """What all calls came to, once all have ended.
+    """Returns the results after all calls have ended.
 
-    Of several errors the one that no repetition can mend counts: the others were given up
-    because of it.
+    Of several errors, raises one that no retry can fix, since it ended the other calls.
     """
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
-        # A retry that a signal or the end of the job cut short ends as that.
+        # If a signal or the end of the job cut a retry short, raise that instead.
         standing.check()
         raise min(errors, key=lambda error: isinstance(error, PsError) and error.retryable)
     return [future.result() for future in futures]

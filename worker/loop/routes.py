@@ -1,4 +1,4 @@
-"""Which shards a worker gets no answer from, found out by its calls and by a cheap probe."""
+"""Finds the shards that do not answer a worker, from its calls and a cheap probe."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from psrpc.net.channel import parse_address
 from psrpc.ops.threads import THREADS, Threads
 
 SUSPECT_S = 1.5
-"""A call that has not been answered for so long has its shard's address probed."""
+"""Seconds without an answer after which a call has its shard's address probed."""
 
 PROBE_S = 3.0
-"""A connection that is not made within this time cannot be made: longer than the first two
-retransmissions of TCP, in case a packet was lost. Between probes of one shard, as well."""
+"""Connect timeout, and least time between probes of one shard, in seconds. Exceeds TCP's first two
+retransmissions, in case of packet loss."""
 
 PROBES = 16
-"""At once, at most; the others are due the next time."""
+"""Greatest number of simultaneous probes; other shards are probed the next time."""
 
 
 def connects(address: str, timeout_s: float = PROBE_S) -> bool:
-    """Whether a TCP connection to HOST:PORT can be made. The kernel of a shard's host makes it, so
-    a shard that stands still or is busy can be reached."""
+    """Whether a TCP connection to HOST:PORT succeeds. The kernel of the shard's host accepts it,
+    so a stalled or busy shard counts as reachable."""
     try:
         with socket.create_connection(parse_address(address), timeout_s):
             return True
@@ -33,11 +33,11 @@ def connects(address: str, timeout_s: float = PROBE_S) -> bool:
 
 
 class Routes:
-    """The routes of one worker to the shards of its cluster, by index. Thread-safe.
+    """Tracks the routes of one worker to its shards, by index. Thread-safe.
 
-    A route is broken when a call gets no answer, or when one is late and a probe fails, until a
-    call is answered. Where no call is under way, probes say when it is whole. (A firewall may
-    swallow what is sent at any moment of a call, which gRPC notices only after half a minute.)
+    A route breaks when a call gets no answer, or when a call is late and a probe fails. It is whole
+    again once a call is answered or, while no call is in flight, a probe succeeds. (A firewall may
+    drop packets at any moment of a call, which gRPC notices only after half a minute.)
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Routes:
         connects: Callable[[str], bool] = connects,
         threads: Threads = THREADS,
     ) -> None:
-        """``connects`` says whether an address can be reached; it may take a few seconds."""
+        """``connects`` returns whether an address is reachable; it may take a few seconds."""
         self._clock = clock
         self._connects = connects
         self._threads = threads
@@ -57,8 +57,8 @@ class Routes:
         self._broken: dict[int, float] = {}
 
     def joined(self, shards: Sequence[tuple[str, int]]) -> None:
-        """The shards of the cluster have these addresses and incarnations; a route to another
-        address or process than before is another one."""
+        """Records addresses and incarnations of the cluster's shards. A shard whose address or
+        process changed starts with a whole route."""
         with self._lock:
             for shard, (before, now) in enumerate(zip(self._shards, shards, strict=False)):
                 if before != now:
@@ -67,42 +67,42 @@ class Routes:
             self._asked.clear()
 
     def asked(self, shard: int) -> None:
-        """A call to ``shard`` begins."""
+        """Records that a call to ``shard`` begins."""
         with self._lock:
             self._asked[shard] = self._clock()
             self._probed.pop(shard, None)
 
     def answered(self, shard: int) -> bool:
-        """The call was answered, by whatever; whether the route had been broken."""
+        """Records any answer to the call; returns whether the route had been broken."""
         with self._lock:
             self._asked.pop(shard, None)
             return self._broken.pop(shard, None) is not None
 
     def failed(self, shard: int) -> None:
-        """A try of the call got no answer."""
+        """Records that one try of the call got no answer."""
         with self._lock:
             self._broken.setdefault(shard, self._clock())
 
     def given_up(self, shard: int) -> None:
-        """The call has ended without an answer."""
+        """Records that the call ended without an answer."""
         with self._lock:
             self._asked.pop(shard, None)
 
     def unreachable(self) -> dict[int, float]:
-        """The shards that are not reached, and for how long, in seconds."""
+        """Returns the shards with a broken route and for how many seconds it has been broken."""
         with self._lock:
             now = self._clock()
             return {shard: now - since for shard, since in self._broken.items()}
 
     def probe(self) -> bool:
-        """Probes shards where that is due, all at once; whether a route was found broken, or whole.
-        Call it now and then, from one thread that may be blocked for some seconds."""
+        """Probes all due shards at once; returns whether any route changed. One thread calls it
+        regularly; it may block for some seconds."""
         found: list[int] = []
         due = [partial(self._probe, shard, asked, found) for shard, asked in self._due()[:PROBES]]
         others = [self._threads.thread(probe, "probe") for probe in due[1:]]
         for thread in others:
             thread.start()
-        # The calling thread takes the first.
+        # The calling thread runs the first probe.
         for probe in due[:1]:
             probe()
         for thread in others:
@@ -110,12 +110,12 @@ class Routes:
         return bool(found)
 
     def _probe(self, shard: int, asked: float | None, found: list[int]) -> None:
-        """Probes ``shard``; adds it to ``found`` if its route is broken or whole since then."""
+        """Probes ``shard``; adds it to ``found`` if its route has changed."""
         reached = self._connects(self._shards[shard][0])
         with self._lock:
             self._probed[shard] = self._clock()
             if self._asked.get(shard) != asked:
-                return  # a call has begun or ended meanwhile, and knows better
+                return  # a call began or ended meanwhile; its outcome is more recent
             if asked is None and reached:
                 if self._broken.pop(shard, None) is not None:
                     found.append(shard)
@@ -125,8 +125,8 @@ class Routes:
                 self._broken.setdefault(shard, asked)
 
     def _due(self) -> list[tuple[int, float | None]]:
-        """Shards that are to be probed, and since when a call to each is under way. A call on a
-        broken route finds out by itself when it is whole."""
+        """Returns the shards to probe, each with the start time of its call in flight, if any. A
+        call on a broken route itself finds out when the route is whole."""
         with self._lock:
             now = self._clock()
             late = {s: t for s, t in self._asked.items() if now - t >= SUSPECT_S}

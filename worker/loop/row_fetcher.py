@@ -1,10 +1,9 @@
-"""When a worker receives the rows of embedding tables that its batches need."""
+"""Receives the rows of embedding tables that a worker's batches need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from psrpc.core.batch import BatchId
 from psrpc.ops.threads import THREADS, Threads
@@ -14,11 +13,11 @@ from worker.step.gradient_source import GradientSource
 
 
 class RowFetcher:
-    """Rows for the batches of one generation. One thread uses it.
+    """Fetches rows for the batches of one generation. One thread uses it.
 
-    Where the ids of the next batch are known by the time that something is exchanged with the
-    shards anyway, its rows come with that: they are :meth:`ahead`. Otherwise an exchange of their
-    own brings them, when the batch is computed. Without tables nothing is done.
+    If the ids of the next batch are known at an exchange with the shards, its rows come with that
+    exchange, see :meth:`ahead`. Otherwise a pull of their own brings them before the batch is
+    computed. Does nothing if the plan has no tables.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class RowFetcher:
         prefetch: bool,
         threads: Threads = THREADS,
     ) -> None:
-        """``prefetch``: receive the rows of the next batch while one is computed."""
+        """With ``prefetch``, receives the next batch's rows while a batch is computed."""
         self._source = source
         self._shards = shards
         self._tables = tables
@@ -40,38 +39,34 @@ class RowFetcher:
     def __enter__(self) -> RowFetcher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         if self._pool is not None:
             self._pool.shutdown()
 
     def drop(self) -> None:
-        """Rows that have come are of no use any more: newer ones are to be had."""
+        """Drops rows received ahead, because newer ones are available."""
         self._kept = None
 
     def ahead(self, batch: BatchId | None) -> ReceivedRows | None:
-        """Where to receive the rows of a batch to come. None if it needs none, if they are here, or
-        if it has not been read yet: a push or a pull is not to wait for data."""
+        """Returns where to receive the rows of the coming ``batch``. None if it needs none, if
+        they are here already, or if its data is not read yet: an exchange must not wait for data.
+        """
         if batch is None or not self._tables or self._kept is not None:
             return None
         given = self._source.ahead(batch)
         return None if given is None else self._source.place(given)
 
     def came(self, batch: BatchId | None, rows: ReceivedRows | None) -> None:
-        """The rows that :meth:`ahead` asked for are here."""
+        """Keeps ``rows``, which :meth:`ahead` returned for ``batch`` and an exchange has filled."""
         if batch is not None and rows is not None:
             self._kept = batch, rows
 
     def of(self, batch: BatchId, given: object, number: int | None) -> ReceivedRows | None:
-        """The rows of ``batch``, whose data is ``given``; those that have not come are pulled now:
-        of round ``number``, or the newest. None if it needs none.
+        """Returns the rows of ``batch``, whose data is ``given``; None if it needs none. Rows not
+        received ahead are pulled now, from round ``number`` or (None) the newest.
 
         Raises:
-            RoundPassed: the round is over. For others see :class:`worker.loop.router.Router`.
+            RoundPassed: the round is over. For other errors see :class:`worker.loop.router.Router`.
         """
         if not self._tables:
             return None
@@ -85,8 +80,8 @@ class RowFetcher:
 
     @contextmanager
     def prefetching(self, following: BatchId | None) -> Iterator[None]:
-        """Receives the newest rows of the batch ``following`` meanwhile, if that was asked for. The
-        router must not be used within."""
+        """Receives the newest rows of the batch ``following`` while the ``with`` block runs, if
+        prefetching is on. The block must not use the router."""
         rows = None if self._pool is None else self.ahead(following)
         if rows is None or self._pool is None:
             yield
@@ -95,7 +90,7 @@ class RowFetcher:
         try:
             yield
         finally:
-            # As long as the router waits for a shard; then it is this thread's again.
+            # Wait for the pull to end, since only then may this thread use the router again.
             fetched.exception()
         fetched.result()
         self.came(following, rows)

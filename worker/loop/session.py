@@ -1,4 +1,4 @@
-"""A worker's standing with the coordinator: calls, heartbeats, and what has to interrupt it."""
+"""A worker's standing with the coordinator: calls, heartbeats and interrupts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
@@ -29,29 +28,29 @@ log = get_logger()
 Response = TypeVar("Response")
 
 TICK_S = 0.5
-"""How often the heartbeat thread looks whether a wait has become long."""
+"""Interval, in seconds, at which the heartbeat thread checks for long waits."""
 
 PAUSE_S = 0.2
-"""Least time between two tries of a call that the other side answered at once without news."""
+"""Least time, in seconds, between two tries of a call that was answered at once without news."""
 
 HURRY_S = 0.2
-"""Between two heartbeats while a shard does not answer: their answers tell of its replacement."""
+"""Heartbeat interval, in seconds, while a shard is silent: the reply announces a replacement."""
 
 FAREWELL_S = 1.5
-"""Deadline of each call that a worker makes when it leaves."""
+"""Deadline, in seconds, of each call that a leaving worker makes."""
 
 Interrupt = Callable[[bool], None]
-"""Called from any thread when :meth:`Standing.check` begins to raise; with True if nothing that is
-under way can matter any more, with False if the step may still be finished."""
+"""Called from any thread when :meth:`Standing.check` begins to raise: with True if no result in
+flight can matter any more, with False if the step may still finish."""
 
 
 class Standing:
-    """One worker and its coordinator. Thread-safe.
+    """Connects one worker with its coordinator. Thread-safe.
 
-    The trainer's thread makes the calls, one more may ask for the next lease ahead of time, and
-    three threads of this class send heartbeats, announce waits and probe routes. One lock guards
-    the membership, and that ``_interrupted`` is set exactly while :meth:`check` raises; no call is
-    made under it.
+    The trainer's thread makes the calls, one more may lease ahead of time, and three threads of
+    this class send heartbeats, announce waits and probe routes. One lock guards the membership and
+    the invariant that ``_interrupted`` is set exactly while :meth:`check` raises; no call is made
+    under the lock.
     """
 
     def __init__(
@@ -63,8 +62,8 @@ class Standing:
         threads: Threads = THREADS,
         routes: Routes | None = None,
     ) -> None:
-        """``times`` says where this worker's time has gone; any thread may call it. ``threads`` are
-        the worker's, and ``routes`` those that it finds out about."""
+        """``times`` returns where this worker's time has gone; any thread may call it. ``threads``
+        creates the threads; ``routes`` tracks the reachability of shards."""
         self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
@@ -72,9 +71,9 @@ class Standing:
         self.membership = Membership(incarnation, secrets.token_bytes(SECRET_BYTES))
         self.routes = routes or Routes()
         self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
-        """How far the trainer's thread has come; any thread may call it."""
+        """Returns the progress of the trainer's thread; any thread may call it."""
         self.transports: Callable[[], list[pb.Transport]] = list
-        """How tensors travel to the shards; any thread may call it."""
+        """Returns how tensors travel to the shards; any thread may call it."""
         self._client = client
         self._times = times
         self._lock = threading.Lock()
@@ -83,8 +82,7 @@ class Standing:
         self._hurried = False
         self._wake = threads.event()
         self._closing = threads.event()
-        # Threads of their own: a heartbeat that hangs must not silence the announcements, nor must
-        # a probe.
+        # Separate threads: a hanging heartbeat or probe must not silence the announcements.
         self._threads = [
             threads.thread(self._beat, "heartbeat"),
             threads.thread(self._announce, "announce"),
@@ -96,57 +94,52 @@ class Standing:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._closing.set()
         self._wake.set()
         for thread in self._threads:
             thread.join()
-        # It may be blocked for seconds, by a route that does not matter any more.
+        # A probe may block for seconds; its result does not matter any more.
         self._prober.join(TICK_S)
 
     @property
     def worker(self) -> str:
-        """This worker's name; empty before it has registered."""
+        """This worker's name; empty before registration."""
         return self.membership.worker
 
     @property
     def session(self) -> bytes:
-        """What shards know this worker by; empty before it has registered."""
+        """The credential by which shards know this worker; empty before registration."""
         return self.membership.session
 
     # -- interrupts ---------------------------------------------------------------------------
 
     def stop(self, status: int = DRAINED) -> None:
-        """Asks the trainer to leave after its present step; see :meth:`Membership.stop`."""
+        """Asks the trainer to leave after its current step; see :meth:`Membership.stop`."""
         self._tell(lambda: self.membership.stop(status))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:
-        """``interrupt`` is called, too, whenever :meth:`check` begins to raise."""
+        """Also calls ``interrupt`` whenever :meth:`check` begins to raise."""
         with self._lock:
             self._interrupts.add(interrupt)
 
     def interrupt_with_no_longer(self, interrupt: Interrupt) -> None:
-        """Undoes :meth:`interrupt_with`; a call may still be under way."""
+        """Undoes :meth:`interrupt_with`; a call may still be running."""
         with self._lock:
             self._interrupts.discard(interrupt)
 
     def check(self, *, finishing: bool = False) -> None:
-        """Raises what ends the present work; cheap, for every step and every turn of a wait.
+        """Raises the error that ends the current work, if any. Cheap enough for every step.
 
         Args:
-            finishing: the step under way comes to its end; a signal lets it.
+            finishing: let the current step finish after a stop signal.
 
         Raises:
-            Stopped: a signal said so, or the job is over.
+            Stopped: a stop signal arrived, or the job is over.
             JobFailed: the job has failed.
-            StaleGeneration: the worker has to join anew.
+            StaleGeneration: the worker must join anew.
         """
-        # The flag is never down while there is a reason to raise.
+        # The flag is set as long as there is a reason to raise.
         if self._interrupted.is_set():
             with self._lock:
                 if not finishing or self.membership.outdated:
@@ -154,16 +147,16 @@ class Standing:
 
     @property
     def interrupted(self) -> bool:
-        """Whether nothing is to be repeated or awaited any more."""
+        """Whether retries and waits must end."""
         return self._interrupted.is_set()
 
     def pause(self, seconds: float = PAUSE_S) -> None:
-        """Sleeps, but not through a signal; raises as :meth:`check` does."""
+        """Sleeps; a signal ends the sleep early. Raises as :meth:`check` does."""
         self._interrupted.wait(seconds)
         self.check()
 
     def hurry(self, hurried: bool) -> None:
-        """Whether a shard that does not answer is awaited: whether heartbeats go faster."""
+        """Speeds heartbeats up while the worker waits for a silent shard."""
         if hurried != self._hurried:
             self._hurried = hurried
             if hurried:
@@ -172,10 +165,10 @@ class Standing:
     # -- joining ------------------------------------------------------------------------------
 
     def why_away(self) -> PsError | None:
-        """Asks the coordinator once, without waiting for it; why it does not answer, if it may yet.
+        """Asks the coordinator once; returns the retryable error if it does not answer.
 
         Raises:
-            PsError: no waiting can mend it; see :meth:`CoordinatorClient.persist`.
+            PsError: an error that waiting cannot fix; see :meth:`CoordinatorClient.persist`.
         """
         away = self._client.raise_if_hopeless()
         if away is None:
@@ -188,17 +181,17 @@ class Standing:
         return away
 
     def get_job(self) -> pb.GetJobResponse:
-        """What to load. Waits for the coordinator."""
+        """Returns the job to load. Waits for the coordinator."""
         job = self.persist(self._client.get_job)
         with self._lock:
             self.membership.settings_sha256 = job.settings_sha256
         return job
 
     def register(self, job_sha256: str, device: str) -> None:
-        """Becomes a worker of the job, or becomes one again, maybe under another name.
+        """Registers as a worker of the job, or again, possibly under another name.
 
         Raises:
-            JobMismatch: another job file, other settings or another version of this software.
+            JobMismatch: the job file, the settings or the software version differ.
         """
         request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
         response = self.persist(lambda: self._client.register_worker(request))
@@ -211,7 +204,7 @@ class Standing:
             log.info("joined the job", device=device)
 
     def begin_again(self) -> None:
-        """What this worker held is lost; :meth:`register` comes next."""
+        """Gives up the registration and the generation; :meth:`register` comes next."""
         with self._lock:
             self.membership.rejoins()
             if not self.membership.interrupted:
@@ -219,13 +212,13 @@ class Standing:
         self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
-        """Where the shards are; waits until all are ready. What was held before is dropped.
+        """Returns the cluster once all shards are ready; drops leases held before.
 
-        That a generation is formed may take any time: a large checkpoint is read for minutes. Only
-        the time counts in which shards are away.
+        Forming a generation may take any time, since reading a large checkpoint takes minutes. Only
+        the time in which shards are away counts against the connect timeout.
 
         Raises:
-            ShardUnreachable: shards have been away for too long.
+            ShardUnreachable: shards were away for too long.
         """
         request = self.membership.get_cluster()
         away_since: float | None = None
@@ -258,11 +251,11 @@ class Standing:
             self.membership.done(batch)
 
     def flush(self) -> None:
-        """Sends what is to be reported now rather than with the next heartbeat; does not wait."""
+        """Sends pending reports now instead of with the next heartbeat; does not wait."""
         self._wake.set()
 
     def lease(self) -> pb.Lease:
-        """Asks for work; the answer may be to wait."""
+        """Leases work; the lease may say to wait."""
         with self._lock:
             asked = self.membership.lease()
         lease = self.persist(lambda: self._client.lease_work(asked.request)).lease
@@ -271,10 +264,10 @@ class Standing:
         return lease
 
     def commit(self, round_number: int, done: DoneBatch) -> pb.Lease:
-        """Sync: all shards hold this attempt. Brings the next lease; the answer may be to wait.
+        """Sync: commits an attempt that all shards hold. Returns the next lease, maybe to wait.
 
         Raises:
-            OutcomeUnknown: the coordinator did not answer; whether the attempt counts is not known.
+            OutcomeUnknown: the coordinator did not answer; the attempt may or may not count.
         """
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
@@ -283,13 +276,12 @@ class Standing:
         ).lease
 
     def report(self, done: WorkDone) -> None:
-        """Reports work other than batches."""
+        """Reports finished work other than batches."""
         request = self.membership.report(done)
         self.persist(lambda: self._client.report_work(request))
 
     def leave(self, reason: str, *, fatal: bool = False) -> None:
-        """Gives all leases back, best effort, within ``2 * FAREWELL_S``: a coordinator that is gone
-        needs no farewell."""
+        """Returns all leases, best effort, within ``2 * FAREWELL_S``."""
         if not self.worker:
             return
         try:
@@ -301,7 +293,7 @@ class Standing:
     def persist(
         self, call: Callable[[], Response], *, effect: str = "", finishing: bool = False
     ) -> Response:
-        """``call``, repeated while the coordinator cannot be reached; see
+        """Repeats ``call`` while the coordinator is unreachable; see
         :meth:`CoordinatorClient.persist` and :meth:`check`."""
         self.check(finishing=finishing)
         try:
@@ -309,7 +301,7 @@ class Standing:
                 call, self.connect_timeout_s, log.info, self._interrupted, effect
             )
         except PsError:
-            # A wait that a signal cut short ends as that, whatever the call made of it.
+            # If a signal cut the wait short, raise that instead of the call's error.
             self.check()
             raise
 
@@ -325,8 +317,7 @@ class Standing:
                     log.info("the coordinator answers heartbeats again")
                 answered = True
             except PsError as error:
-                # The trainer's own calls decide when a missing coordinator is the end; a long step
-                # makes none.
+                # The trainer's own calls decide when to give up; a long step makes none.
                 if answered:
                     log.info("the coordinator does not answer heartbeats", reason=str(error))
                 answered = False
@@ -353,7 +344,7 @@ class Standing:
         self._tell(lambda: self.membership.heard(beat, response))
 
     def _tell(self, change: Callable[[], None]) -> None:
-        """Changes the membership, and interrupts the trainer's thread if it has to stop now."""
+        """Changes the membership, and interrupts the trainer's thread if it must stop now."""
         with self._lock:
             change()
             if not self.membership.interrupted:

@@ -1,4 +1,4 @@
-"""Where a worker's time goes: in all, and step by step for ``worker run --step-times FILE``."""
+"""Measures a worker's time: totals, and per step for ``worker run --step-times FILE``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from psrpc.v1 import coordinator_pb2 as pb
 Part = Literal["data", "compute", "push_pull", "pull", "push", "commit"]
 
 PARTS: tuple[Part, ...] = ("data", "compute", "push_pull", "pull", "push", "commit")
-"""What a step is made of, in the order of the columns. Async steps have ``push_pull``, sync steps
-``pull`` (0 where the parameters were there already), ``push`` and ``commit``."""
+"""The parts of a step, in column order. Async steps have ``push_pull``; sync steps have ``pull`` (0
+if the parameters were there already), ``push`` and ``commit``."""
 
 COLUMNS = ("start_s", *(f"{part}_s" for part in PARTS))
 """The header of the file; load-bearing."""
@@ -31,35 +31,35 @@ _CAUSES: dict[Part, Cause] = {
     "push": "network",
     "commit": "barrier",
 }
-"""What the time of a part of a step counts as in all."""
+"""The total that the time of each part counts towards."""
 
 MEDIAN_STEPS = 31
-"""Steps whose median time is told to the coordinator."""
+"""Number of recent steps whose median time the coordinator receives."""
 
 _PLACE = {part: place for place, part in enumerate(PARTS, start=1)}
 _WIDTH = len(COLUMNS)
 
 
 class StepTimes:
-    """The times of the last ``capacity`` steps, in memory that is allocated once, and of all time.
+    """Keeps the times of the last ``capacity`` steps in preallocated memory, and totals.
 
-    The thread of the loop calls ``begin``, then ``took`` after each part, then ``end``; a step
-    that does not come to its end is not kept. Another thread may ``write`` meanwhile, or ask for
-    the ``totals``, which have also what is spent between steps.
+    The loop's thread calls ``begin``, then ``took`` after each part, then ``end``; an unfinished
+    step is not kept. Another thread may ``write`` meanwhile, or read ``totals``, which include the
+    time between steps.
     """
 
     def __init__(
         self, capacity: int = 100_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``clock`` gives seconds; on one host, monotonic clocks of processes agree."""
-        # One place more than is kept: that of the step under way.
+        """``clock`` returns seconds; monotonic clocks of processes on one host agree."""
+        # One extra row for the step in progress.
         self._places = capacity + 1
         self._clock = clock
         self._rows = array("d", bytes(8 * _WIDTH * self._places))
         self._steps = 0
         self._at = 0
         self._last = 0.0
-        # By place in a row, of all steps; then what was spent otherwise, by cause.
+        # Sums over all steps by place in a row; then the time outside of steps by cause.
         self._sums = array("d", bytes(8 * _WIDTH))
         self._spent: dict[Cause, float] = dict.fromkeys(_CAUSES.values(), 0.0)
         self._apply_s = 0.0
@@ -69,12 +69,12 @@ class StepTimes:
         self._lately = array("d", bytes(8 * MEDIAN_STEPS))
 
     def at(self, phase: pb.WorkerPosition.Phase) -> None:
-        """What the thread of the loop does from now on."""
+        """Records the phase that the loop's thread enters."""
         self._phase = phase
         self._moves += 1
 
     def position(self) -> pb.WorkerPosition:
-        """How far the loop has come. Any thread may ask."""
+        """Returns the progress of the loop. Any thread may call it."""
         lately = self._lately[: self._steps]
         return pb.WorkerPosition(
             phase=self._phase,
@@ -83,14 +83,14 @@ class StepTimes:
         )
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._at = at = self._steps % self._places * _WIDTH
         self._last = self._rows[at] = self._clock()
         for place in range(at + 1, at + _WIDTH):
             self._rows[place] = 0.0
 
     def took(self, part: Part) -> float:
-        """The time since the last call belongs to ``part``; how long that was, in seconds."""
+        """Counts the time since the last call towards ``part``; returns it in seconds."""
         now = self._clock()
         seconds = now - self._last
         place = _PLACE[part]
@@ -100,12 +100,12 @@ class StepTimes:
         return seconds
 
     def applied(self, seconds: float) -> None:
-        """So much of the last part was the shards' update."""
+        """Counts ``seconds`` of the last part as the shards' update."""
         self._apply_s += seconds
 
     @contextmanager
     def outside(self, cause: Cause) -> Iterator[None]:
-        """What is done within the ``with`` is no part of a step."""
+        """Counts the time of the ``with`` block towards ``cause``, outside of any step."""
         start = self._clock()
         try:
             yield
@@ -113,36 +113,36 @@ class StepTimes:
             self._spent[cause] += self._clock() - start
 
     def totals(self) -> pb.WorkerTimes:
-        """All time so far, by what it went to."""
+        """Returns all time so far, by cause."""
         seconds = dict(self._spent)
         for part, cause in _CAUSES.items():
             seconds[cause] += self._sums[_PLACE[part]]
-        # Two clocks: a shard's update cannot have taken longer than the exchange that it was in.
+        # Two clocks measure this; an update cannot take longer than its exchange.
         apply_s = min(self._apply_s, seconds["network"])
         seconds["network"] -= apply_s
         return pb.WorkerTimes(**seconds, apply=apply_s)
 
     def end(self) -> None:
-        """The step counts."""
-        # Without the commit, which waits for others.
+        """Ends the step and keeps it."""
+        # Excludes the commit, which waits for other workers.
         step_s = sum(self._rows[self._at + 1 : self._at + _WIDTH - 1])
         self._lately[self._steps % MEDIAN_STEPS] = step_s
         self._steps += 1
 
     @property
     def steps(self) -> int:
-        """How many have come to their end. Any thread may ask."""
+        """The number of finished steps. Any thread may read it."""
         return self._steps
 
     def rows(self) -> list[tuple[float, ...]]:
-        """The steps that are kept, oldest first, each in the order of ``COLUMNS``."""
+        """Returns the kept steps, oldest first, each in the order of ``COLUMNS``."""
         steps = self._steps
         first = max(0, steps + 1 - self._places)
         starts = (step % self._places * _WIDTH for step in range(first, steps))
         return [tuple(self._rows[start : start + _WIDTH]) for start in starts]
 
     def write(self, path: Path) -> None:
-        """Writes a CSV file of ``rows``, in seconds.
+        """Writes ``rows`` to a CSV file, in seconds.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,9 +1,9 @@
-"""What a worker does, as values: ``worker.protocol.conduct`` yields them, a performer carries them
-out.
+"""The actions of a worker as values: ``worker.protocol.conduct`` yields them, a performer carries
+them out.
 
-Every action says what its performer answers; an action that says nothing is answered by None. Any
-of them may instead raise ``Stopped``, ``JobFailed``, or ``StaleGeneration``: this worker has to
-join anew, so that nothing which it computed before may count.
+Each action documents its answer; None if it mentions none. Any action may instead raise
+``Stopped``, ``JobFailed``, or ``StaleGeneration``: the worker must then join anew, and nothing it
+computed before may count.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ WorkDone: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Become a worker of the job, or become one again; maybe under another name."""
+    """Register as a worker of the job, or again, possibly under another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Find out where the shards are, which may take until all are ready, and get ready to call
-    them in that generation."""
+    """Wait until all shards are ready, and prepare to call them in that generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:
-    """Drop all that belongs to the generation that was joined: connections, memory, leases, a
-    request that is under way; then pause a little. ``Register`` comes next."""
+    """Drop connections, memory, leases and any request in flight of the joined generation; then
+    pause briefly. ``Register`` comes next."""
 
     reason: str
 
@@ -43,7 +42,7 @@ class Rejoin:
 class Lease:
     """Ask for work. Answered by a ``psrpc.v1.Lease``.
 
-    ``after`` is why the coordinator had none at the last time of asking; empty where it had.
+    ``after`` is why the coordinator had no work the last time; empty if it had some.
     """
 
     after: str = ""
@@ -51,19 +50,20 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAhead:
-    """Begin to ask for work, and go on at once; ``TakeLease`` follows, or ``Rejoin``."""
+    """Start to request work, and continue at once; ``TakeLease`` or ``Rejoin`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeLease:
-    """Wait for what ``LeaseAhead`` brings. Answered by a ``psrpc.v1.Lease``. Batches that are done
-    by now must be reported meanwhile: whether there is more work may depend on them."""
+    """Wait for the lease that ``LeaseAhead`` requested. Answered by a ``psrpc.v1.Lease``. The
+    performer must report finished batches meanwhile: whether there is more work may depend on them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """These batches are computed next: good for reading ahead, and for nothing else. With
-    ``instead``, those that were expected before are not."""
+    """Announce the batches to compute next, so that they can be read ahead. With ``instead``, they
+    replace the batches announced before."""
 
     batches: tuple[BatchId, ...]
     instead: bool = False
@@ -73,8 +73,8 @@ class Expect:
 class Pull:
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
     of a round. The decision of the round before goes along, for shards that have not applied it.
-    ``batch`` is computed next: rows of embedding tables that it needs may come along, and those
-    that came before are of no use any more.
+    ``batch`` is computed next: the table rows that it needs may come along, and replace those that
+    came before.
 
     Raises ``RoundPassed``.
     """
@@ -86,10 +86,9 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the gradient of a batch at the parameters that were received last, and keep it for
-    the push that follows. Rows of embedding tables that it needs, and that have not come yet, are
-    received first: of the same round, or the newest. ``following`` is the batch after it, where it
-    is known. Answered by :class:`Computed`.
+    """Compute the gradient of a batch at the parameters received last, and keep it for the push
+    that follows. Missing table rows are received first: of the same round, or the newest.
+    ``following`` is the batch after it, if known. Answered by :class:`Computed`.
 
     Raises ``RoundPassed``.
     """
@@ -100,8 +99,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Answers ``Compute``: the mean loss over the batch; whether all of the gradient is finite; and
-    if it is not, what of the data is not either, in words, where that is known."""
+    """Answers ``Compute``: the mean loss over the batch; whether the whole gradient is finite; and
+    if not, a description of the data that is not finite either, if known."""
 
     loss: float
     finite: bool
@@ -110,9 +109,9 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class PushPull:
-    """Async: have every shard apply the gradient, and receive the newest parameters, and rows of
-    embedding tables for the batch ``following``, where it is known. With ``skip`` the batch is
-    recorded as skipped. ``grant`` came with the attempt's lease. Answered by :class:`Pushed`."""
+    """Async: have every shard apply the gradient, and receive the newest parameters and the table
+    rows for the batch ``following``, if known. With ``skip`` the batch is recorded as skipped.
+    ``grant`` came with the attempt's lease. Answered by :class:`Pushed`."""
 
     batch: BatchId
     attempt: int
@@ -123,8 +122,8 @@ class PushPull:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Sync: have every shard stage the gradient, or that the batch is skipped. ``grant`` came with
-    the attempt's lease. Answered by :class:`Pushed`.
+    """Sync: have every shard stage the gradient, or with ``skip`` that the batch is skipped.
+    ``grant`` came with the attempt's lease. Answered by :class:`Pushed`.
 
     Raises ``RoundPassed``.
     """
@@ -140,12 +139,12 @@ class Pushed:
     """Answers a push that every shard has answered.
 
     Attributes:
-        staleness: the greatest over the shards; of a staged gradient, when it was staged.
-        had: shards that answered that the batch had been applied before.
-        asked_again: shards that had to be asked more than once: what they had may be of this push.
-        too_stale: shards that have refused the gradient as too stale, and changed nothing.
-        apply_s: how long the slowest shard's update took, in seconds.
-        receipts: what each shard answered for the coordinator.
+        staleness: the greatest over the shards; of a staged gradient, at the time of staging.
+        had: shards that had applied the batch before.
+        asked_again: shards whose call was repeated; what they had may come from this push.
+        too_stale: shards that refused the gradient as too stale, and changed nothing.
+        apply_s: duration of the slowest shard's update, in seconds.
+        receipts: each shard's receipt for the coordinator.
     """
 
     staleness: int = 0
@@ -158,27 +157,28 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The last gradient has been or will be used by all shards but ``unused``, which never will:
-    what compression left out of it is accounted for."""
+    """Account for what compression left out of the last gradient: all shards have used or will use
+    it, but ``unused`` never will."""
 
     unused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """No shard has used the last gradient that was not settled, and none will."""
+    """Restore what compression had left out: no shard has used or will use the last gradient, if
+    it is not settled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Async: report a batch that every shard has answered, when there is occasion."""
+    """Async: report, with the next call, a batch that every shard has answered."""
 
     batch: DoneBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Sync: every shard holds this attempt. Answered by the next ``psrpc.v1.Lease``."""
+    """Sync: commit an attempt that every shard holds. Answered by the next ``psrpc.v1.Lease``."""
 
     round: int
     batch: DoneBatch
@@ -188,8 +188,8 @@ class Commit:
 class Initialize:
     """Give every shard the job's first values. Answered by an ``InitializeDone``.
 
-    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables begin with, and
-    values too; empty: as the job says.
+    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables and values begin
+    with; empty for what the job says.
     """
 
     grant: bytes = b""
@@ -215,15 +215,15 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class ReportWork:
-    """Report what was answered to one of the three before."""
+    """Report the answer to ``Initialize``, ``Evaluate`` or ``Merge``."""
 
     done: WorkDone
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Give all leases back, best effort; it never raises. With ``fatal`` the job fails for
-    everybody. The last action of a worker that has registered."""
+    """Return all leases, best effort; never raises. With ``fatal`` the job fails for all workers.
+    The last action of a registered worker."""
 
     reason: str
     fatal: bool = False

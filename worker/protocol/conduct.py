@@ -1,33 +1,32 @@
-"""What a worker does next: the whole of its protocol, without anything that it takes to do it.
+"""Decides a worker's next action: the whole protocol, without I/O.
 
-:func:`conduct` is a generator. It yields an action (``worker.protocol.actions``), is sent what
-became of it, or has the error thrown in that it came to::
-
+:func:`conduct` is a generator. It yields an action (``worker.protocol.actions``) and receives its
+answer, or its error by ``throw``::
     actions = conduct()
     action = next(actions)
     while True:
         try:
             answer = perform(action)
         except (PsError, Stopped) as error:
-            action = actions.throw(error)  # raises it where it ends the worker
+            action = actions.throw(error)  # raises if the error ends the worker
         else:
             action = actions.send(answer)
 
-which is :func:`drive`. The worker process performs with ``worker.loop.performer``; a simulator with
-cores of coordinator and shards, and a network of its own.
+:func:`drive` is this loop. The worker process performs with ``worker.loop.performer``; a simulator
+with cores of coordinator and shards, and a network of its own.
 
-What an error means:
+Effects of errors:
 
-* ``StaleGeneration``, from any action: all that was computed or leased is dropped, and the worker
-  registers and joins anew. Whoever performs raises it as soon as it is known, from a shard that
-  refuses a message, from the coordinator, or from a heartbeat's answer.
-* ``RoundPassed``, from a round's pull or push, or from an evaluation: somebody else has done it;
-  the worker leases again.
-* ``InvalidJob``: the user's code or data failed; the job fails for everybody. So it does with
-  ``TableFull``: no other worker has more room.
-* ``Stopped``, ``JobFailed`` and all others end this worker: it leaves, and the error is raised.
+* ``StaleGeneration``, from any action: the worker drops all it computed or leased, and registers
+  and joins anew. The performer raises it as soon as a shard's refusal, the coordinator, or a
+  heartbeat's reply makes it known.
+* ``RoundPassed``, from a round's pull or push, or from an evaluation: another worker has done the
+  work; this worker leases again.
+* ``InvalidJob``: the user's code or data failed; the job fails for all workers. ``TableFull`` has
+  the same effect, since no other worker has more room.
+* ``Stopped``, ``JobFailed`` and all others: the worker leaves and the error is raised.
 
-Pure: no clock, no threads, nothing random. Leases arrive as the protobuf messages of the wire.
+Pure: no clock, no threads, no randomness. Leases are the protobuf messages of the wire.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ Leased: TypeAlias = Generator[Action, Any, pb.Lease]
 
 
 def conduct() -> Conduct:
-    """A worker from its first word to the coordinator to its last; it ends by raising.
+    """Yields the actions of a worker from registration to leave; ends by raising.
 
     Raises:
         Stopped: the job is done, or the worker was told to leave.
         JobFailed: the job has failed.
-        PsError: what else was thrown in that ends a worker.
+        PsError: any other error thrown in that ends a worker.
     """
     stale = ""
     try:
@@ -98,7 +97,7 @@ def conduct() -> Conduct:
 
 
 def drive(actions: Conduct, perform: Callable[[Action], object]) -> None:
-    """Has every action performed until the generator ends or raises."""
+    """Performs every action until the generator ends or raises."""
     action = next(actions)
     while True:
         try:
@@ -110,7 +109,7 @@ def drive(actions: Conduct, perform: Callable[[Action], object]) -> None:
 
 
 def _work() -> Conduct:
-    """Does what is leased, in the generation that was joined, until something raises."""
+    """Performs leases in the joined generation until an error ends it."""
     rounds = _Rounds()
     lease = yield Lease()
     while True:
@@ -131,7 +130,7 @@ def _work() -> Conduct:
                 try:
                     evaluated = yield Evaluate(lease.evaluate)
                 except RoundPassed:
-                    # Others have done it meanwhile, and shards have let go of its snapshot.
+                    # Other workers did it meanwhile, and shards released its snapshot.
                     lease = yield Lease(after="work other than an evaluation that is over")
                     continue
                 yield ReportWork(evaluated)
@@ -145,9 +144,9 @@ def _work() -> Conduct:
 
 
 def _train(task: pb.TrainTask) -> Leased:
-    """Async, ssp: runs ``task`` and those that follow it; the first lease of another kind.
+    """Async, ssp: runs ``task`` and following ones; returns the first lease of another kind.
 
-    The next task is asked for while the present one is half done.
+    Requests the next task when half of the current one is done.
     """
     yield Pull(batch=_first(task))
     yield Expect(tuple(map(_batch_of, task.batches)))
@@ -166,16 +165,16 @@ def _train(task: pb.TrainTask) -> Leased:
             return lease
         task = lease.train
         if task.fresh:
-            # Parameters came with the last push, but what the lease waited for may be newer.
+            # The last push brought parameters, but the lease may have waited for newer ones.
             yield Pull(batch=_first(task))
 
 
 def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
-    """Async: one batch, from its data to its report; ``following`` is the next of its task."""
+    """Async: runs one batch, from its data to its report; ``following`` is the next of its task."""
     batch, attempt = _batch_of(leased), leased.attempt
     computed: Computed = yield Compute(batch, following)
     pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following, leased.grant)
-    # A shard that had to be asked again may have the batch from this very push.
+    # A shard whose call was repeated may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
     yield Settle(unused + pushed.too_stale)
     yield Done(
@@ -193,7 +192,7 @@ def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
 
 
 class _Rounds:
-    """Sync: micro-batches of rounds. The coordinator's answer to a commit is the next lease."""
+    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease."""
 
     def __init__(self) -> None:
         self._next = NextBatch()
@@ -201,7 +200,7 @@ class _Rounds:
         self._expected: BatchId | None = None
 
     def run(self, work: pb.RoundWork) -> Leased:
-        """Runs ``work`` and what follows it; the first lease of another kind."""
+        """Runs ``work`` and following ones; returns the first lease of another kind."""
         while True:
             lease: pb.Lease = yield from self._run_micro_batch(work)
             if lease.WhichOneof("work") != "round":
@@ -215,7 +214,7 @@ class _Rounds:
         try:
             yield from self._receive(work, batch)
             computed: Computed = yield Compute(batch)
-            # Others may still be computing this round: time to read ahead.
+            # Other workers may still compute this round: time to read ahead.
             guess = self._next.after(batch)
             if guess is not None:
                 yield from self._expect(guess)
@@ -224,7 +223,7 @@ class _Rounds:
             yield TakeBack()
             lease = yield Lease()
             return lease
-        # A shard that has the batch has applied the round with another attempt; the others will.
+        # A shard that had the batch applied the round with another attempt; the others will too.
         yield TakeBack() if pushed.had else Settle()
         done = DoneBatch(
             batch,
@@ -244,7 +243,7 @@ class _Rounds:
             yield Expect((batch,), instead=True)
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
-        """Holds the parameters of the round from now on, or with backup workers newer ones."""
+        """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
         if self._held != work.round:
             decision = work.decision if work.HasField("decision") else None
             yield Pull(None if work.newest else work.round, decision, batch)
@@ -252,7 +251,6 @@ class _Rounds:
 
 
 def _first(task: pb.TrainTask) -> BatchId | None:
-    """The batch that ``task`` begins with."""
     return _batch_of(task.batches[0]) if task.batches else None
 
 
@@ -261,16 +259,16 @@ def _batch_of(attempt: Any) -> BatchId:
 
 
 def batch_id(message: Any) -> BatchId:
-    """A ``psrpc.v1.BatchId`` as a value."""
+    """Converts a ``psrpc.v1.BatchId`` to a value."""
     return BatchId(message.epoch, message.first, message.count)
 
 
 class NextBatch:
-    """Guesses which micro-batch this worker gets next: as far from this one as this one is from
-    the last. Right for one worker, and for several that go at one pace. Pure.
+    """Guesses this worker's next micro-batch: as far from the current one as that is from the
+    last. Right for one worker, and for several at one pace. Pure.
 
-    A guess costs reading a batch, so after a wrong one nothing is guessed until a guess would
-    have been right.
+    A wrong guess costs reading a batch, so after one it stays silent until a guess would have been
+    right.
     """
 
     def __init__(self) -> None:
@@ -278,7 +276,7 @@ class NextBatch:
         self._guess: BatchId | None = None
 
     def after(self, batch: BatchId) -> BatchId | None:
-        """The batch to prepare while ``batch`` is worked on, or None."""
+        """Returns the batch to prepare during the work on ``batch``, or None."""
         trusted = batch == self._guess
         last, self._last = self._last, batch
         self._guess = None

@@ -1,4 +1,4 @@
-"""Batches that are done and not yet acknowledged by the coordinator."""
+"""Finished batches that the coordinator has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class DoneBatch:
-    """The fate of one attempt; see the message ``BatchReport``."""
+    """The outcome of one attempt; see the message ``BatchReport``."""
 
     batch: BatchId
     attempt: int
@@ -26,7 +26,7 @@ class DoneBatch:
     not_finite: str = ""
 
     def message(self) -> coordinator_pb2.BatchReport:
-        """As it travels."""
+        """Returns the report as a protobuf message."""
         return coordinator_pb2.BatchReport(
             batch=types_pb2.BatchId(
                 epoch=self.batch.epoch, first=self.batch.first, count=self.batch.count
@@ -42,34 +42,34 @@ class DoneBatch:
 
 
 class DoneBatches:
-    """Holds each report until a call that carried it has succeeded. Pure; not thread-safe."""
+    """Holds each report until a call that carried it succeeds. Pure; not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, DoneBatch] = {}
 
     def add(self, done: DoneBatch) -> None:
-        """``done`` goes with the next call to the coordinator."""
+        """Queues ``done`` for the next call to the coordinator."""
         self._waiting[done.attempt] = done
 
     def pending(self) -> tuple[DoneBatch, ...]:
-        """What has not been acknowledged yet, oldest first; it stays until it is."""
+        """Returns unacknowledged reports, oldest first."""
         return tuple(self._waiting.values())
 
     def acknowledge(self, sent: Iterable[DoneBatch]) -> None:
-        """The coordinator has these, as :meth:`pending` gave them."""
+        """Drops reports from :meth:`pending` that the coordinator has received."""
         for done in sent:
-            # Another generation counts attempts anew; its reports are others.
+            # Another generation reuses attempt numbers, so compare identity.
             if self._waiting.get(done.attempt) is done:
                 del self._waiting[done.attempt]
 
     def clear(self) -> None:
-        """Forgets all: they belong to an older generation."""
+        """Drops all reports, which belong to an older generation."""
         self._waiting.clear()
 
 
 class Stopped(Exception):
-    """This worker was told to leave (a signal, or the job has ended), which its text says; not an
-    error. ``status`` is the exit status."""
+    """Ends a worker that was told to leave, by a signal or the end of the job; the text says which.
+    Not an error. ``status`` is the exit status."""
 
     def __init__(self, why: str, status: int = DONE) -> None:
         super().__init__(why)
@@ -77,7 +77,7 @@ class Stopped(Exception):
 
 
 def raise_shutdown(shutdown: pb.Shutdown) -> None:
-    """Ends this worker as the job has ended.
+    """Raises the exception that corresponds to the job's end.
 
     Raises:
         JobFailed: with the job's reason.

@@ -1,4 +1,4 @@
-"""A worker as its coordinator knows it: who it is, where it stands, what it has to report."""
+"""A worker's membership: its identity, its generation and its pending reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.protocol.done import DoneBatch, DoneBatches, Stopped, raise_shutdown
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat under way, and what it takes to judge its answer."""
+    """A heartbeat in flight, with the context to judge its reply."""
 
     request: pb.HeartbeatWorkerRequest
     sent: tuple[DoneBatch, ...]
@@ -24,41 +24,42 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for work under way."""
+    """A request for work in flight."""
 
     request: pb.LeaseWorkRequest
     sent: tuple[DoneBatch, ...]
 
 
 class Membership:
-    """Makes every request of a worker to its coordinator and takes the answers in, whatever order
-    they come in. Pure; not thread-safe.
+    """Makes every request of a worker to its coordinator and processes the replies, in any order.
+    Pure; not thread-safe.
 
-    A worker *registers* and *joins* a generation; when it has to do so anew it :meth:`rejoins`,
-    and answers to what it asked before change nothing any more.
+    A worker *registers* and *joins* a generation. After it :meth:`rejoins`, late replies to
+    earlier requests change nothing.
     """
 
     def __init__(self, incarnation: int, secret: bytes) -> None:
-        """``secret`` are 32 random bytes, which prove to the coordinator that a registration is of
-        this process."""
+        """``secret`` is 32 random bytes that prove to the coordinator that a registration comes
+        from this process."""
         self.worker = ""
-        """The name that the coordinator has given; empty before the first registration."""
+        """The name given by the coordinator; empty before the first registration."""
         self.session = b""
-        """What the coordinator and shards know this registration by; likewise."""
+        """The credential of this registration for coordinator and shards; empty before the first.
+        """
         self.generation = 0
         self.policy = 0
         self.heartbeat_s = 1.0
         self.settings_sha256 = ""
-        """Of what this process has loaded, as the coordinator said then."""
+        """Hash of the settings that this process has loaded, as received from the coordinator."""
         self._incarnation = incarnation
         self._secret = secret
-        # Counts registrations; answers to what was asked in an earlier one do not matter.
+        # Counts registrations; replies to requests of an earlier one are ignored.
         self._registration = 0
         self._registered = False
         self._joined = False
-        # The registration that the coordinator knows nothing of.
+        # The registration that the coordinator does not know.
         self._unknown = 0
-        # The newest generation that this registration has heard of.
+        # The newest generation that this registration has learned of.
         self._present = 0
         self._stopping: int | None = None
         """The exit status of a worker that was told to leave."""
@@ -67,23 +68,23 @@ class Membership:
         self._received = 0
         self._dropped = False
 
-    # -- what ends the present work -----------------------------------------------------------
+    # -- ends of the current work -------------------------------------------------------------
 
     def stop(self, status: int = DRAINED) -> None:
-        """The worker is to leave after its present step, with this exit status unless the job is
-        done."""
+        """Makes the worker leave after its current step, with exit status ``status`` unless the job
+        is done."""
         self._stopping = status
 
     @property
     def leaves_with(self) -> int:
-        """The exit status of a worker that leaves now."""
+        """The exit status if the worker leaves now."""
         over = self._shutdown
         done = over is not None and not over.failed and not over.reason
         return DONE if done or self._stopping is None else self._stopping
 
     @property
     def stale(self) -> str:
-        """Why this worker has to join anew; empty while it need not."""
+        """Why this worker must join anew; empty if it need not."""
         if self._registered and self._unknown == self._registration:
             return "the coordinator was restarted, or has taken this worker for gone"
         if self._joined and self._present > self.generation:
@@ -97,16 +98,16 @@ class Membership:
 
     @property
     def outdated(self) -> bool:
-        """Whether nothing that is under way can matter any more."""
+        """Whether no result in flight can matter any more."""
         return self._shutdown is not None or bool(self.stale)
 
     def check(self) -> None:
-        """Raises what ends the present work.
+        """Raises the error that ends the current work, if any.
 
         Raises:
-            Stopped: a signal said so, or the job is over.
+            Stopped: a stop signal arrived, or the job is over.
             JobFailed: the job has failed.
-            StaleGeneration: the worker has to join anew.
+            StaleGeneration: the worker must join anew.
         """
         if self._stopping is not None:
             raise Stopped("told to stop", self.leaves_with)
@@ -121,7 +122,7 @@ class Membership:
     def register(
         self, host: str, pid: int, job_sha256: str, device: str
     ) -> pb.RegisterWorkerRequest:
-        """The first word, and the first after :meth:`rejoins`."""
+        """Returns the first request of all, and the first after :meth:`rejoins`."""
         return pb.RegisterWorkerRequest(
             incarnation=self._incarnation,
             host=host,
@@ -134,23 +135,23 @@ class Membership:
         )
 
     def registered(self, response: pb.RegisterWorkerResponse) -> None:
-        """The coordinator knows this worker from now on, by the name that it says."""
+        """Takes in the registration, and the name that the coordinator gives."""
         self._registration += 1
         self._registered = True
         self._present = 0
         if response.worker != self.worker:
-            # Shards have vouched for another worker's batches, which are leased again.
+            # Shards vouched for another worker's batches, which the coordinator leases again.
             self._done.clear()
         self.worker, self.session = response.worker, response.session
         self.heartbeat_s = response.heartbeat_s or self.heartbeat_s
 
     def get_cluster(self) -> pb.GetClusterRequest:
-        """Asks where the shards are."""
+        """Returns the request for the shards' addresses."""
         return pb.GetClusterRequest(session=self.session)
 
     def joined(self, cluster: pb.GetClusterResponse) -> None:
-        """The worker stands at the cluster's generation, with empty hands. What it has to report
-        of another one counts no more."""
+        """Takes in the cluster's generation, without leases. Drops reports of another generation
+        or policy."""
         if (cluster.generation, cluster.policy) != (self.generation, self.policy):
             self._done.clear()
             self._received = 0
@@ -158,40 +159,40 @@ class Membership:
         self._joined = self._dropped = True
 
     def rejoins(self) -> None:
-        """What this worker held is lost; it registers next."""
+        """Gives up registration and generation; :meth:`register` comes next."""
         self._registered = self._joined = False
 
     # -- work ---------------------------------------------------------------------------------
 
     def done(self, batch: DoneBatch) -> None:
-        """To be reported with the next heartbeat or lease."""
+        """Queues ``batch`` for the next heartbeat or lease."""
         self._done.add(batch)
 
     def lease(self) -> Asked:
-        """Asks for work, and reports."""
+        """Returns a request for work, with the pending reports."""
         sent = self._done.pending()
         request = pb.LeaseWorkRequest(
             session=self.session,
             generation=self.generation,
             policy=self.policy,
             done=[done.message() for done in sent],
-            # After leases were dropped the coordinator has to give them again.
+            # The coordinator must repeat dropped leases.
             received=0 if self._dropped else self._received,
         )
         return Asked(request, sent)
 
     def leased(self, asked: Asked, lease: pb.Lease) -> None:
-        """The answer to ``asked``."""
+        """Takes in the reply to ``asked``."""
         self._done.acknowledge(asked.sent)
         if asked.request.generation != self.generation:
             return
-        # An evaluation comes before what is given again, so that is still to be asked for.
+        # Evaluations come before repeated leases, so those are still to be requested.
         self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
         newest = max((attempt.attempt for attempt in lease.train.batches), default=0)
         self._received = max(self._received, newest)
 
     def commit(self, round_number: int, done: DoneBatch) -> pb.CommitBatchRequest:
-        """Sync: all shards hold this attempt."""
+        """Returns the commit of an attempt that all shards hold (sync)."""
         return pb.CommitBatchRequest(
             session=self.session,
             generation=self.generation,
@@ -201,7 +202,7 @@ class Membership:
         )
 
     def report(self, done: WorkDone) -> pb.ReportWorkRequest:
-        """Work other than batches is done."""
+        """Returns the report of work other than batches."""
         request = pb.ReportWorkRequest(session=self.session, generation=self.generation)
         if isinstance(done, pb.InitializeDone):
             request.initialized.CopyFrom(done)
@@ -212,7 +213,7 @@ class Membership:
         return request
 
     def leave(self, reason: str, fatal: bool = False) -> pb.LeaveWorkerRequest:
-        """The last word."""
+        """Returns the last request."""
         return pb.LeaveWorkerRequest(session=self.session, reason=reason, fatal=fatal)
 
     # -- heartbeats ---------------------------------------------------------------------------
@@ -224,12 +225,12 @@ class Membership:
         unreachable: Mapping[int, float] | None = None,
         position: pb.WorkerPosition | None = None,
     ) -> Beat | None:
-        """The next heartbeat; None while the worker is not registered.
+        """Returns the next heartbeat; None while the worker is not registered.
 
         Args:
             times: where this process's time has gone since it started.
-            unreachable: the shards that do not answer, and for how long, in seconds.
-            position: how far the main thread has come.
+            unreachable: silent shards, with the seconds of silence.
+            position: the progress of the main thread.
         """
         if not self._registered:
             return None
@@ -250,11 +251,11 @@ class Membership:
         return Beat(request, sent, self._registration)
 
     def heard(self, beat: Beat, response: pb.HeartbeatWorkerResponse) -> None:
-        """The answer to ``beat``; it may come late."""
+        """Takes in the reply to ``beat``; it may come late."""
         if response.HasField("shutdown"):
             self._shutdown = response.shutdown
         if not response.unknown:
-            # Otherwise nothing was recorded; the reports go with the first lease after joining.
+            # An unknown worker's reports were not recorded; the first lease after joining has them.
             self._done.acknowledge(beat.sent)
         if beat.registration != self._registration:
             return

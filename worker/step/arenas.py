@@ -1,4 +1,4 @@
-"""Gradients as flat arenas: cut, scaled, encoded."""
+"""Cuts, scales and encodes gradients as flat arenas."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from worker.step.layout import Span
 
 
 def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The variables of the plan, in its order, shapes and dtypes, cut from whole arenas
-    ``[length]``, which may be rounded: float16, or bfloat16 in the guise of uint16."""
+    """Cuts arenas ``[length]`` into the plan's variables, in its order, shapes and dtypes. Arenas
+    may be rounded: float16, or bfloat16 stored as uint16."""
     values: dict[int, tf.Tensor] = {}
     for arena, flat in zip(plan.arenas, arenas, strict=True):
         if flat.dtype == tf.uint16:
@@ -31,12 +31,12 @@ def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """``flat`` in pieces of so many elements. Pieces that begin and end on an aligned address are
-    views; cut placement puts as many of those first as there are.
+    """Cuts ``flat`` into pieces of ``sizes``. Pieces with aligned start and end are views; cut
+    placement puts as many of those first as possible.
 
-    One operation cuts all of them, since hundreds of slices cost more than the mathematics of a
-    small model, and each is four more to compile. It copies all where one is not aligned, so
-    another one cuts the others.
+    One split cuts all aligned pieces: hundreds of slices cost more than the mathematics of a small
+    model, and each adds four operations to compile. A split with an unaligned piece copies all its
+    pieces, so a second split cuts the rest.
     """
     unit = ALIGNMENT_BYTES // flat.dtype.size
     aligned = list(itertools.takewhile(lambda size: size % unit == 0, sizes))
@@ -47,41 +47,41 @@ def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
 
 
 def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A float64 that is finite only if all of ``buffers`` are: half of their sum of squares. One
-    pass over memory, instead of a look at each element."""
+    """Returns half the sum of squares as float64, which is finite only if all ``buffers`` are. One
+    pass over memory, cheaper than a check of each element."""
     powers = [tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers]
     return tf.add_n(powers) if powers else tf.zeros([], tf.float64)
 
 
 def with_states(scalars: Sequence[tf.Tensor], step: GradientStep) -> tf.Tensor:
-    """Float64 scalars, and then what ``step`` has counted last, in one flat tensor."""
-    told = tf.stack(scalars)
+    """Returns float64 ``scalars`` followed by ``step.counted``, in one flat tensor."""
+    stacked = tf.stack(scalars)
     if not step.counted:
-        return told
-    # Cast as few as there are dtypes: every operation costs as much as many elements.
+        return stacked
+    # Cast once per dtype: every operation costs as much as many elements.
     flat = [tf.reshape(state, [-1]) for state in step.counted]
     if len({state.dtype for state in flat}) > 1:
         flat = [tf.cast(state, tf.float64) for state in flat]
-    return tf.concat([told, tf.cast(tf.concat(flat, 0), tf.float64)], 0)
+    return tf.concat([stacked, tf.cast(tf.concat(flat, 0), tf.float64)], 0)
 
 
 def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The buffers of ``spans`` as they travel."""
+    """Encodes the buffers of ``spans`` for the wire."""
     return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
 
 
 def is_finite(span: Span, buffer: Array) -> bool:
-    """Whether every element is finite, told by the encoded ones."""
+    """Whether every element of an encoded buffer is finite."""
     if span.encoding == "float16":
-        # What was infinite has become the largest number. Gradients of a norm of 1e19, which are
-        # finite and come here too, are no more use than infinite ones.
+        # Clipping has made infinite elements the largest number. Finite gradients of norm 1e19,
+        # which also come here, are as useless as infinite ones.
         return False
     elements = buffer.view(wire_dtype(span.encoding, buffer.dtype))
     return bool(np.isfinite(elements).all())
 
 
 def _encode(buffer: tf.Tensor, encoding: Encoding) -> tf.Tensor:
-    """``buffer`` as it travels; NumPy sees rounded elements as uint16."""
+    """Encodes ``buffer`` for the wire; NumPy sees rounded elements as uint16."""
     if encoding == "plain":
         return buffer
     if encoding == "float16":
@@ -90,7 +90,7 @@ def _encode(buffer: tf.Tensor, encoding: Encoding) -> tf.Tensor:
 
 
 def batch_signature(nest: Any) -> object:
-    """The structure, dtypes and shapes of a batch of tensors, hashable."""
+    """Returns the structure, dtypes and shapes of a batch of tensors, hashable."""
     if isinstance(nest, dict):
         return tuple((key, batch_signature(value)) for key, value in sorted(nest.items()))
     if isinstance(nest, list | tuple):
@@ -99,12 +99,12 @@ def batch_signature(nest: Any) -> object:
 
 
 class GradientStep(Protocol):
-    """What differs between a Keras model and a ``tf.Module``; called while TensorFlow traces."""
+    """The interface of Keras and ``tf.Module`` steps; called while TensorFlow traces."""
 
     @property
     def counted(self) -> Sequence[tf.Tensor]:
-        """The variables of the job's metrics after the batch of the last :meth:`differentiate`
-        alone, additive over batches; empty where none are counted."""
+        """The variables of the job's metrics after the last :meth:`differentiate` batch alone,
+        additive over batches; empty if none are counted."""
 
     def differentiate(
         self,
@@ -128,4 +128,4 @@ class GradientStep(Protocol):
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """The loss in inference and the model's outputs (None where there are none)."""
+        """Returns the inference loss and the model's outputs (None if it has none)."""

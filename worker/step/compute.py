@@ -1,10 +1,9 @@
-"""Gradients of batches at the parameters that were received last."""
+"""Computes gradients of batches at the parameters received last."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from worker.step.seeds import seed_state
 
 
 class BatchReader:
-    """Reads training batches and puts them where the step wants them. Thread-safe."""
+    """Reads training batches and places them on the device. Thread-safe."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class BatchReader:
         inputs: Sequence[Any] = (),
     ) -> None:
         """Args:
-        finder: of the ids for embedding tables, where there are tables.
-        inputs: what records have to fit, see :func:`worker.model.inputs.whole_inputs`.
+        finder: finds the ids for embedding tables, if there are any.
+        inputs: constraints on records, see :func:`worker.model.inputs.whole_inputs`.
         """
         self._inputs = inputs
         self._job = job
@@ -59,8 +58,7 @@ class BatchReader:
         (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
 
     def __call__(self, batch: BatchId) -> StepInput:
-        """Raises InvalidJob where the data source fails, or has no whole numbers where the model
-        takes them."""
+        """Raises InvalidJob if reading fails, or lacks whole numbers where the model takes them."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
             records = weighed(records, self._job.class_weight)
@@ -80,7 +78,7 @@ class BatchReader:
                 records[0], batch.count, name_in_batch(self._job.train, self._job.seed, batch)
             ),
         ):
-            # The host sums gradients up by itself, see FlatStep.
+            # The host sums row gradients outside of the step, see FlatStep.
             orders = not self._device.is_host
             return with_ids(self._finder, self._device, seeds, placed, orders=orders)
 
@@ -88,11 +86,11 @@ class BatchReader:
 def with_ids(
     finder: IdFinder, device: Device, seeds: Any, batch: Batch, *, orders: bool = False
 ) -> StepInput:
-    """The input of a step on ``batch``, which is on ``device``, with what it asks of tables; with
-    ``orders`` the step can sum gradients up there.
+    """Returns a step's input with the table ids of ``batch``, which is on ``device``; with
+    ``orders`` the step can sum row gradients on the device.
 
     Raises:
-        InvalidJob: its ids cannot be found, or are not in their table.
+        InvalidJob: finding the ids failed, or an id is outside its table.
     """
     on_host: Batch = tf.nest.map_structure(device.send, batch, expand_composites=True)
     ids = finder(device.send(seeds), on_host, batch_signature(batch))
@@ -101,10 +99,10 @@ def with_ids(
 
 
 def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
-    """About how much memory the rows of a batch take, judged by the first one.
+    """Estimates the bytes of a batch's rows from the first batch.
 
     Raises:
-        InvalidJob: it cannot be read, or its ids not be found.
+        InvalidJob: reading the batch or finding its ids failed.
     """
     given = read(BatchId(0, 0, min(job.batch_size, job.train.num_records)))
     assert given.needed is not None  # the plan has tables
@@ -112,11 +110,11 @@ def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
 
 
 class Compute:
-    """The model's step, its data and its parameters. One thread uses it, but for :meth:`waiting`.
+    """The model's step, its data and its parameters. One thread uses it, except :meth:`waiting`.
 
-    Parameters are received into ``spare`` while the results of the last step, which may alias
-    the current ones, are still on their way; ``swap`` then makes the spare set current. Both are
-    sets of a workspace: ``renew`` comes before anything that has to do with parameters.
+    Parameters are received into ``spare`` while results of the last step, which may alias the
+    current ones, are still being sent; ``swap`` makes the spare set current. Both sets belong to a
+    workspace, so ``renew`` must come before any use of parameters.
     """
 
     spare: ParameterBuffers
@@ -132,7 +130,7 @@ class Compute:
     ) -> None:
         """Args:
         read: a :class:`BatchReader`; with ``sgd`` a ``worker.step.local_steps.LocalReader``.
-        sgd: takes the local steps; None is a gradient at a time.
+        sgd: takes the local steps; None for one gradient at a time.
         """
         job = replica.job
         self._tables = plan.tables
@@ -150,7 +148,7 @@ class Compute:
             steps = job.local_steps
             self._local = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
         self._version = 0
-        # What local steps are given is as large as so many batches.
+        # The input of local steps is as large as several batches.
         self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
         self._current: ParameterBuffers
         self._rows: RowSets
@@ -160,25 +158,19 @@ class Compute:
         self._feed.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._feed.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: object) -> None:
+        self._feed.__exit__(*exception)
 
     def renew(self, workspace: Workspace) -> None:
-        """Receives parameters there from now on."""
+        """Receives parameters into ``workspace`` from now on."""
         self._current, self.spare = map(ParameterBuffers, workspace.sets)
         self._rows = RowSets(self._tables, workspace.row_sets)
         self._sums = RowSums(self._tables, workspace.row_outbox)
 
     def leave(self) -> None:
-        """Lets go of the workspace and of what was expected, to join anew.
+        """Releases the workspace, the expected batches and the compression residual, to join anew.
 
-        What compression has left out is dropped: nobody can say whether the last gradient was
-        used, and batches that shards have lost will be done again.
+        Whether the last gradient was used is unknown, and batches that shards lost are repeated.
         """
         self._current = self.spare = ParameterBuffers({})
         self._rows = RowSets(self._tables)
@@ -188,35 +180,35 @@ class Compute:
             self._compressor.forget()
 
     def settle(self, unused: Iterable[int] = ()) -> None:
-        """The last gradient was used by all shards but ``unused``, which never will use it. To be
-        said before the next is computed, since what compression left out goes into that."""
+        """Records that all shards but ``unused`` have used or will use the last gradient. Must come
+        before the next compression, which adds what was left out."""
         if self._compressor is not None:
             self._compressor.settle(unused)
 
     def take_back(self) -> None:
-        """No shard has used the last gradient, if it was not settled, and none will."""
+        """Records that no shard has used or will use the last gradient, if not settled yet."""
         self.settle(self._shards)
 
     def swap(self, version: int = 0) -> None:
-        """The spare parameters have been received: compute with them from now on. ``version`` is
-        theirs, from which local steps are counted."""
+        """Makes the spare parameters, received at ``version``, current. Local steps count from
+        ``version``."""
         self._current, self.spare = self.spare, self._current
         self._version = version
 
     def expect(self, batches: Iterable[BatchId]) -> None:
-        """These batches come next; they are read ahead."""
+        """Reads ``batches``, which come next, ahead."""
         self._feed.expect(batches)
 
     def forget(self) -> None:
-        """What was expected does not come."""
+        """Cancels the expected batches."""
         self._feed.forget()
 
     def waiting(self, now: bool) -> None:
-        """Whether the trainer waits for the shards; to read ahead disturbs nobody then."""
+        """Records whether the trainer waits for shards, a good time to read ahead."""
         self._feed.waiting(now)
 
     def read(self, batch: BatchId) -> Any:
-        """The data of ``batch``, waited for where it was not read ahead.
+        """Returns the data of ``batch``; waits if it was not read ahead.
 
         Raises:
             InvalidJob: the data source failed; the message says how.
@@ -225,18 +217,18 @@ class Compute:
             return self._feed.get(batch)
 
     def ahead(self, batch: BatchId) -> Any | None:
-        """What ``read`` will give, if it has been read by now."""
+        """Returns the result of ``read`` if it is available already."""
         return self._feed.peek(batch)
 
     def place(self, given: Any) -> ReceivedRows | None:
-        """Where the rows are received that a batch needs, as ``read`` gave it; None where it needs
+        """Returns where to receive the rows that a batch needs, given its data; None if it needs
         none. Valid until the second call after."""
         needed = given.needed if isinstance(given, StepInput) else None
         return None if needed is None else self._rows.place(needed)
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
-        """The gradient of ``batch``, as ``read`` gave it, at the current parameters and its
-        ``rows``. Valid until the second ``swap``, gradients of rows until the next call.
+        """Computes the gradient of ``batch`` at the current parameters and its ``rows``. Valid
+        until the second ``swap``; row gradients until the next call.
 
         Raises:
             InvalidJob: the step failed; the message says how.

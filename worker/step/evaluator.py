@@ -1,4 +1,4 @@
-"""Evaluation of one frozen snapshot, in tasks whose metric states add up."""
+"""Evaluates one frozen snapshot, in tasks whose metric states add up."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from worker.step.module_step import ModuleStep
 from worker.step.replica import Replica
 
 LARGER = 4
-"""Evaluation batches are so many times the training batches: there are no gradients to keep. With
-embedding tables they are not, since what a batch may need of those is limited."""
+"""Size of an evaluation batch in training batches, since there are no gradients to keep; 1 with
+embedding tables, which limit the rows of a batch."""
 
 
 class Evaluator:
     """The compiled evaluation step and its metrics. One thread uses it.
 
-    The states of an evaluation are those of the mean loss, ``[2]``: the sum over all records and
-    their number, followed by every variable of the job's metrics, in the job's order.
+    The states of an evaluation are those of the mean loss, ``[2]`` (sum over records, number of
+    records), followed by every variable of the job's metrics, in the job's order.
     """
 
     def __init__(self, replica: Replica, plan: Plan, device: Device) -> None:
@@ -55,9 +55,9 @@ class Evaluator:
         self._parameters = ParameterBuffers.of(plan)
         self._held: tuple[int, str] | None = None
         self._metrics: list[Any] | None = None
-        """Those of the step itself, then :attr:`_counted`."""
+        """The metrics of the step, then :attr:`_counted`."""
         self._counted: list[Any] = []
-        # The metrics' variables are read by the function, so it is traced after they were made.
+        # The function reads the metrics' variables, so it is traced after they exist.
         self._function = tf.function(self._run)
         self._larger = 1 if plan.tables else LARGER
         self._finder = replica.make_finder(plan, training=False)
@@ -66,12 +66,12 @@ class Evaluator:
         self._traces: dict[object, Trace] = {}
 
     def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
-        """Evaluates the records of ``task`` on its snapshot, as it is in ``generation``.
+        """Evaluates the records of ``task`` on its snapshot of ``generation``.
 
         Raises:
             InvalidJob: the data source or the model failed.
         """
-        # Another generation may take a snapshot of the same name.
+        # Another generation may have a snapshot of the same name.
         wanted = (generation, task.snapshot)
         if self._held != wanted:
             self._held = None
@@ -96,8 +96,8 @@ class Evaluator:
         stop: int,
         pull_rows: Callable[[ReceivedRows], None] | None = None,
     ) -> list[pb.MetricVariable]:
-        """The states after records ``[start, stop)`` of the evaluation data; ``pull_rows`` receives
-        rows of embedding tables."""
+        """Returns the states after records ``[start, stop)`` of the evaluation data; ``pull_rows``
+        receives rows of embedding tables."""
         metrics = self._reset_metrics()
         arenas = self._device.receive(parameters.tensors)
         total = 0.0
@@ -109,7 +109,7 @@ class Evaluator:
                 with user_code(what):
                     loss = self._function(arenas, batch)
             else:
-                assert pull_rows is not None  # whoever evaluates tables has it
+                assert pull_rows is not None  # callers with tables pass it
                 names = naming_record((), last - first, _names(first))
                 with user_code(f"the ids of records {first} to {last}"), names:
                     given = with_ids(self._finder, self._device, self._seeds, batch)
@@ -125,10 +125,10 @@ class Evaluator:
         ]
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        """The results of the summed states, by Keras metric name.
+        """Returns the results of summed states, by Keras metric name.
 
         Raises:
-            InvalidArgument: they are not the states of this job's metrics.
+            InvalidArgument: the states are not of this job's metrics.
         """
         metrics = self._reset_metrics()
         variables = [variable for metric in metrics for variable in metric.variables]
@@ -136,7 +136,7 @@ class Evaluator:
         if merge.training:
             shapes = [variable.shape for variable in variables]
             if sum(map(math.prod, shapes)) != sum(len(state.values) for state in states):
-                # Of an epoch before the run was resumed with other metrics.
+                # The epoch ran with other metrics, before the run was resumed.
                 metrics, variables, states = [], [], []
             else:
                 states = _cut(states, shapes)
@@ -161,7 +161,7 @@ class Evaluator:
     def _with_rows(
         self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: ReceivedRows
     ) -> tf.Tensor:
-        """The loss of a batch, which is counted in the metrics."""
+        """Returns the loss of a batch and counts the batch in the metrics."""
         received = self._device.receive(list(map(tensor_of, rows.values)))
         trace = self._traces.get(given.signature)
         if trace is None:
@@ -195,7 +195,7 @@ class Evaluator:
         with self._device.scope():
             loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
             for metric in self._counted:
-                # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
+                # Unweighted, as Keras does for ``metrics`` (not for ``weighted_metrics``).
                 metric.update_state(batch[1], outputs)
             return loss
 
@@ -204,7 +204,7 @@ class Evaluator:
             with user_code("eval"):
                 records = check_count("eval", self._job.eval.read_range(start, stop), stop - start)
         else:
-            # To make the metrics by, of training data alone.
+            # Without evaluation data, training records serve to build the metrics.
             with user_code("train"):
                 records = self._job.train.read(self._job.seed, BatchId(0, start, stop - start))
         if self._inputs:
@@ -213,8 +213,8 @@ class Evaluator:
         return self._device.place(records)
 
     def _reset_metrics(self) -> Sequence[Any]:
-        """The job's metrics, without any records. Made by a try on two records at first, since
-        some metrics have no variables before they see data."""
+        """Returns the job's metrics, reset. The first call builds them on two records, since some
+        metrics have no variables before they see data."""
         if self._metrics is None:
             source = self._job.eval or self._job.train
             batch = self._read(0, min(2, source.num_records))
@@ -236,7 +236,7 @@ class Evaluator:
 
 
 def _cut(flat: Sequence[pb.MetricVariable], shapes: Sequence[Any]) -> list[pb.MetricVariable]:
-    """States in one flat variable, as those of ``shapes``, which they fill."""
+    """Cuts the flat ``states`` into variables of ``shapes``, which fill them exactly."""
     values = [value for variable in flat for value in variable.values]
     sizes = [math.prod(shape) for shape in shapes]
     ends = itertools.accumulate(sizes)
@@ -251,7 +251,7 @@ def _state(value: Any) -> pb.MetricVariable:
 
 
 def metric_results(name: str, result: Any) -> dict[str, float]:
-    """A metric's result under its name; results that are no scalars under several."""
+    """Returns a metric's result under its name; non-scalar results under several names."""
     if isinstance(result, dict):
         before = "" if name == BY_OUTPUT else f"{name}_"
         return {
@@ -266,5 +266,4 @@ def metric_results(name: str, result: Any) -> dict[str, float]:
 
 
 def _names(first: int) -> Callable[[int], str]:
-    """Of records in the order of the source."""
     return lambda place: f"record {first + place}"

@@ -1,11 +1,10 @@
-"""Batches that are read before they are needed."""
+"""Reads batches before they are needed."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from psrpc.core.batch import BatchId
@@ -13,19 +12,18 @@ from psrpc.core.batch import BatchId
 Prepared = TypeVar("Prepared")
 
 PATIENCE_S = 0.01
-"""How long reading waits for :meth:`Feed.waiting` while there is a batch ready. A step that takes
-longer is TensorFlow's for the most part, which lets other threads run."""
+"""How long, in s, reading waits for :meth:`Feed.waiting` while a batch is ready. A longer step
+mostly runs in TensorFlow, which lets other threads run."""
 
 
 class Feed(Generic[Prepared]):
-    """Reads the batches that are expected, in order, on a thread of its own.
+    """Reads the expected batches, in order, on a thread of its own.
 
-    At most ``depth`` batches are held ready. While one is, the next is read when the thread that
-    gets them says that it waits for something else: both need the interpreter, and a short step
-    would spend half of its time on asking for it back.
+    Holds at most ``depth`` batches ready. While one is ready, it reads the next when the consuming
+    thread says that it waits for something else: both need the interpreter, and a short step would
+    spend half of its time on getting it back.
 
-    Thread-safe; one lock guards what is expected and what is ready, and nothing is read while it is
-    held.
+    Thread-safe; one lock guards expected and ready batches, and is not held while reading.
     """
 
     def __init__(
@@ -34,7 +32,7 @@ class Feed(Generic[Prepared]):
         depth: int = 2,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """``read`` makes a batch ready for the step; any thread may call it."""
+        """``read`` prepares a batch for the step; any thread may call it."""
         self._read = read
         self._depth = depth
         self._patience_s = patience_s
@@ -42,7 +40,7 @@ class Feed(Generic[Prepared]):
         self._expected: deque[BatchId] = deque()
         self._reading: BatchId | None = None
         self._waiting = False
-        self._ready: dict[BatchId, _Found[Prepared]] = {}
+        self._ready: dict[BatchId, _Outcome[Prepared]] = {}
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
@@ -50,25 +48,20 @@ class Feed(Generic[Prepared]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Lets a read in progress end by itself: a data source cannot be interrupted."""
+    def __exit__(self, *_exception: object) -> None:
+        """Stops without waiting for a read in progress: a data source cannot be interrupted."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def expect(self, batches: Iterable[BatchId]) -> None:
-        """These are needed next, after those expected before."""
+        """Queues ``batches`` after those expected before."""
         with self._changed:
             self._expected.extend(batches)
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Nothing that was expected is needed any more."""
+        """Drops all expected and ready batches."""
         with self._changed:
             self._expected.clear()
             self._ready.clear()
@@ -76,37 +69,37 @@ class Feed(Generic[Prepared]):
             self._changed.notify_all()
 
     def get(self, batch: BatchId) -> Prepared:
-        """The batch. It is waited for when its reading has begun, and read at once otherwise.
+        """Returns the batch: waits if reading has begun, otherwise reads it at once.
 
         Raises:
-            Exception: what reading this batch raised, as it was raised.
+            Exception: the original error of reading this batch.
         """
         with self._changed:
             while self._reading == batch:
                 self._changed.wait()
-            found = self._ready.pop(batch, None)
-            if found is None and batch in self._expected:
+            outcome = self._ready.pop(batch, None)
+            if outcome is None and batch in self._expected:
                 self._expected.remove(batch)
             self._changed.notify_all()
-        if found is None:
+        if outcome is None:
             return self._read(batch)
-        if found.error is not None:
-            raise found.error
-        return found.get()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.get()
 
     def waiting(self, now: bool) -> None:
-        """Whether whoever gets the batches waits for something else: then to read disturbs
-        nobody."""
+        """Records whether the consuming thread waits for something else, so that reading does not
+        disturb it."""
         with self._changed:
             self._waiting = now
             if now and self._expected:
                 self._changed.notify_all()
 
     def peek(self, batch: BatchId) -> Prepared | None:
-        """The batch, which stays there, if it has been read without an error."""
+        """Returns the batch without removing it, if it was read without an error."""
         with self._changed:
-            found = self._ready.get(batch)
-            return None if found is None else found.peek()
+            outcome = self._ready.get(batch)
+            return None if outcome is None else outcome.peek()
 
     def _run(self) -> None:
         while True:
@@ -119,11 +112,11 @@ class Feed(Generic[Prepared]):
                 if not self._has_to_do():
                     continue
                 batch = self._reading = self._expected.popleft()
-            found = _Found(self._read, batch)
+            outcome = _Outcome(self._read, batch)
             with self._changed:
-                # Otherwise it was forgotten while it was being read.
+                # Otherwise the batch was forgotten during the read.
                 if self._reading is batch:
-                    self._ready[batch] = found
+                    self._ready[batch] = outcome
                     self._reading = None
                 self._changed.notify_all()
 
@@ -134,8 +127,8 @@ class Feed(Generic[Prepared]):
         return self._stopped or self._waiting or not self._ready
 
 
-class _Found(Generic[Prepared]):
-    """What reading a batch came to: the batch, or the error that belongs to who asks for it."""
+class _Outcome(Generic[Prepared]):
+    """The outcome of reading: the batch, or the error to raise in the consuming thread."""
 
     def __init__(self, read: Callable[[BatchId], Prepared], batch: BatchId) -> None:
         self.error: Exception | None = None
@@ -146,9 +139,9 @@ class _Found(Generic[Prepared]):
             self.error = error
 
     def peek(self) -> Prepared | None:
-        """The batch, unless there is an error."""
+        """Returns the batch, unless there is an error."""
         return self._prepared[0] if self._prepared else None
 
     def get(self) -> Prepared:
-        """The batch, once."""
+        """Returns the batch, once."""
         return self._prepared.pop()

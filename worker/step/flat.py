@@ -1,9 +1,8 @@
-"""From flat parameters to the shards' parts of a gradient in one compiled call.
+"""Computes the shards' parts of a gradient from flat parameters in one compiled call.
 
-Per-variable work from Python costs more than the mathematics of a small model, so there is none:
-the arenas enter as they came from the shards, are cut into variables inside the compiled function
-but outside the gradient tape, and the gradients leave it in a few buffers, see
-``worker.step.layout``."""
+Per-variable work in Python costs more than the mathematics of a small model. So arenas enter the
+compiled function as the shards sent them; it cuts them into variables outside the gradient tape,
+and returns the gradients in a few buffers, see ``worker.step.layout``."""
 
 from __future__ import annotations
 
@@ -42,17 +41,17 @@ log = get_logger()
 
 @dataclass(frozen=True)
 class StepInput:
-    """What one step is given: tensors on the step's device.
+    """The input of one step: tensors on the step's device.
 
     Attributes:
         seeds: int64 ``[seed generators, 2]``, their states.
-        batch: ``(x, y)`` or ``(x, y, sample_weight)``, ragged tensors among them.
-        ids: what it asks of embedding tables; None where there are none.
-        places: of each call of a layer, as in ``ids``, but tensors.
-        orders: of each table, the same; none on the host.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``; may contain ragged tensors.
+        ids: the ids that the batch looks up in embedding tables; None without tables.
+        places: those of ``ids``, per call of a layer, as tensors.
+        orders: those of ``ids``, per table, as tensors; empty on the host.
         tensors: all of them, flat, ragged ones as values and row splits.
-        signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
-            two are found when the input is made, ahead of the step.
+        signature: the structure, dtypes and shapes of ``batch``, the key of a trace. Like
+            ``tensors`` computed with the input, ahead of the step.
     """
 
     seeds: tf.Tensor
@@ -70,23 +69,22 @@ class StepInput:
 
     @property
     def needed(self) -> RowsNeeded | None:
-        """The rows that it needs; None where there are no tables."""
+        """The rows that the batch needs; None without tables."""
         return None if self.ids is None else self.ids.needed
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives.
+    """The result of one step.
 
     Attributes:
-        gradients: what each shard gets, in the order of the plan: gradients of trainable arenas,
-            new minus old value of state arenas, the new value of replaced ones. Read-only views
-            of TensorFlow's memory, maybe even of the parameters that the step was given. Empty if
-            not finite.
+        gradients: per shard, in plan order: gradients of trainable arenas, new minus old value of
+            state arenas, the new value of replaced ones. Read-only views of TensorFlow's memory,
+            possibly of the step's parameters. Empty if not finite.
         loss: mean over the batch, with the model's own losses.
-        finite: no element of the gradients is NaN or infinite, as it travels.
-        rows: what each shard gets for the rows of embedding tables, by the index of the table:
-            their gradients. Empty if not finite, or without tables. Good until the next step.
+        finite: whether no element of the encoded gradients is NaN or infinite.
+        rows: per shard, by table index, gradients of table rows. Empty if not finite or without
+            tables. Valid until the next step.
         metrics: the variables of the job's metrics after this batch alone, flat.
     """
 
@@ -100,15 +98,14 @@ class StepResult:
 class FlatStep:
     """The training step of one model on flat parameters. Not thread-safe.
 
-    One trace for every batch shape, never a relaxed one: with other shapes TensorFlow may choose
-    other kernels, and workers that saw batches in another order would get other bits. Shapes are
-    few: a batch and the last of an epoch, and where micro-batches are cut by the speed of workers,
-    multiples of an eighth of ``batch_size``, of which a round of K has no more than 8 K. How many
-    values a ragged tensor and how many rows an embedding table has differs from batch to batch, and
-    that alone is relaxed, from the first trace on. Rows are only gathered from, and their gradient
-    is summed up in the order of the batch: on a device as part of the step, since that makes less
-    of it to be sent; on the host by :class:`worker.embedding.row_sets.RowSums`, where the shards
-    read it."""
+    Each batch shape has a trace of its own, never a relaxed one: with other shapes TensorFlow may
+    choose other kernels, and workers that saw batches in another order would compute other bits.
+    There are few shapes: a batch and the last of an epoch and, where micro-batch sizes follow
+    worker speed, multiples of an eighth of ``batch_size``, at most 8 K in a round of K. Only the
+    number of ragged values and table rows, which differs from batch to batch, is relaxed from the
+    first trace on. Rows are only gathered, and their gradients summed in batch order: on a device
+    within the step, which then sends less; on the host by
+    :class:`worker.embedding.row_sets.RowSums`, where the shards read them."""
 
     def __init__(
         self,
@@ -118,8 +115,8 @@ class FlatStep:
         wire: Encoding = "plain",
         compressor: Compressor | None = None,
     ) -> None:
-        """``wire`` is ``plain``, ``bfloat16`` or ``float16``: how the gradients of encodable arenas
-        leave the step, unless ``compressor`` takes them, and in what form parameters may come."""
+        """``wire`` (``plain``, ``bfloat16`` or ``float16``) encodes gradients of encodable arenas,
+        unless ``compressor`` does; parameters may also arrive in it."""
         self._step = step
         self._plan = plan
         self._device = device
@@ -139,12 +136,12 @@ class FlatStep:
         """Computes the gradient of a batch at ``parameters``, per arena ``[length]``, on the host.
 
         Args:
-            rows: of each table the rows that ``given`` needs, float32 ``[at least 1, width]``, on
-                the host.
-            sums: where the gradients of rows are summed up on the host; None is memory of its own.
+            rows: per table the rows that ``given`` needs, float32 ``[at least 1, width]``, on the
+                host.
+            sums: where the host sums row gradients; by default in memory of this object.
 
         Raises:
-            Exception: whatever the model, its loss or TensorFlow raises.
+            Exception: any error of the model, its loss or TensorFlow.
         """
         arenas = self._device.receive(parameters)
         rows = self._device.receive(rows)
@@ -159,7 +156,7 @@ class FlatStep:
         return replace(result, metrics=tuple(metrics)) if metrics else result
 
     def compiled(self, given: StepInput) -> bool:
-        """Whether the step has been compiled for batches of this shape."""
+        """Whether the step is already compiled for this batch shape."""
         return given.signature in self._traces
 
     def _result(
@@ -177,19 +174,19 @@ class FlatStep:
         if given.orders:
             result = step_result(self._layout, self._compressor, buffers, loss, power, changes)
             if not result.finite:
-                self._tell_not_finite(given.ids, changes, by_row=True)
+                self._log_not_finite(given.ids, changes, by_row=True)
             parts: Sequence[Mapping[int, Rows]]
             parts = given.ids.needed.split(changes, self._plan.shards)
         else:
             summed = (sums or self._sums).sum(given.ids.needed, given.ids.orders, changes)
             if summed is None:
-                self._tell_not_finite(given.ids, changes)
+                self._log_not_finite(given.ids, changes)
                 return StepResult((), float(loss), False)
             result = step_result(self._layout, self._compressor, buffers, loss, power)
             parts = summed
         return replace(result, rows=tuple(parts)) if result.finite else result
 
-    def _tell_not_finite(
+    def _log_not_finite(
         self, ids: FoundIds, changes: Sequence[Array], by_row: bool = False
     ) -> None:
         found = not_finite(ids.needed, () if by_row else ids.orders, changes)
@@ -223,7 +220,7 @@ class FlatStep:
     def _run(
         self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
     ) -> tuple[tf.Tensor, ...]:
-        # A traced function does not take over the scope that it is called in.
+        # A traced function does not inherit the caller's scope.
         with self._device.scope():
             return self._differentiate(arenas, seeds, batch, None)
 
@@ -234,7 +231,7 @@ class FlatStep:
         batch: Batch,
         tables: FetchedRows | None,
     ) -> tuple[tf.Tensor, ...]:
-        # Only the user's code may need AutoGraph. It takes its time for each call in a loop.
+        # Only user code may need AutoGraph, which costs time for each call in a loop.
         plain = tf.autograph.experimental.do_not_convert
         values = plain(split_arenas)(self._plan, arenas)
         loss, changes = self._step.differentiate(values, seeds, batch, tables)
@@ -246,7 +243,7 @@ class FlatStep:
         rows = []
         if tables is not None:
             rows = row_gradients(self._plan, tables, changes[len(values) :])
-        # What is summed up on the host is looked at there.
+        # The host checks the row gradients that it sums.
         vital = [*floats, *rows] if tables is not None and tables.orders else floats
         vitals = with_states([tf.cast(loss, tf.float64), power_of(vital)], self._step)
         return (*encoded(spans, buffers), *rows, vitals)
@@ -254,7 +251,7 @@ class FlatStep:
     def _buffer(
         self, span: Span, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
     ) -> tf.Tensor:
-        """What the step says of the variables of ``span``, in one flat tensor."""
+        """Returns the gradients or new values of the variables of ``span`` in one flat tensor."""
         parts = []
         for index in span.variables:
             change, value = changes[index], values[index]
@@ -280,13 +277,13 @@ def step_result(
     power: float,
     rows: Sequence[Array] = (),
 ) -> StepResult:
-    """What leaves a step: ``buffers``, as :func:`encoded` made them, cut for the shards.
+    """Makes the result from ``buffers``, as :func:`encoded` returned them.
 
     Args:
-        power: :func:`power_of` the buffers before that, and of ``rows``.
-        rows: what else must be finite.
+        power: :func:`power_of` the buffers before encoding and of ``rows``.
+        rows: row gradients, which must be finite too.
     """
-    # A sum of squares that is finite has finite terms, but not the other way round.
+    # A finite sum of squares implies finite terms, but not vice versa.
     if not math.isfinite(power) and not (
         all(map(is_finite, layout.spans, buffers)) and all(np.isfinite(r).all() for r in rows)
     ):

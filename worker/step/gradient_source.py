@@ -1,4 +1,4 @@
-"""Where a worker's gradients come from: what its performer asks of a model and its data."""
+"""The interface between a performer and a model with its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.embedding.row_sets import ReceivedRows
 
 
 class Pull(Protocol):
-    """Receives values of a kept snapshot, by its name."""
+    """Receives values of a kept snapshot by name."""
 
     def __call__(
         self,
@@ -26,17 +26,16 @@ class Pull(Protocol):
         *,
         rows: ReceivedRows | None = None,
     ) -> None:
-        """Parameters go into whole arenas; None receives ``rows`` alone."""
+        """Pulls parameters into whole arenas; with None only ``rows``."""
 
 
 class Result(Protocol):
-    """What one step gives."""
+    """The result of one step."""
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
-        """What each shard gets: gradients of trainable arenas, new minus old value of state arenas,
-        the new value of replaced ones.
-        Empty if not finite. Valid until the second swap."""
+        """Per shard: gradients of trainable arenas, new minus old value of state arenas, the new
+        value of replaced ones. Empty if not finite. Valid until the second swap."""
 
     @property
     def loss(self) -> float:
@@ -44,7 +43,7 @@ class Result(Protocol):
 
     @property
     def finite(self) -> bool:
-        """No element of the gradients is NaN or infinite."""
+        """Whether no element of the gradients is NaN or infinite."""
 
     @property
     def metrics(self) -> Sequence[float]:
@@ -52,15 +51,15 @@ class Result(Protocol):
 
     @property
     def rows(self) -> Sequence[Mapping[int, Rows]]:
-        """What each shard gets for rows of embedding tables, by the index of the table: their
-        gradients. Empty if not finite, or without tables."""
+        """Per shard, by table index, the gradients of table rows. Empty if not finite, or without
+        tables."""
 
 
 class WithoutTables:
-    """The part of a source that has to do with embedding tables, of one that has none."""
+    """The table methods of a source that has no embedding tables."""
 
     def rows_nbytes(self, _plan: Plan, /) -> int:
-        """See GradientSource, as for all methods here."""
+        """See GradientSource, also for the other methods."""
         return 0
 
     def ahead(self, _batch: BatchId, /) -> Any | None:
@@ -73,76 +72,75 @@ class WithoutTables:
 class GradientSource(Protocol):
     """A model, its data and its parameters. One thread uses it.
 
-    All methods raise ``InvalidJob`` where the user's code or data fails. Parameters are received
-    into :attr:`spare` while the results of the last step are still on their way; :meth:`swap` then
-    makes the spare set current. Both are sets of the workspace that was given last.
+    All methods raise ``InvalidJob`` if the user's code or data fails. Parameters are received into
+    :attr:`spare` while results of the last step are still being sent; :meth:`swap` makes the spare
+    set current. Both are sets of the last :meth:`prepare`'s workspace.
     """
 
     @property
     def wire(self) -> Encoding:
-        """How float32 arenas of trainable variables are pulled."""
+        """The encoding in which float32 arenas of trainable variables are pulled."""
 
     @property
     def spare(self) -> Mapping[str, Array]:
-        """Where parameters are received: arena name -> ``[length]``; the same two mappings for as
-        long as the workspace is the same."""
+        """Where to receive parameters: arena name -> ``[length]``; the same two mappings as long as
+        the workspace is the same."""
 
     def build(self) -> None:
-        """Makes the model; called once, before anything else."""
+        """Makes the model; called once, before all other methods."""
 
     def rows_nbytes(self, plan: Plan, /) -> int:
-        """About how much memory the rows of a batch take; 0 without tables."""
+        """Estimates the bytes of a batch's rows; 0 without tables."""
 
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
-        """The worker has joined: everything is for these from now on."""
+        """Uses ``plan`` and ``workspace`` from now on; called when the worker has joined."""
 
     def leave(self) -> None:
-        """Lets go of the workspace and of what was expected, and forgets what compression has left
-        out: nobody can say what became of the last gradient."""
+        """Releases the workspace and expected batches. Forgets what compression has left out, since
+        the fate of the last gradient is unknown."""
 
     def initial_values(self, first_rows: str = "", /) -> Mapping[str, Array]:
-        """What the shards are initialized with: arena name -> ``[length]``, aligned; of the
-        checkpoint ``first_rows`` if that is not empty, since tables begin with its rows."""
+        """Returns the shards' first values: arena name -> ``[length]``, aligned; those of the
+        checkpoint ``first_rows`` if not empty, since tables begin with its rows."""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
-        """These batches come after those that were expected before; they may be read ahead."""
+        """Announces the batches that follow those expected before; they may be read ahead."""
 
     def forget(self) -> None:
-        """What was expected does not come."""
+        """Cancels the expected batches."""
 
     def waiting(self, now: bool, /) -> None:
-        """Whether the thread that uses this waits for the shards: a good time to read ahead. Called
-        by any thread."""
+        """Records whether the using thread waits for shards, a good time to read ahead. Any thread
+        may call it."""
 
     def read(self, batch: BatchId) -> Any:
-        """The data of ``batch``, for :meth:`gradient`."""
+        """Returns the data of ``batch``, for :meth:`gradient`."""
 
     def ahead(self, batch: BatchId, /) -> Any | None:
-        """What :meth:`read` will give, if it is there already."""
+        """Returns the result of :meth:`read` if it is available already."""
 
     def place(self, given: Any, /) -> ReceivedRows | None:
-        """Where the rows of tables that a batch needs are to be received, by its data; None where
-        it needs none. Good until the second call after."""
+        """Returns where to receive the rows that a batch needs, given its data; None if it needs
+        none. Valid until the second call after."""
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> Result:
-        """The gradient of ``batch`` at the current parameters, and at its ``rows``."""
+        """Computes the gradient of ``batch`` at the current parameters and its ``rows``."""
 
     def swap(self, version: int) -> None:
-        """The spare parameters have been received: compute with them from now on. ``version`` is
-        the newest that a shard's part has."""
+        """Makes the spare parameters current; ``version`` is the newest among the shards' parts."""
 
     def settle(self, unused: Iterable[int] = ()) -> None:
-        """The last gradient was used by all shards but ``unused``, which never will use it."""
+        """Records that all shards but ``unused`` have used or will use the last gradient."""
 
     def not_finite(self, batch: BatchId, /) -> str:
-        """Which records of ``batch``, whose gradient was not finite, are not finite either, in
-        words; empty where they are, or cannot be told."""
+        """Names the records of ``batch`` that are not finite, after its gradient was not; empty if
+        all are, or if unknown."""
 
     def take_back(self) -> None:
-        """No shard has used the last gradient, if it was not settled, and none will."""
+        """Records that no shard has used or will use the last gradient, if not settled yet."""
 
     def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
-        """Evaluates the records of ``task`` on its snapshot, as it is in ``generation``."""
+        """Evaluates the records of ``task`` on its snapshot of ``generation``."""
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        """The results of summed metric states, by metric name."""
+        """Returns the results of summed metric states, by metric name."""

@@ -1,4 +1,4 @@
-"""The first values of a job's parameters."""
+"""Provides the first values of a job's parameters."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _KERAS_FILES = (".keras", ".weights.h5")
 
 @cache
 def source_of(init_from: str | Path) -> Path | str:
-    """The Keras file or checkpoint that ``init_from`` names: of a run directory its newest good
-    checkpoint, the same for as long as this process lives.
+    """Returns the Keras file or checkpoint of ``init_from``; for a run directory its newest good
+    checkpoint, which stays the same during this process.
 
     Raises:
-        InvalidJob: a directory that is neither, or a run that has no good checkpoint.
+        InvalidJob: the directory is neither, or the run has no good checkpoint.
     """
     place = location(init_from)
     if not isinstance(place, Path):
@@ -63,7 +63,7 @@ def _check_stored(url: str) -> None:
         return
     try:
         with checkpoint_here(url):
-            pass  # it has a manifest that can be read
+            pass  # its manifest is readable
     except CheckpointError as error:
         raise InvalidJob(
             f"init_from {url!r}: {error}; by URL, give a .keras or .weights.h5 file or the "
@@ -72,11 +72,11 @@ def _check_stored(url: str) -> None:
 
 
 def initial_values(replica: Replica, plan: Plan, first_rows: str = "") -> dict[str, Array]:
-    """What the shards are initialized with: arena name -> ``[length]``, aligned.
+    """Returns the shards' first values: arena name -> ``[length]``, aligned.
 
-    The values that the model was built with, from the job's seed, or those of ``init_from``; of the
-    checkpoint ``first_rows``, which ``init_from`` meant when the job was described, if that is not
-    empty: a run that goes on may have another one by now.
+    These are the model's values from the job's seed, or those of ``init_from``. A non-empty
+    ``first_rows`` is the checkpoint that ``init_from`` meant when the job was described; a running
+    run may have a newer one by now.
 
     Raises:
         InvalidJob: ``init_from`` cannot be read or does not fit the model.
@@ -87,9 +87,8 @@ def initial_values(replica: Replica, plan: Plan, first_rows: str = "") -> dict[s
 
 
 def first_rows(job: Job, plan: Plan) -> str:
-    """The directory of the checkpoint whose rows the tables of ``plan`` begin with, absolute; empty
-    if there is none. Says in the log which tables begin with no rows although there is an
-    ``init_from``.
+    """Returns the absolute directory of the checkpoint with the first rows of the tables; empty if
+    there is none. Logs which tables begin without rows despite ``init_from``.
 
     Raises:
         InvalidJob: it cannot be read, or has a table of the same name and another width.
@@ -98,7 +97,7 @@ def first_rows(job: Job, plan: Plan) -> str:
         return ""
     source = source_of(job.init_from)
     found: set[int] = set()
-    # A Keras file has no rows, and is not copied here to be asked.
+    # A Keras file has no rows, so a remote one need not be copied.
     if not str(source).endswith(_KERAS_FILES) or isinstance(source, Path):
         try:
             with _here(source) as directory:
@@ -119,8 +118,8 @@ def first_rows(job: Job, plan: Plan) -> str:
 def _here(
     source: Path | str, wanted: Callable[[Manifest], Iterable[str]] = lambda _manifest: ()
 ) -> Iterator[Path]:
-    """Where it can be read: itself, or of what a URL names a copy, of a checkpoint with the files
-    that are ``wanted``."""
+    """Yields a local path: ``source`` itself, or a copy of what the URL names; of a checkpoint
+    with the ``wanted`` files."""
     if isinstance(source, Path):
         yield source
     elif source.endswith(_KERAS_FILES):
@@ -132,7 +131,7 @@ def _here(
 
 
 def load_values(replica: Replica, init_from: str | Path) -> None:
-    """Gives the model the values of a Keras file or of a checkpoint directory.
+    """Assigns the values of a Keras file or checkpoint directory to the model.
 
     Raises:
         InvalidJob: it cannot be read or does not fit the model.
@@ -143,9 +142,8 @@ def load_values(replica: Replica, init_from: str | Path) -> None:
 
 
 def check_fits(model: Any, variables: Sequence[VariableSpec], init_from: str | Path) -> None:
-    """Looks whether ``init_from`` has values for these variables of the model: of a checkpoint by
-    names and shapes. A Keras file that lies here is loaded; one that a URL names is left to the
-    worker, which needs it in any case.
+    """Checks that ``init_from`` has values for these variables: of a checkpoint by names and
+    shapes. Loads a local Keras file; leaves one at a URL to the worker, which needs it anyway.
 
     Raises:
         InvalidJob: it cannot be read or does not fit the model.
@@ -168,7 +166,7 @@ def check_fits(model: Any, variables: Sequence[VariableSpec], init_from: str | P
 
 
 def _differences(ours: Sequence[VariableSpec], theirs: Sequence[VariableSpec]) -> list[str]:
-    """What keeps a model from the values of a checkpoint, which may have more than it needs."""
+    """Returns why a checkpoint's values do not fit the model; extra values are fine."""
     shapes = {spec.name: spec.shape for spec in theirs}
     missing = [spec.name for spec in ours if spec.name not in shapes]
     spare = sorted(shapes.keys() - {spec.name for spec in ours})
@@ -214,8 +212,8 @@ def _load_keras(model: Any, source: Path, what: str) -> None:
 
 
 def _keras_reason(error: Exception) -> str:
-    """In a line, why Keras does not load weights: the layers and shapes that differ, where it says
-    them, or its own words without the values of variables."""
+    """Returns in one line why Keras cannot load weights: the differing layers and shapes if stated,
+    otherwise Keras's message without values of variables."""
     text = " ".join(_VALUES.sub("", str(error)).split())
     shapes, path = _SHAPES.search(text), _PATH.search(text)
     *_, unloaded = text.split("List of objects that could not be loaded:")
@@ -234,4 +232,4 @@ _VALUES = re.compile(r", value=\[.*?\](?=>)", re.DOTALL)
 _SHAPES = re.compile(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))")
 _PATH = re.compile(r"<Variable path=([^,>]+)")
 _LAYER = re.compile(r"<\w+ name=([^,>]+)")
-"""Of Keras's message; where it has another form, the message is shown as it is."""
+"""Patterns of Keras's message; a message of another form is shown as it is."""

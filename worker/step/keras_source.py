@@ -1,10 +1,9 @@
-"""Gradients of a job's model, Keras or ``tf.Module``."""
+"""Computes gradients of a job's model, Keras or ``tf.Module``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from pserver.transport.workspace import Workspace
@@ -31,8 +30,7 @@ from worker.step.replica import Replica
 
 
 class KerasSource:
-    """A :class:`worker.step.gradient_source.GradientSource`. What depends on the plan is made
-    once."""
+    """A :class:`worker.step.gradient_source.GradientSource`; caches plan-dependent parts."""
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class KerasSource:
         waits: Waits,
         optimizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """``optimizer_arguments``: overrides ``optimizer.*``, as text, for local steps."""
+        """``optimizer_arguments`` overrides ``optimizer.*``, as text, for local steps."""
         self.wire: Encoding = wire_encoding(job.wire_dtype)
         self._job = job
         self._device = device
@@ -57,17 +55,12 @@ class KerasSource:
     def __enter__(self) -> KerasSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._opened.__exit__(kind, error, traceback)
+    def __exit__(self, *_exception: object) -> None:
+        self._opened.close()
 
     @property
     def spare(self) -> Mapping[str, Array]:
-        """See GradientSource, as for all methods here."""
+        """See GradientSource, also for the other methods."""
         return self._made.spare.arrays
 
     def build(self) -> None:
@@ -85,12 +78,12 @@ class KerasSource:
         self._made.renew(workspace)
 
     def _make_compute(self, plan: Plan) -> Compute:
-        # What the model is compiled with is part of it.
+        # ``replica.job`` includes what the model is compiled with.
         job, device = self._replica.job, self._device
         read = self._reader(plan)
         if job.local_steps == 1:
             return Compute(self._replica, plan, device, read, self._waits)
-        # The job's optimizer is this worker's; shards only add up how far it came.
+        # The worker runs the job's optimizer; shards only add the differences.
         sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
         local = LocalReader(read, job.batch_size)
         return Compute(self._replica, plan, device, local, self._waits, sgd)
@@ -108,7 +101,7 @@ class KerasSource:
             self._compute.leave()
 
     def initial_values(self, first_rows: str = "", /) -> Mapping[str, Array]:
-        assert self._plan is not None  # prepare has set it
+        assert self._plan is not None  # prepare sets it
         return initial_values(self._replica, self._plan, first_rows)
 
     def expect(self, batches: Iterable[BatchId]) -> None:
@@ -152,12 +145,12 @@ class KerasSource:
 
     @property
     def _made(self) -> Compute:
-        assert self._compute is not None  # prepare has made it
+        assert self._compute is not None  # prepare makes it
         return self._compute
 
     @property
     def _evaluates(self) -> Evaluator:
         if self._evaluator is None:
-            assert self._plan is not None  # prepare has set it
+            assert self._plan is not None  # prepare sets it
             self._evaluator = Evaluator(self._replica, self._plan, self._device)
         return self._evaluator

@@ -29,7 +29,7 @@ _Attempted = tuple[
 
 
 class KerasStep:
-    """A built Keras model that computes with given values and leaves its own variables alone."""
+    """A built Keras model that computes with given values and never changes its own variables."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class KerasStep:
         metrics: TrainingMetrics | None = None,
         scale: float | None = None,
     ) -> None:
-        """``loss`` is ``worker.model.build.build_loss``'s; ``variables`` are in the order of the
-        plan, ``trainable`` the same; ``seeds`` are the states of the model's seed generators, in
-        model order; ``metrics`` are counted with each gradient; ``scale`` is that of the loss, see
+        """``loss`` is ``worker.model.build.build_loss``'s; ``variables`` and ``trainable`` are in
+        plan order; ``seeds`` are the states of the model's seed generators, in model order;
+        ``metrics`` are counted with each gradient; for ``scale`` see
         :mod:`worker.model.loss_scale`."""
         self._model = model
         self._loss = loss
@@ -69,7 +69,7 @@ class KerasStep:
         else:
 
             def attempt(scale: tf.Tensor) -> _Attempted:
-                # Of its own: it counts the calls of layers.
+                # Each attempt needs its own copy, which counts the calls of layers.
                 own = None if tables is None else replace(tables)
                 return self._attempt(values, seeds, batch, own, scale)
 
@@ -90,17 +90,17 @@ class KerasStep:
         tables: FetchedRows | None,
         scale: tf.Tensor | None,
     ) -> _Attempted:
-        """The loss, the gradients of trainable variables and rows, and for each variable its new
-        value if it is state, and what metrics counted."""
+        """Returns the loss, the gradients of trainable variables and rows, and for each variable
+        its new value if it is state, with the metrics' counts."""
         rows = [] if tables is None else tables.rows
         watched = [*[v for v, train in zip(values, self._trainable, strict=True) if train], *rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
             loss, outputs, scope = self._call(values, seeds, batch, tables, training=True)
             if scale is not None:
-                # A loss of the user's own may be float16.
+                # A custom loss may be float16.
                 loss = tf.cast(loss, tf.float32)
-        # Custom gradients read variables, too.
+        # Custom gradients also read variables.
         with scope, derived(self._model):
             found = tape.gradient(loss, watched, output_gradients=scale)
         self._check_assigned(scope.assigned)
@@ -110,7 +110,7 @@ class KerasStep:
             found = [divided(gradient, scale) for gradient in found]
         counted: Sequence[tf.Tensor] = ()
         if self._metrics is not None:
-            # After the rest: side by side with it they would cost other threads to be woken.
+            # After the gradients: in parallel they would cost waking other threads.
             last = next((g for g in found if isinstance(g, tf.Tensor)), loss)
             with tf.control_dependencies([last]):
                 counted = self._metrics.states(batch, outputs, scope)
@@ -123,8 +123,8 @@ class KerasStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """See :class:`worker.step.arenas.GradientStep`. Counts the losses of several outputs, and
-        what metrics of layers count."""
+        """See :class:`worker.step.arenas.GradientStep`. Also counts the losses of several outputs
+        and the metrics of layers."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
         loss, outputs, scope = self._call(values, seeds, batch, tables, training=False)
         for metric in [*loss_trackers(self._model), *layer_metrics(self._model)]:
@@ -147,7 +147,7 @@ class KerasStep:
         self._call(values, seeds, batch, tables, training=training)
 
     def handles(self) -> Sequence[tf.Tensor]:
-        """See :class:`worker.embedding.id_finder.Model`; a run reads no variable."""
+        """See :class:`worker.embedding.id_finder.Model`; empty, since a run reads no variable."""
         return ()
 
     def _call(
@@ -166,8 +166,8 @@ class KerasStep:
             *zip(self._variables, values, strict=True),
             *zip(self._seeds, tf.unstack(seeds, num=len(self._seeds)), strict=True),
         ]
-        # Like ``stateless_call``, but through the model's ``__call__``, which casts inputs to the
-        # model's dtype as ``fit`` does.
+        # Like ``stateless_call``, but through ``__call__``, which casts inputs to the model's dtype
+        # as ``fit`` does.
         with (
             _Scope(mapping, collect_losses=True) as scope,
             derived(self._model),
@@ -180,10 +180,10 @@ class KerasStep:
         return loss, outputs, scope
 
     def _check_assigned(self, assigned: Iterable[keras.Variable]) -> None:
-        """Refuses assignments in a training step that would be lost.
+        """Refuses assignments that a training step would lose.
 
         Raises:
-            InvalidJob: names the variable, and what to do instead.
+            InvalidJob: names the variable and a remedy.
         """
         pairs = zip(self._variables, self._trainable, strict=True)
         trained = {id(variable) for variable, train in pairs if train}
@@ -208,7 +208,7 @@ class KerasStep:
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
     """Remembers which variables were assigned, and which were read while TensorFlow compiled
-    another function than the one that the scope is entered in."""
+    another function than the one that entered the scope."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -229,7 +229,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
 
 
 def _function() -> tf.Graph | None:
-    """Of the function that TensorFlow compiles, be it in a branch or a loop; None outside."""
+    """Returns the graph of the function being compiled, outside of branches and loops, or None."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph

@@ -1,4 +1,4 @@
-"""In which buffers a gradient leaves the compiled step, and which of them go to which shard."""
+"""Lays a gradient out in buffers, and cuts and compresses the shards' parts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from worker.data.source import Array
 from worker.job.job import Compression
 
 ALONE_NBYTES = 1 << 20
-"""A variable of so many bytes has a buffer of its own: joining would cost another pass over it.
-Smaller ones that follow one another are joined, since each buffer costs Python work."""
+"""A variable of at least this size has its own buffer, since joining costs another pass over it.
+Adjacent smaller ones are joined, since each buffer costs Python work."""
 
 MOST_JOINED = 512
-"""Variables that one operation joins. TensorFlow, compiling, infers the operation's shape anew for
-each of its inputs, and looks at all of them: one of 5000 takes 50 s, ten of 500 take 5."""
+"""Most variables that one operation joins. While compiling, TensorFlow infers the shape anew for
+each input from all of them: one operation of 5000 takes 50 s, ten of 500 take 5."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Elements ``[start, stop)`` of an arena: variables in a row that share a buffer.
-
-    ``variables`` are indices into the plan's; the buffer's elements are encoded as ``encoding``.
-    """
+    """Elements ``[start, stop)`` of an arena: adjacent variables that share a buffer, encoded as
+    ``encoding``. ``variables`` are indices into the plan's."""
 
     arena: ArenaPlan
     variables: tuple[int, ...]
@@ -46,7 +44,7 @@ class Layout:
         alone_nbytes: int = ALONE_NBYTES,
         most_joined: int = MOST_JOINED,
     ) -> None:
-        """``wire`` is the encoding of arenas that can be encoded: one element by element."""
+        """``wire`` is the elementwise encoding of encodable arenas."""
         self.spans = tuple(
             span
             for arena in plan.arenas
@@ -61,7 +59,7 @@ class Layout:
         ]
 
     def cut(self, buffers: Sequence[Array]) -> tuple[Gradient, ...]:
-        """What each shard gets of ``buffers``, a flat array for each span: views of them."""
+        """Returns each shard's views of ``buffers``, one flat array per span."""
         return tuple(
             {
                 name: Encoded(
@@ -74,7 +72,7 @@ class Layout:
         )
 
     def _pieces(self, arena: ArenaPlan, shard: int) -> list[tuple[int, slice | None]]:
-        """Indices of spans, and which of their elements are the shard's; None is all of them."""
+        """Returns indices of spans with the shard's slice of each; None is all of it."""
         low, high = arena.cuts[shard], arena.cuts[shard + 1]
         pieces: list[tuple[int, slice | None]] = []
         for index, span in enumerate(self.spans):
@@ -108,35 +106,35 @@ def _spans(
 
 
 class Compressor:
-    """Compresses the gradients of encodable arenas, each shard's part by itself, with error
+    """Compresses the gradients of encodable arenas, each shard's part separately, with error
     feedback. Not thread-safe.
 
-    What a compressed gradient does not say, the residual, is added to the next one (Seide et al.
+    The residual, which a compressed gradient leaves out, is added to the next one (Seide et al.
     2014, 1-bit SGD, section 3; Stich et al. 2018, Sparsified SGD with Memory, algorithm 1;
-    Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2), so nothing is lost but
-    time. It takes twice the memory of those arenas, and that of the largest part.
+    Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2), so compression only delays.
+    It takes twice the memory of those arenas, plus that of the largest part.
 
-    In NumPy on the host, where it is cheap: the largest 1 % of 230 000 elements are found in
-    0.4 ms, in 2 ms by ``tf.math.top_k``.
+    Runs in NumPy on the host, where it is cheap: finding the largest 1 % of 230 000 elements takes
+    0.4 ms, and 2 ms by ``tf.math.top_k``.
     """
 
     def __init__(self, plan: Plan, compression: Compression, topk: float) -> None:
-        """``topk`` is the fraction of elements that ``topk`` keeps."""
+        """``topk`` is the fraction of elements kept by the encoding ``topk``."""
         self._encoding: Encoding = compression
         self._topk = topk
         self._arenas = [arena for arena in plan.arenas if arena.encodable]
         self._residual = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
-        # What it was before the last gradient, until the next one is compressed there.
+        # The residual before the last gradient; the next compression overwrites it.
         self._former = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
         self._open = False
         parts = [a.shard_length(k) for a in self._arenas for k in range(plan.shards)]
         self._decoded = np.empty(max(parts, default=0), np.float32)
 
     def compress(self, gradients: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
-        """``gradients``, one for each shard, finite and plain, as they travel. What came of them
-        is to be told by :meth:`settle` before the next are compressed.
+        """Compresses finite, plain ``gradients``, one per shard. :meth:`settle` must follow before
+        the next call.
 
-        Empty, and the residual as before, if the sum with the residual is not finite.
+        Returns empty, with the residual unchanged, if the sum with the residual is not finite.
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -148,8 +146,8 @@ class Compressor:
         return compressed
 
     def settle(self, unused: Iterable[int] = ()) -> None:
-        """The shards ``unused`` have not used what was compressed last and never will, the others
-        have. What was said once stands."""
+        """Records that the shards ``unused`` never use the last gradient, and that the others do.
+        Only the first call per gradient counts."""
         if not self._open:
             return
         self._open = False
@@ -175,7 +173,7 @@ class Compressor:
         return compressed
 
     def _encoded(self, corrected: Array) -> Encoded:
-        """Encodes ``corrected``, and leaves there what that does not say.
+        """Encodes ``corrected``, and leaves the rest that the encoding omits there.
 
         Raises:
             InvalidArgument: it is not finite.

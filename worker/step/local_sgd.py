@@ -1,4 +1,4 @@
-"""The optimizer that a worker runs itself between two pushes."""
+"""The optimizer that a worker runs between two pushes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NOT_LOCAL = (
 
 @dataclass(frozen=True)
 class LocalSgd:
-    """SGD as ``keras.optimizers.SGD`` has it, with learning rate η, momentum μ and velocity v::
+    """SGD as in ``keras.optimizers.SGD``, with learning rate η, momentum μ and velocity v::
 
         v ← μ v − η g;   w ← w + v,   or with Nesterov's momentum   w ← w + μ v − η g
 
     Attributes:
-        learning_rate: of a local step, by the number of those before it (int64 scalar); called
+        learning_rate: maps the number of earlier local steps (int64 scalar) to the rate; called
             while TensorFlow traces.
     """
 
@@ -39,7 +39,7 @@ class LocalSgd:
 
     @staticmethod
     def of(serialized: Mapping[str, Any]) -> LocalSgd:
-        """What ``serialized`` (``keras.optimizers.serialize``) means.
+        """Converts ``serialized``, as of ``keras.optimizers.serialize``.
 
         Raises:
             InvalidJob: it is not SGD, or does more than the equations above.
@@ -65,8 +65,8 @@ class LocalSgd:
     def step(
         self, value: tf.Tensor, velocity: tf.Tensor | None, gradient: tf.Tensor, rate: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """One step: the new value, and the new velocity if there is one. All of one shape and
-        dtype but ``rate``, a scalar of that dtype."""
+        """Returns the new value, and the new velocity if there is one. All tensors have one shape
+        and dtype, except that ``rate`` is a scalar of that dtype."""
         change = -rate * gradient
         if velocity is None:
             return value + change, None
@@ -77,6 +77,6 @@ class LocalSgd:
 
 
 def shard_optimizer() -> dict[str, Any]:
-    """What shards run then: they subtract what they are given."""
+    """Returns the shards' optimizer for local steps: it subtracts what is pushed."""
     serialized: dict[str, Any] = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     return serialized

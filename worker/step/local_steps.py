@@ -1,4 +1,4 @@
-"""Several steps of a worker by itself, pushed as one difference of parameters."""
+"""Takes several local steps and pushes them as one difference of parameters."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from worker.step.local_sgd import LocalSgd
 
 @dataclass(frozen=True)
 class LocalInput:
-    """What the steps of one batch are given.
+    """The input of the local steps of one batch.
 
     Attributes:
-        parts: of each step, in order.
-        counts: its records.
+        parts: the input of each step, in order.
+        counts: the number of records of each step.
     """
 
     parts: tuple[StepInput, ...]
@@ -36,7 +36,7 @@ class LocalInput:
 
 
 def sub_batches(batch: BatchId, batch_size: int) -> list[BatchId]:
-    """``batch`` in pieces of ``batch_size`` records, the last one maybe shorter."""
+    """Splits ``batch`` into pieces of ``batch_size`` records; the last may be shorter."""
     stop = batch.first + batch.count
     return [
         BatchId(batch.epoch, first, min(batch_size, stop - first))
@@ -45,16 +45,15 @@ def sub_batches(batch: BatchId, batch_size: int) -> list[BatchId]:
 
 
 class LocalReader:
-    """Reads the batches of local steps. As thread-safe as the reader of one step's."""
+    """Reads the batches of local steps. As thread-safe as ``read``."""
 
     def __init__(self, read: Callable[[BatchId], StepInput], batch_size: int) -> None:
-        """``read`` is a ``worker.step.compute.BatchReader``; dropout masks are those of the
-        piece."""
+        """``read`` is a ``worker.step.compute.BatchReader``; dropout masks depend on the piece."""
         self._read = read
         self._batch_size = batch_size
 
     def __call__(self, batch: BatchId) -> LocalInput:
-        """Raises InvalidJob where the data source fails."""
+        """Raises InvalidJob if the data source fails."""
         pieces = sub_batches(batch, self._batch_size)
         return LocalInput(
             tuple(self._read(piece) for piece in pieces), tuple(piece.count for piece in pieces)
@@ -65,17 +64,17 @@ class LocalSteps:
     """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1) on
     flat parameters. Not thread-safe.
 
-    From the parameters w₀ that were received, of version t, a worker takes a step of SGD on each
-    of the H pieces of its batch, the i-th with the learning rate that the schedule has for step
-    t H + i, and velocities that begin at 0. It pushes w₀ − w_H as if that were a gradient, which
-    the shards, whose optimizer is SGD with learning rate 1, subtract: the mean over a round, or
-    each as it comes (Geo-SGD). State, such as the moving averages of BatchNormalization, goes
-    from step to step as well and is pushed as the difference, as ever.
+    From the received parameters w₀ of version t, a worker takes one SGD step on each of the H
+    pieces of its batch, the i-th with the schedule's learning rate for step t H + i; velocities
+    start at 0. It pushes w₀ − w_H like a gradient. The shards, whose optimizer is SGD with learning
+    rate 1, subtract it: the mean over a round, or each as it arrives (Geo-SGD). State, such as the
+    moving averages of BatchNormalization, also passes from step to step and is pushed as the
+    difference.
 
-    With H = 1 and no momentum that is a step of the shards' own SGD. Constraints of variables are
-    the shards': they hold after every push, not after every local step. Each step is one compiled
-    call, and so is the difference; nothing is kept from one batch to the next, so an attempt of a
-    batch gives the same bits in whichever worker makes it.
+    H = 1 without momentum equals a step of the shards' own SGD. Shards apply constraints of
+    variables after every push, not after every local step. Each step is one compiled call, and so
+    is the difference. Nothing carries over between batches, so every worker computes the same bits
+    for an attempt of a batch.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class LocalSteps:
         self._sgd = sgd
         self._local_steps = local_steps
         self._compressor = compressor
-        # A buffer for each arena: the values are in one piece already.
+        # One buffer per arena, since each arena's values are contiguous already.
         outgoing: Encoding = "plain" if compressor else wire
         self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize, most_joined=sys.maxsize)
         self._trainable = [arena for arena in plan.arenas if arena.role == "trainable"]
@@ -108,37 +107,37 @@ class LocalSteps:
     def __call__(
         self, parameters: Sequence[tf.Tensor], given: LocalInput, version: int
     ) -> StepResult:
-        """Takes a step for each part of ``given`` from ``parameters``, per arena ``[length]``, on
-        the host; ``version`` is theirs.
+        """Takes a step for each part of ``given`` from ``parameters`` of ``version``, per arena
+        ``[length]``, on the host.
 
         Raises:
-            Exception: whatever the model, its loss or TensorFlow raises.
+            Exception: any error of the model, its loss or TensorFlow.
         """
         first = values = self._begin(parameters)
         velocities = self._at_rest()
-        told = []
+        scalars = []
         for index, part in enumerate(given.parts, start=version * self._local_steps):
             values, velocities, vitals = self._one(values, velocities, index, part)
-            told.append(vitals)
+            scalars.append(vitals)
         if self._subtract is None:
             subtract = tf.function(self._difference)
             self._subtract = Trace(subtract.get_concrete_function(first, values))
         outputs = map(self._device.send, self._subtract((*first, *values)))
         *buffers, power = [np.asarray(memoryview(output)) for output in outputs]
-        steps = [np.asarray(memoryview(self._device.send(vitals))) for vitals in told]
+        steps = [np.asarray(memoryview(self._device.send(vitals))) for vitals in scalars]
         means = [float(vitals[0]) for vitals in steps]
         mean = sum(m * n for m, n in zip(means, given.counts, strict=True)) / sum(given.counts)
         result = step_result(self._layout, self._compressor, buffers, mean, float(power))
         return replace(result, metrics=tuple(np.sum(steps, axis=0)[1:].tolist()))
 
     def compiled(self, given: LocalInput) -> bool:
-        """Whether the step has been compiled for batches of all these shapes."""
+        """Whether the step is already compiled for all these batch shapes."""
         return all(part.signature in self._traces for part in given.parts)
 
     # -- compiled calls -----------------------------------------------------------------------
 
     def _begin(self, parameters: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """The parameters on the device, each arena in its own dtype."""
+        """Returns the parameters on the device, each arena in its own dtype."""
         arenas = self._device.receive(parameters)
         if all(f.dtype == a.dtype for f, a in zip(arenas, self._plan.arenas, strict=True)):
             return arenas
@@ -169,14 +168,14 @@ class LocalSteps:
         return tuple(outputs[:arenas]), tuple(outputs[arenas:]), vitals
 
     def _at_rest(self) -> tuple[tf.Tensor, ...]:
-        """Velocities to begin with: zeros, one for each arena of trained variables."""
+        """Returns initial velocities: zeros, one tensor per arena of trained variables."""
         if self._resting is None:
             arenas = self._trainable if self._sgd.momentum else []
             with self._device.scope():
                 self._resting = tuple(tf.zeros([arena.length], arena.dtype) for arena in arenas)
         return self._resting
 
-    # -- what is compiled ---------------------------------------------------------------------
+    # -- functions to compile -----------------------------------------------------------------
 
     def _widened(self, arenas: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         with self._device.scope():
@@ -195,9 +194,9 @@ class LocalSteps:
         seeds: tf.Tensor,
         batch: Batch,
     ) -> tuple[tf.Tensor, ...]:
-        """The arenas and the velocities after a step, and its loss and metrics."""
+        """Returns arenas and velocities after a step, and its loss and metrics."""
         with self._device.scope():
-            # As in :class:`worker.step.flat.FlatStep`.
+            # AutoGraph is for user code only, as in :class:`worker.step.flat.FlatStep`.
             plain = tf.autograph.experimental.do_not_convert
             values = plain(split_arenas)(self._plan, arenas)
             loss, changes = self._step.differentiate(values, seeds, batch)
@@ -226,7 +225,7 @@ class LocalSteps:
         values: Sequence[tf.Tensor],
         changes: Sequence[tf.Tensor | None],
     ) -> tf.Tensor:
-        """What the step says of the variables of ``arena``, flat: gradients, or new values."""
+        """Returns gradients or new values of the variables of ``arena``, flat."""
         parts = []
         for index in arena.order:
             change = changes[index]
@@ -248,7 +247,7 @@ class LocalSteps:
     def _difference(
         self, first: tuple[tf.Tensor, ...], last: tuple[tf.Tensor, ...]
     ) -> tuple[tf.Tensor, ...]:
-        """What is pushed of each arena, and what tells whether it is finite."""
+        """Returns what is pushed of each arena, and :func:`power_of` it."""
         with self._device.scope():
             arenas = self._plan.arenas
             buffers = [

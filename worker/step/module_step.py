@@ -12,7 +12,7 @@ from worker.embedding.lookups import FetchedRows, LookUps, look_up
 
 
 class ModuleStep:
-    """A module whose variables are given their values inside the compiled step."""
+    """A module whose variables receive their values inside the compiled step."""
 
     counted: Sequence[tf.Tensor] = ()
     """See :class:`worker.step.arenas.GradientStep`; a module has no metrics."""
@@ -25,7 +25,7 @@ class ModuleStep:
         trainable: Sequence[bool],
     ) -> None:
         """``loss`` is ``f(module, x, y[, sample_weight])``, the mean over the batch; ``variables``
-        are in the order of the plan, ``trainable`` the same."""
+        and ``trainable`` are in plan order."""
         self._module = module
         self._loss = loss
         self._variables = variables
@@ -34,7 +34,7 @@ class ModuleStep:
     def differentiate(
         self,
         values: Sequence[tf.Tensor],
-        seeds: tf.Tensor,  # noqa: ARG002  # of the interface; a module has no seed generators
+        seeds: tf.Tensor,  # noqa: ARG002  # of the interface; modules have no seed generators
         batch: Batch,
         tables: FetchedRows | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
@@ -67,7 +67,7 @@ class ModuleStep:
         batch: Batch,
         tables: LookUps,
         *,
-        training: bool,  # noqa: ARG002  # a module does not know
+        training: bool,  # noqa: ARG002  # as above
     ) -> None:
         """See :class:`worker.embedding.id_finder.Model`."""
         self._assign(values)
@@ -79,16 +79,16 @@ class ModuleStep:
         return [variable.handle for variable in self._variables]
 
     def _assign(self, values: Sequence[tf.Tensor]) -> None:
-        # Where a value is a view of the received parameters, an assignment may alias it; the
-        # variables are read within this step only, so later writes there do no harm.
+        # An assignment may alias the received parameters. Only this step reads the variables, so
+        # later writes there do no harm.
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
 
 def _converted(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """``loss`` with the conditions and loops of Python that ``tf.function`` takes."""
+    """Converts ``loss`` by AutoGraph, for conditions and loops that ``tf.function`` accepts."""
     try:
         converted: Callable[..., Any] = tf.autograph.to_graph(loss)
-    except Exception:  # its own error is private; tf.function goes on, too
+    except Exception:  # AutoGraph's error class is private; tf.function continues as well
         return loss
     return converted

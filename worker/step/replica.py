@@ -1,4 +1,4 @@
-"""This process's copy of the job's model, under the names that the shards know."""
+"""This process's copy of the job's model, with the shards' variable names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
 
 EXAMPLES = 2
-"""Records that a model is shown when it is built; shapes of one are taken for something else."""
+"""Records that a model is built with, since shapes of a single record are ambiguous."""
 
 
 class Replica:
-    """A built model whose variables are laid out as the plan says. Not thread-safe."""
+    """A built model with variables in plan order. Not thread-safe."""
 
     def __init__(self, job: Job) -> None:
         """Builds the model with the job's initial values.
@@ -42,13 +42,12 @@ class Replica:
         self.job, self.model = complete(job, self.example)
 
     def variables(self, plan: Plan) -> list[Any]:
-        """The model's variables in the order of the plan.
+        """Returns the model's variables in plan order.
 
         Raises:
-            JobMismatch: the model has other variables than the plan, which was made from the
-                coordinator's copy of the job.
+            JobMismatch: the plan, made from the coordinator's copy of the job, has other variables.
         """
-        # A trainable variable that the plan has among the state is one without gradient.
+        # The plan lists trainable variables without gradient as state.
         state = {variable.name for variable in plan.variables if variable.role == "state"}
         named = model_variables(self.model, without_gradient=state)
         mine = [spec for spec, _ in named]
@@ -62,8 +61,8 @@ class Replica:
         return [variable for _, variable in named]
 
     def make_step(self, plan: Plan, *, counts: bool = False) -> KerasStep | ModuleStep:
-        """The training step as a function of the variables' values, in the order of the plan; one
-        that ``counts`` has the job's metrics with each gradient."""
+        """Makes the training step as a function of variable values in plan order; one that
+        ``counts`` also computes the job's metrics with each gradient."""
         variables = self.variables(plan)
         trainable = [variable.role == "trainable" for variable in plan.variables]
         if isinstance(self.model, keras.Model):
@@ -75,18 +74,18 @@ class Replica:
         return ModuleStep(self.model, self._module_loss(), variables, trainable)
 
     def make_finder(self, plan: Plan, *, training: bool = True) -> IdFinder | None:
-        """What finds the ids of a batch for the plan's tables; None where it has none."""
+        """Makes the finder of a batch's ids for the plan's tables; None without tables."""
         if not plan.tables:
             return None
         step = self.make_step(plan)
         return IdFinder(step, plan.variables, plan.tables, plan.shards, training=training)
 
     def num_seeds(self) -> int:
-        """How many seed generators the model has."""
+        """Returns the number of the model's seed generators."""
         return len(seed_variables(self.model))
 
     def values(self, plan: Plan) -> dict[str, Array]:
-        """A copy of the model's present values: arena name -> ``[length]``, aligned."""
+        """Copies the model's current values: arena name -> ``[length]``, aligned."""
         variables = self.variables(plan)
         arenas = {}
         for arena in plan.arenas:
@@ -98,10 +97,10 @@ class Replica:
         return arenas
 
     def assign(self, values: Mapping[str, Array], but: Collection[Any] = ()) -> None:
-        """Gives the model's variables, ``but`` these, the values of their names.
+        """Assigns ``values`` by name to the model's variables, except ``but``.
 
         Raises:
-            InvalidArgument: one is missing or has another shape; nothing was changed.
+            InvalidArgument: a value is missing or has another shape; nothing was changed.
         """
         named = model_variables(self.model, but=but)
         for spec, _ in named:
@@ -123,12 +122,12 @@ class Replica:
             derive(self.model)
 
     def _module_loss(self) -> Callable[..., Any]:
-        assert callable(self.job.loss)  # build_model has refused others
+        assert callable(self.job.loss)  # build_model refuses others
         return self.job.loss
 
 
 def _difference(mine: Sequence[VariableSpec], plan: Plan) -> str:
-    """The first thing in which the model and the plan differ."""
+    """Describes the first difference between the model and the plan."""
     theirs = {variable.name: variable for variable in plan.variables}
     for spec in mine:
         other = theirs.pop(spec.name, None)
@@ -147,6 +146,6 @@ def _shown(spec: VariableSpec) -> str:
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """The first few names, and how many more there are."""
+    """Lists the first few names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Random state that belongs to a batch, not to a worker."""
+"""Random state that depends on the batch, not on the worker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psrpc.core.batch import BatchId
 
 
 def seed_state(job_seed: int, batch: BatchId, generator: int) -> npt.NDArray[np.uint32]:
-    """``[2] uint32``, the state to give the ``generator``-th seed generator of a model (in model
-    order) before it computes ``batch``, so that whoever repeats a batch draws the same masks.
+    """Returns ``[2] uint32``, the state of the model's ``generator``-th seed generator (in model
+    order) for ``batch``, so that every worker draws the same masks for it.
 
     Both words fit the int64 in which Keras keeps the state on TensorFlow.
     """
@@ -25,9 +25,9 @@ def seed_state(job_seed: int, batch: BatchId, generator: int) -> npt.NDArray[np.
 
 @contextmanager
 def python_draws_alike() -> Iterator[None]:
-    """Within a block Python's ``random`` draws the same in each process, each time. Layers such as
-    ``AugMix`` ask it what to do while TensorFlow traces them: otherwise a batch would come to
-    something else on another worker."""
+    """Makes Python's ``random`` draw the same in each process within the block. Layers such as
+    ``AugMix`` use it while TensorFlow traces them, so workers would otherwise compute differently.
+    """
     before = random.getstate()
     random.seed(0)
     try:

@@ -1,4 +1,4 @@
-"""The graph of a training step: variables that it reads or assigns itself, and hidden gradients."""
+"""Checks the graph of a training step: variables read or assigned directly, hidden gradients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from psrpc.core.errors import InvalidJob
 
 
 def check_graph(graph: tf.Graph, model: keras.Model) -> None:
-    """Refuses a training step that reads or assigns variables themselves. Those of the model are
-    tensors to it; of others each worker would keep values of its own, and no checkpoint has them.
-
-    Args:
-        graph: of the traced step.
+    """Refuses a training step that reads or assigns variables directly. The model's variables must
+    be tensors to the step; other variables would have different values on each worker and be in no
+    checkpoint.
 
     Raises:
-        InvalidJob: names the variable, and what to do instead.
+        InvalidJob: names the variable and a remedy.
     """
     inside = {id(outside): tensor for outside, tensor in graph.captures}
     saved = [layer for layer in model._flatten_layers() if isinstance(layer, _TFSM)]
@@ -30,7 +28,7 @@ def check_graph(graph: tf.Graph, model: keras.Model) -> None:
             raise compiled_apart(variable)
     handles = {id(variable.handle): variable.name for variable in graph.variables}
     names = {id(inside[each]): name for each, name in handles.items() if each in inside}
-    # Most models have none of these, and have many operations.
+    # Most models have no such variables, but many operations.
     for operation in graph.get_operations() if names else ():
         for written in get_read_write_resource_inputs(operation)[1]:
             if id(written) in names:
@@ -43,11 +41,11 @@ def check_graph(graph: tf.Graph, model: keras.Model) -> None:
 
 
 def check_random(graph: tf.Graph) -> None:
-    """Refuses a training step that draws random numbers from a generator of the process: a batch
-    that another worker does, or that is done again, would get others.
+    """Refuses a training step that draws from a process-wide random generator, since another
+    worker, or a repetition, would draw other numbers for the same batch.
 
     Raises:
-        InvalidJob: names the operation, and what to draw from instead.
+        InvalidJob: names the operation and a remedy.
     """
     drawing = next((op for op in graph.get_operations() if op.type in _DRAWS), None)
     if drawing is not None:
@@ -60,19 +58,19 @@ def check_random(graph: tf.Graph) -> None:
 
 
 def check_custom_gradients(values: Mapping[str, tf.Tensor]) -> None:
-    """Refuses variables without a gradient that a custom gradient reads. It gives gradients of its
-    arguments, and of variables, which are tensors here.
+    """Refuses variables without a gradient that a custom gradient reads, since here it only sees
+    tensors, and gives no gradients of them.
 
     Args:
         values: the tensors of variables, by name, in the graph of the traced step.
 
     Raises:
-        InvalidJob: names the variable, and what to do instead.
+        InvalidJob: names the variable and a remedy.
     """
     for name, value in values.items():
         depending = _depending(value)
         for operation in {tensor.op for each in depending.values() for tensor in _outputs(each)}:
-            # It passes on what the function gives and, after that, its arguments.
+            # The operation passes on the function's results and then its arguments.
             passed = sum(tensor.ref() in depending for tensor in operation.inputs)
             if _has_custom_gradient(operation) and passed == 1:
                 raise InvalidJob(
@@ -84,7 +82,7 @@ def check_custom_gradients(values: Mapping[str, tf.Tensor]) -> None:
 
 
 def _depending(value: tf.Tensor) -> dict[Any, tf.Tensor]:
-    """By reference, the tensors that may have a gradient with respect to ``value``."""
+    """Returns, by reference, the tensors that may have a gradient with respect to ``value``."""
     found, todo = {value.ref(): value}, [value]
     while todo:
         for output in _outputs(todo.pop()):
@@ -95,7 +93,7 @@ def _depending(value: tf.Tensor) -> dict[Any, tf.Tensor]:
 
 
 def _outputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """What operations make of it that has a gradient."""
+    """Returns the differentiable results of the operations that read ``tensor``."""
     return [
         output
         for operation in tensor.consumers()
@@ -106,7 +104,7 @@ def _outputs(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _has_custom_gradient(operation: tf.Operation) -> bool:
-    # It registers a gradient of its own for an operation that passes everything on.
+    # TensorFlow registers a custom gradient for an operation that passes everything on.
     if operation.type != "IdentityN":
         return False
     kind: bytes = operation.node_def.attr["_gradient_op_type"].s
@@ -125,14 +123,14 @@ _DRAWS = {
     "StatefulUniformFullInt",
     "TruncatedNormal",
 }
-"""Operations with a state that is not in their arguments."""
+"""Random operations whose state is not among their arguments."""
 
 _TFSM = keras.layers.TFSMLayer
-"""Its function reads variables themselves, which do not change where they are not trained."""
+"""A layer whose function reads variables directly; they are constant unless trained."""
 
 
 def compiled_apart(variable: keras.Variable) -> InvalidJob:
-    """The error for a variable that is read in a ``tf.function`` within the step."""
+    """Returns the error for a variable that a ``tf.function`` within the step reads."""
     return InvalidJob(
         f"the forward pass reads variable {variable.path!r} within a tf.function of its own, which "
         "would go on with the values that it was compiled with; leave tf.function out: workers "
