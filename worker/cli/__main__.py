@@ -28,9 +28,9 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Parses ``arguments`` (default: the command line's), does what they ask; the exit status.
+    """Runs the command of ``arguments`` (default: the command line); returns the exit status.
 
-    Nothing heavy is imported before it is needed, so that ``--help`` answers at once.
+    Imports heavy modules only when needed, so that ``--help`` answers at once.
     """
     quiet_grpc()
     options = make_parser().parse_args(arguments)
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """Makes the parser of the command line."""
     parser = Parser(prog="worker", description="Computes gradients for a training job.")
     parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -213,7 +213,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         )
     except PsError as error:
-        # Before there was anything to take part in.
+        # The worker has not joined a job yet.
         sys.stderr.write(error_line(error) + "\n")
         return 2
 
@@ -236,33 +236,32 @@ def _positive(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _number(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 
 def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = _number(text)
     if not 1 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return value
 
 
 def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 and at most 1")
     return value
+
+
+def _number(text: str) -> float:
+    """Parses a number; returns -1 for other text, which no option accepts."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the coordinator has to know of a job, found by building it once.
+"""Describes a job for the coordinator by building it once.
 
-The coordinator runs ``worker describe JOB`` as a child process and reads the JSON it prints, so
-that neither TensorFlow nor the user's code ever runs in the coordinator itself.
+The coordinator runs ``worker describe JOB`` as a child process and reads its JSON, so that it never
+runs TensorFlow or the user's code itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
@@ -32,32 +32,28 @@ from worker.job.plateau import parse_keep_best, parse_reduce_lr, parse_stop_earl
 from worker.job.settings import only_while_loading
 from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
-if TYPE_CHECKING:
-    pass
-
 _PATIENCE_S = 20.0
-"""How long stores are tried that do not answer."""
+"""How long to retry stores that do not answer, in seconds."""
 
 FORMAT = 1
-"""Of the JSON. Load-bearing: the coordinator refuses others."""
+"""Version of the JSON. Load-bearing: the coordinator refuses others."""
 
 
 @only_while_loading()
 def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = None) -> int:
     """Prints the description of the job at ``path`` as one JSON object on stdout.
 
-    Whatever else the job file or TensorFlow write to stdout goes to stderr instead. On an error
-    nothing is printed there; stderr gets the user's traceback, if the user's code raised, and one
-    line.
+    Other output of the job file or TensorFlow goes to stderr. After an error stdout stays empty;
+    stderr gets one line, after the user's traceback if the user's code raised.
 
     Returns:
         The exit status: 0, or 2 on an error.
     """
-    # The description needs no GPU, and the memory of one belongs to the workers.
+    # The description needs no GPU, whose memory belongs to the workers.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     if mode is not None:
         settings = [*settings, f"mode={mode}"]
-    # Somebody waits for it.
+    # The coordinator waits for the description.
     give_up_after(_PATIENCE_S)
     with redirected(STDOUT, STDERR) as stdout:
         try:
@@ -77,13 +73,13 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
 
 
 def describe(loaded: LoadedJob) -> dict[str, Any]:
-    """The description of a job: plain JSON types, keys as the coordinator reads them.
+    """Returns the description of a job: plain JSON types, keys as the coordinator reads them.
 
     Reads the data's size and first records, builds the model from the job's seed, traces one
-    training step without running it, and looks at the labels.
+    training step without running it, and checks the labels.
 
     Raises:
-        InvalidJob: whatever makes the job impossible to train; the message names it.
+        InvalidJob: the job cannot be trained; the message says why.
     """
     from pserver.updates.keras_slots import slot_names
     from worker.describe.tables import described_tables
@@ -93,7 +89,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.step.local_sgd import LocalSgd, shard_optimizer
 
     job = loaded.job
-    policy, then = job.policy(), job.then_policy()  # refuses what does not fit together
+    policy, then = job.policy(), job.then_policy()  # refuses contradictory settings
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = first_records("train", job, min(job.batch_size, records))
@@ -104,17 +100,17 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         check_fits(model, variables, job.init_from)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
     tables = described_tables(job, asked, optimizer)
-    # Every check of the plan that does not depend on the number of shards.
+    # Performs every check of the plan that does not depend on the number of shards.
     plan = make_plan(variables, 1, "cut", tables)
     _check_wire(job, plan)
     local_rate = None
     if job.local_steps > 1:
-        LocalSgd.of(optimizer)  # refuses others
+        LocalSgd.of(optimizer)  # refuses other optimizers
         rate = optimizer["config"]["learning_rate"]
         local_rate = float(rate) if isinstance(rate, int | float) else None
         optimizer = shard_optimizer()
     if job.engine == "numpy":
-        NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
+        NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; has no parameters yet
     placement = placement_for(optimizer, variables)
     document = {
         "format": FORMAT,
@@ -239,7 +235,7 @@ def _check_wire(job: Job, plan: Plan) -> None:
 
 
 def _check_data(job: Job) -> tuple[int, int]:
-    """How many records there are to train on and to evaluate on."""
+    """Returns the numbers of training and evaluation records."""
     with user_code("train"):
         records = job.train.num_records
     if not records:
@@ -252,8 +248,8 @@ def _check_data(job: Job) -> tuple[int, int]:
     }
     factors = {name: factor for name, factor in factors.items() if factor > 1}
     needed = math.prod(factors.values())
-    # A batch that is larger than the data is one of all of it, which the coordinator remarks on; a
-    # round or local steps would have fewer batches than the job asks for.
+    # A batch larger than the data becomes one of all data, which the coordinator remarks on. A
+    # round or local steps would have fewer batches than the job demands.
     if records < needed and set(factors) != {"batch_size"}:
         raise InvalidJob(
             f"train holds {counted(records, 'record')}, less than one global batch of {needed} "

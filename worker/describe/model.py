@@ -1,4 +1,4 @@
-"""Describes the model of a job: its variables, outputs and step."""
+"""Describes a job's model: its variables, outputs and step."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import VariableSpec
 from worker.data.ragged import as_tensor
-from worker.data.source import Batch, map_arrays
+from worker.data.source import Batch, check_count, map_arrays
 from worker.job.job import Job
 from worker.job.loader import user_code
+from worker.model.loss_scale import weighed
 
 if TYPE_CHECKING:
     from worker.describe.tables import AskedRows
     from worker.step.keras_step import KerasStep
     from worker.step.module_step import ModuleStep
-from typing import TYPE_CHECKING
-
-from worker.data.source import check_count
-from worker.model.loss_scale import weighed
-
-if TYPE_CHECKING:
-    pass
 
 
 def describe_model(
     job: Job, model: Any, example: Batch, eval_records: int
 ) -> tuple[list[VariableSpec], list[tuple[str, Any]], list[str], list[str], AskedRows | None]:
-    """The variables, those of them that are trained with their names, the names of the metrics, and
-    of those that do not add up, and what the first batch asks of embedding tables, if any."""
+    """Returns the variables, the trained ones with their names, the names of all metrics and of
+    those that do not add up, and the table rows of the first batch, if any."""
     import keras
 
     from worker.describe.tables import asked_rows
@@ -70,7 +64,7 @@ def describe_model(
 
 
 def naming(job: Job, example: Batch) -> AbstractContextManager[None]:
-    """Names the record of the first batch that an error is about."""
+    """Names the record of the first batch that causes an error."""
     from worker.data.source import arrays_of
     from worker.embedding.record_names import name_in_batch, naming_record
 
@@ -80,7 +74,7 @@ def naming(job: Job, example: Batch) -> AbstractContextManager[None]:
 
 
 def shown_head(batch: Batch, count: int = 2) -> Batch:
-    # Two records, since shapes of one are easily taken for something else.
+    # Two records, since shapes of a single one are ambiguous.
     head: Batch = map_arrays(lambda array: array[:count], batch)
     return head
 
@@ -88,8 +82,8 @@ def shown_head(batch: Batch, count: int = 2) -> Batch:
 def _check_outputs(
     job: Job, model: Any, example: Batch, eval_records: int
 ) -> tuple[list[str], list[str]]:
-    """Tries the model, the labels and the metrics on a few records; the metrics' names, and those
-    of them that do not add up."""
+    """Checks the model, the labels and the metrics on a few records; returns the names of all
+    metrics and of those that do not add up."""
     import numpy as np
 
     from worker.embedding.lookups import NoRows, look_up
@@ -113,7 +107,7 @@ def _check_outputs(
         with user_code(name):
             check_input_names(model, batch[0])
             if name == "eval":
-                # Workers would find out at the end of the first epoch.
+                # Workers would fail only at the end of the first epoch.
                 check_inputs(model, batch[0])
                 few_x = shown_head(batch)[0]
                 with calling(model, few_x, "eval"), look_up(NoRows()):
@@ -140,7 +134,7 @@ def _check_outputs(
 
 
 def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) -> list[str]:
-    """The results of metrics, of the job and of layers, whose states do not add up."""
+    """Returns the results of the job's and the layers' metrics whose states do not add up."""
     from worker.data.source import arrays_of
     from worker.describe.summable import PART, is_kerass_own, not_summable, parts, results_of
     from worker.embedding.lookups import NoRows, look_up
@@ -167,7 +161,7 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
 def _make_step(
     job: Job, model: Any, found: list[tuple[VariableSpec, Any]]
 ) -> KerasStep | ModuleStep:
-    """The step that workers run."""
+    """Makes the step that workers run."""
     import keras
 
     from worker.model.build import build_loss
@@ -181,7 +175,7 @@ def _make_step(
     if isinstance(model, keras.Model):
         loss, metrics = build_loss(job, model), TrainingMetrics(job, model)
         return KerasStep(model, loss, variables, trainable, seed_variables(model), metrics)
-    assert callable(job.loss)  # build_model has checked it
+    assert callable(job.loss)  # build_model checks it
     return ModuleStep(model, job.loss, variables, trainable)
 
 
@@ -192,8 +186,8 @@ def _without_gradient(
     example: Batch,
     asked: AskedRows | None = None,
 ) -> set[str]:
-    """Names of trainable variables for which the step that workers run has no gradient, whatever
-    the values. The step is traced as they trace it, and not run."""
+    """Returns the names of trainable variables without gradient in the workers' step, whatever the
+    values. Traces the step as workers do, without running it."""
     import keras
     import tensorflow as tf
 
@@ -238,10 +232,10 @@ def _without_gradient(
 
 
 def first_records(name: str, job: Job, count: int) -> Batch:
-    """Records of the first batch: what a worker reads first, by the way in which it reads."""
+    """Reads records of the first batch in the way of a worker."""
     with user_code(name):
         if name == "eval":
-            assert job.eval is not None  # the caller has counted its records
+            assert job.eval is not None  # the caller counts its records
             return check_count(name, job.eval.read_range(0, count), count)
         found = check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
         return weighed(found, job.class_weight)

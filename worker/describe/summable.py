@@ -1,4 +1,4 @@
-"""Which metrics add up: the state after two batches is the sum of the states after each."""
+"""Finds metrics that add up: the state after two batches is the sum of the states after each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from worker.model.build import BY_OUTPUT
 
 PART = 8
-"""Records of each of the two batches that are tried."""
+"""Number of records of each of the two test batches."""
 
 
 def not_summable(metrics: Sequence[Any], updates: Sequence[Callable[[], None]]) -> list[Any]:
-    """Those of ``metrics`` whose state after both ``updates`` is not the sum of their states after
-    each alone, such as a running maximum. Their states are left as they are.
+    """Returns the ``metrics`` whose state after both ``updates`` is not the sum of the states after
+    each, such as a running maximum. Leaves their states unchanged.
 
-    A state that happens to be zero after one of the updates shows nothing.
+    A state that happens to be zero after one of the updates proves nothing.
 
     Args:
-        updates: each counts one batch in all metrics, whose variables are there already.
+        updates: each counts one batch in all metrics, whose variables exist already.
     """
     states = []
     for which in ((0,), (1,), (0, 1)):
@@ -40,12 +40,12 @@ def not_summable(metrics: Sequence[Any], updates: Sequence[Callable[[], None]]) 
 
 
 def is_kerass_own(metric: Any) -> bool:
-    """Whether Keras defines the class of ``metric``; all of these add up."""
+    """Whether Keras defines the class of ``metric``; all such metrics add up."""
     return type(metric).__module__.partition(".")[0] == "keras"
 
 
 def parts(metrics: Sequence[Any]) -> list[Any]:
-    """``metrics``, with those of Keras's collection of several outputs in its place."""
+    """Returns ``metrics`` with Keras's collection for several outputs replaced by its members."""
     found: list[Any] = []
     for metric in metrics:
         found += metric.metrics if metric.name == BY_OUTPUT else [metric]
@@ -53,13 +53,13 @@ def parts(metrics: Sequence[Any]) -> list[Any]:
 
 
 def results_of(metric: Any, names: Sequence[str]) -> list[str]:
-    """Which results of ``names`` may be those of ``metric``: its own name, or that of an output
-    before it."""
+    """Returns those of ``names`` that may be results of ``metric``: its own name, maybe after the
+    name of an output."""
     return [n for n in names if n == metric.name or n.endswith(f"_{metric.name}")]
 
 
 def _state(metric: Any) -> list[np.ndarray]:
-    # In a scope the value is a tensor of it; a copy, since that may be of the variable's memory.
+    # A copy, since the tensor may share the variable's memory.
     return [variable.value.numpy().astype(np.float64) for variable in metric.variables]
 
 

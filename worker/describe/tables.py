@@ -1,4 +1,4 @@
-"""The embedding tables of a job, found by looking at its model and its first batch."""
+"""Finds the embedding tables of a job in its model and first batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worker.model.variables import seed_variables
 
 @dataclass(frozen=True, eq=False)
 class AskedRows:
-    """What a first batch asks of tables, and the ids that each call of a layer was given."""
+    """The look-ups of a first batch, with the ids passed to each call of a layer."""
 
     trace: IdsTrace
     ids: tuple[Array, ...]
@@ -36,7 +36,8 @@ class AskedRows:
         tables: Sequence[TableSpec],
         naming: AbstractContextManager[None] = nullcontext(),  # noqa: B008
     ) -> int:
-        """Bytes of the rows that the batch needs; ``naming`` names the record of an error.
+        """Returns the bytes of the rows that the batch needs; ``naming`` names the record of an
+        error.
 
         Raises:
             InvalidJob: an id is outside its vocabulary, or there are too many.
@@ -46,21 +47,21 @@ class AskedRows:
         return rows_nbytes(tables, needed)
 
     def specs(self) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
-        """Of the places of each call and the rows of each table, to trace a step."""
+        """Returns specs of each call's places and each table's rows, to trace a step."""
         return (
             [tf.TensorSpec(shape, tf.int32) for shape in self.trace.shapes],
             [tf.TensorSpec([None, table.width], tf.float32) for table in self.trace.tables],
         )
 
     def fetched(self, rows: Sequence[tf.Tensor], places: Sequence[tf.Tensor]) -> FetchedRows:
-        """What the step's layers ask."""
+        """Returns the rows for the look-ups of the step's layers."""
         return FetchedRows(rows, self.trace.calls, places)
 
     def check_gradients(self, gradients: Sequence[Any]) -> None:
-        """Passes a gradient for each table.
+        """Checks that each table has a gradient.
 
         Raises:
-            InvalidJob: there is none for one of them.
+            InvalidJob: a table has none.
         """
         for table, gradient in zip(self.trace.tables, gradients, strict=True):
             if gradient is None:
@@ -77,11 +78,11 @@ def asked_rows(
     variables: Sequence[VariableSpec],
     example: Batch,
 ) -> AskedRows:
-    """What the batch ``example`` asks of tables in training.
+    """Traces the look-ups of the batch ``example`` in training.
 
     Raises:
         InvalidJob: the ids cannot be found ahead of a step, layers disagree on a table, or the job
-            has settings that are not for tables.
+            has settings that exclude tables.
     """
     _check_settings(job)
     seeds = tf.zeros([len(seed_variables(model)), 2], tf.int64)
@@ -96,10 +97,7 @@ def asked_rows(
 def described_tables(
     job: Job, asked: AskedRows | None, optimizer: Mapping[str, Any]
 ) -> list[TableSpec]:
-    """The tables as the plan lists them.
-
-    Args:
-        optimizer: the job's, serialized.
+    """Returns the tables for the plan; ``optimizer`` is the job's, serialized.
 
     Raises:
         InvalidJob: a table's optimizer cannot update rows.
@@ -113,7 +111,7 @@ def described_tables(
 
 
 def _id_kind(trace: IdsTrace, table: int) -> IdKind:
-    """What the layers of a table are given."""
+    """Returns the kind of ids that layers pass to a table."""
     strings = {call.rule.strings for call in trace.calls if call.table == table}
     if len(strings) > 1:
         return "both"

@@ -1,4 +1,4 @@
-"""Whether an export holds the rows of its tables, and what loading it needs."""
+"""Checks that an export holds the rows of its tables, and finds out how to load it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from worker.data.source import Array
 def check_held(
     held: Iterable[tuple[keras.layers.Embedding, str]], tables: Mapping[str, Array]
 ) -> None:
-    """Compares each layer with the table that is named with it.
+    """Compares each layer with the table named with it.
 
     Raises:
-        PsError: one holds other values.
+        PsError: a layer holds other values.
     """
     for layer, name in held:
         if not _same(layer.embeddings.numpy(), tables[name]):
@@ -41,14 +41,14 @@ def check_held(
 
 
 def check_written(path: Path, kind: str, tables: Mapping[str, Array]) -> None:
-    """Reads what was exported, and looks for an array of the values of each table. One array is
-    held at a time, and a ``.keras`` file's weights take their place on the disk once more.
+    """Reads the export and looks for an array with the values of each table. Holds one array at a
+    time; extracts the weights of a ``.keras`` file to disk.
 
     Args:
-        kind: what :func:`worker.export.export.save_name` says.
+        kind: as :func:`worker.export.export.save_name` returns it.
 
     Raises:
-        PsError: a table has none.
+        PsError: a table has no such array.
     """
     missing = dict(tables)
     if missing:
@@ -62,16 +62,16 @@ def check_written(path: Path, kind: str, tables: Mapping[str, Array]) -> None:
 
 
 def own_names(path: Path) -> list[str]:
-    """The classes and functions that a ``.keras`` file names and Keras does not have, sorted:
-    whoever loads it has to give them."""
+    """Returns the sorted classes and functions that a ``.keras`` file names and Keras lacks; the
+    code that loads it must pass them."""
     with zipfile.ZipFile(path) as archive:
         return sorted(_own_names(json.loads(archive.read("config.json"))))
 
 
 def why_not_loaded(path: Path, module: ModuleType) -> str:
-    """Why Keras cannot make a class of ``module`` from what a ``.keras`` file says of it, in a
-    line; empty where nothing speaks against it. Keras gives the constructor all of that, name,
-    dtype and whether it is trained among it."""
+    """Returns in one line why Keras cannot construct a class of ``module`` from a ``.keras`` file;
+    empty if nothing is wrong. Keras passes the whole config to the constructor, including name,
+    dtype and trainable."""
     with zipfile.ZipFile(path) as archive:
         documents = list(_objects(json.loads(archive.read("config.json"))))
     for document in documents:
@@ -80,9 +80,9 @@ def why_not_loaded(path: Path, module: ModuleType) -> str:
         if not (_is_own(document) and callable(made) and isinstance(config, dict)):
             continue
         if "layers" in config:
-            continue  # a functional model, which is made of its layers
+            continue  # a functional model, made of its layers
         if not getattr(made, "from_config", _objects).__module__.startswith("keras."):
-            continue  # it is made in a way of its own
+            continue  # it has its own way of construction
         try:
             inspect.signature(made.__init__).bind(None, **config)
         except TypeError as error:
@@ -91,20 +91,20 @@ def why_not_loaded(path: Path, module: ModuleType) -> str:
 
 
 def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict[str, bool], str]:
-    """Loads a ``.keras`` file as its user does, compiled where it says so, given what it needs of
-    ``module``; the model takes its place in memory once more.
+    """Loads a ``.keras`` file as a user does, compiled if it says so, with the ``needed`` objects
+    of ``module``. Takes the model's memory once more.
 
     Returns:
-        Options that ``keras.models.load_model`` needs, and in a line why it fails without them;
-        both empty where it does not fail, and without options where none helps.
+        The options that ``keras.models.load_model`` needs, and in one line why it fails without
+        them. Both are empty if it does not fail; the options also if none helps.
     """
-    gc.collect()  # the model that was exported, which is in cycles
+    gc.collect()  # frees the exported model, which is in cycles
     own = {name: getattr(module, name) for name in needed if hasattr(module, name)}
     reason = ""
     for options in _OPTIONS:
         try:
             keras.models.load_model(path, custom_objects=own, **options)
-        except Exception as error:  # the user's own classes raise anything
+        except Exception as error:  # the user's classes raise anything
             reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())}"
         else:
             return options, reason
@@ -112,11 +112,11 @@ def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict
 
 
 _OPTIONS: Sequence[dict[str, bool]] = ({}, {"compile": False}, {"safe_mode": False})
-"""From what asks for least."""
+"""Candidates, least demanding first."""
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """All that a document says of objects, from the outside in."""
+    """Yields all descriptions of objects in a document, outer ones first."""
     if isinstance(config, dict):
         if "class_name" in config:
             yield config
@@ -127,8 +127,8 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def how_served(path: Path) -> str:
-    """How the endpoint ``serve`` of a SavedModel is called: ``model.serve([a, b])``, by the names
-    of its inputs, and in a comment what they are; empty where it has no such endpoint."""
+    """Returns how to call the endpoint ``serve`` of a SavedModel: ``model.serve([a, b])`` with the
+    names of its inputs, and their types as a comment; empty without such an endpoint."""
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     objects = saved.meta_graphs[0].object_graph_def
     found = {child.local_name: child.node_id for child in objects.nodes[0].children}
@@ -141,12 +141,12 @@ def how_served(path: Path) -> str:
     positional, _ = decode_proto(signature)
     specs: dict[str, tf.TypeSpec] = {}
     given = ", ".join(_argument(spec, specs) for spec in positional)
-    said = ", ".join(f"{name} {_tensor(spec)}" for name, spec in specs.items())
-    return f"model.serve({given})  # {said}"
+    types = ", ".join(f"{name} {_tensor(spec)}" for name, spec in specs.items())
+    return f"model.serve({given})  # {types}"
 
 
 def _argument(nest: Any, specs: dict[str, tf.TypeSpec], name: str = "") -> str:
-    """How an argument is written, with a name for each tensor, which is added to ``specs``."""
+    """Formats an argument with a name for each tensor, which is added to ``specs``."""
     if isinstance(nest, Mapping):
         parts = (f"{key!r}: {_argument(nest[key], specs, str(key))}" for key in sorted(nest))
         return f"{{{', '.join(parts)}}}"
@@ -161,13 +161,13 @@ def _argument(nest: Any, specs: dict[str, tf.TypeSpec], name: str = "") -> str:
 
 
 def _given(spec: Any) -> str:
-    """The name that the job gave an input; Keras has some for those without."""
+    """Returns the job's name of an input; empty if Keras made the name up."""
     name = getattr(spec, "name", None) or ""
     return "" if name.startswith(("args_", "keras_tensor", "inputs")) else name
 
 
 def _tensor(spec: tf.TypeSpec) -> str:
-    """``float32 [n, 4]``."""
+    """Formats a spec like ``float32 [n, 4]``."""
     ragged = "ragged " if isinstance(spec, tf.RaggedTensorSpec) else ""
     if spec.shape.rank is None:
         return f"{ragged}{spec.dtype.name}"
@@ -186,7 +186,7 @@ def _own_names(config: Any) -> set[str]:
         found.update(*map(_own_names, config.values()))
         name = config.get("class_name")
         if name == "function" and isinstance(config.get("config"), str):
-            # Of Keras's own functions there is no more than the name.
+            # Keras stores only the name of its own functions.
             found.add(config["config"])
         elif _is_own(config):
             found.add(str(name))
@@ -194,13 +194,13 @@ def _own_names(config: Any) -> set[str]:
 
 
 def _is_own(document: dict[str, Any]) -> bool:
-    """Whether an object is of a class that is neither Keras's nor Python's."""
+    """Whether the object's class belongs neither to Keras nor to Python."""
     module = document.get("module")
     return isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
 
 
 def _arrays(path: Path, kind: str) -> Iterator[Array]:
-    """Every array of the file."""
+    """Yields every array of the file."""
     if kind == "saved_model":
         reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
         for name, dtype in reader.get_variable_to_dtype_map().items():
@@ -223,7 +223,7 @@ def _hdf5_arrays(path: str | Path) -> Iterator[Array]:
 
 
 def _same(array: Array, rows: Array) -> bool:
-    """Whether they are the same values, as far as the array's dtype has them."""
+    """Whether both have the same values at the array's precision."""
     if array.shape != rows.shape:
         return False
     return bool(np.array_equal(array, rows.astype(array.dtype), equal_nan=True))

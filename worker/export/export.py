@@ -1,4 +1,4 @@
-"""A checkpoint as a file that plain Keras or TensorFlow loads without this project."""
+"""Exports a checkpoint to a file that plain Keras or TensorFlow loads without this project."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a 
 
 @only_while_loading()
 def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()) -> int:
-    """Builds the model of ``job``, gives it the values of ``checkpoint`` and writes it to ``to``.
+    """Builds the model of ``job``, assigns the values of ``checkpoint`` and writes it to ``to``.
 
     Returns:
         The exit status: 0, or 2 after one line on stderr.
@@ -42,7 +42,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
         save_name(to)
         first_look(Path(job), settings)
         import_tensorflow()
-        # Keras tells on stdout what it exports, in many lines.
+        # Keras prints many lines on stdout about the export.
         with redirected(STDOUT, STDERR):
             needed = export(job, Path(checkpoint), to, settings)
             advice = _advice(job, to, needed)
@@ -60,13 +60,13 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
 
 
 def _advice(job: str, to: str, needed: list[str]) -> str:
-    """How what was exported is loaded; empty where its name is enough."""
+    """Returns how to load the export; empty if its name is enough."""
     from worker.export.check import how_served, loading, why_not_loaded
 
     written = location(to)
     if save_name(to) == "saved_model":
         call = how_served(written) if isinstance(written, Path) else ""
-        # In two statements: what is loaded must not be collected before it is called.
+        # Two statements: the loaded object must not be collected before the call.
         return f"to use {to}: model = tf.saved_model.load({to!r}); {call}" if call else ""
     if save_name(to) != "keras":
         return ""
@@ -104,18 +104,18 @@ def _named(needed: list[str]) -> str:
 
 
 def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
-    """See :func:`export_main`; returns the names of what is the job's own and has to be given to
-    Keras with the file.
+    """Exports as :func:`export_main`; returns the names of the job's own objects that Keras needs
+    with the file.
 
-    Embedding tables are exported whole: as Keras's own Embedding in a Keras file, and as variables
-    of a SavedModel, growing ones there alone. Where the optimizer keeps moving averages of the
-    parameters, they are what is exported, as Keras does at the end of ``fit``.
+    Embedding tables are exported whole: as Keras's own Embedding in a Keras file, as variables in
+    a SavedModel; growing tables only there. If the optimizer keeps moving averages of the
+    parameters, these are exported, as Keras does at the end of ``fit``.
 
     Raises:
         InvalidJob: the job cannot be built, or the checkpoint is of another model.
         CheckpointError: the checkpoint cannot be read, or the operating system refused.
-        InvalidArgument: ``to`` is no form that can be written, or is there already.
-        PsError: what was written is not what the checkpoint holds; ``to`` is as it was.
+        InvalidArgument: ``to`` has no known form, or exists already.
+        PsError: the export differs from the checkpoint; ``to`` is unchanged.
     """
     import keras
 
@@ -134,11 +134,12 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     manifest = read_manifest(checkpoint)
     values = exported_variables(checkpoint, manifest)
     tables, grown = whole_tables(checkpoint, manifest)
-    # A SavedModel has what our layers do; Keras's files have Keras's layers.
+    # A SavedModel contains our layers' behaviour; Keras files need Keras's layers.
     with holding(tables if kind == "saved_model" else None, grown) as held:
         replica = Replica(load_job(job, settings).job)
     try:
-        # These have their rows. No shard knows their names, which two of them may share.
+        # ``held`` layers have their rows already. Shards do not know the names of their variables,
+        # which two of them may share.
         replica.assign(values, but=[layer.embeddings for layer, _ in held])
     except InvalidArgument as error:
         raise InvalidJob(
@@ -149,12 +150,12 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         model, held = plain_keras(model, tables, to)
     check_held(held, tables)
     if isinstance(model, keras.Model) and model.compiled and model.optimizer is None:
-        # For its losses' sake, by :func:`worker.model.compiled.complete`; Keras loads no such file,
-        # as an optimizer's variables are part of what was compiled.
+        # :func:`worker.model.compiled.complete` compiled it only for its losses. Keras cannot load
+        # such a file, since it expects an optimizer's variables.
         model.compiled = False
     save = _saver(model, kind, to, _signature(replica.example), bool(tables))
     try:
-        # Whole or not at all: written beside its place and moved there.
+        # All or nothing: write next to the target, then rename.
         beside = target.parent if isinstance(target, Path) else None
         with tempfile.TemporaryDirectory(dir=beside, prefix=".export-") as folder:
             written = Path(folder) / Path(to).name
@@ -182,7 +183,7 @@ def _check_target(target: Path | str, to: str) -> None:
 
 def _write(save: Callable[[Path], Any], path: Path, to: str) -> None:
     refused = None
-    # Layers of the user's own are called, and tell how they are made.
+    # This calls the user's layers for their configuration.
     with user_code(f"writing {to}"):
         try:
             save(path)
@@ -193,7 +194,7 @@ def _write(save: Callable[[Path], Any], path: Path, to: str) -> None:
 
 
 def save_name(to: str) -> str:
-    """What ``to`` asks for: ``weights``, ``keras`` or ``saved_model``."""
+    """Returns the form that ``to`` asks for: ``weights``, ``keras`` or ``saved_model``."""
     name = Path(to).name
     if name.endswith(".weights.h5"):
         return "weights"
@@ -205,7 +206,7 @@ def save_name(to: str) -> str:
 
 
 def _signature(example: Batch) -> list[Any]:
-    """What a model is called with. Keras takes the inputs of a model of the user's own class for
+    """Returns the model's input specs. For a model of the user's own class, Keras would assume
     floats, which ids are not."""
     import tensorflow as tf
 
@@ -222,8 +223,8 @@ def _signature(example: Batch) -> list[Any]:
 def _saver(
     model: Any, kind: str, to: str, signature: list[Any], by_example: bool
 ) -> Callable[[Path], Any]:
-    """What writes a model. ``signature`` is what it is called with, to be said to Keras where it
-    goes ``by_example``."""
+    """Returns the function that writes the model. Passes ``signature``, the specs of its inputs,
+    to Keras if ``by_example``."""
     import keras
     import tensorflow as tf
 
@@ -234,7 +235,7 @@ def _saver(
             return lambda path: model.save(path)
         if _any_ragged(signature):
             return lambda path: _export_ragged(model, path, signature)
-        # Models that say what their inputs are know best.
+        # Models that state their inputs need no signature.
         own = {} if not by_example or _says_inputs(model) else {"input_signature": signature}
         return lambda path: model.export(str(path), verbose=False, **own)
     if kind != "saved_model":
@@ -246,7 +247,7 @@ def _saver(
 
 
 def _export_ragged(model: Any, path: Path, signature: list[Any]) -> None:
-    """As ``model.export``, which takes no ragged inputs, with one endpoint ``serve``."""
+    """Exports one endpoint ``serve``, since ``model.export`` accepts no ragged inputs."""
     import keras
     import tensorflow as tf
 
@@ -265,7 +266,7 @@ def _any_ragged(signature: list[Any]) -> bool:
 
 
 def _says_inputs(model: Any) -> bool:
-    """Whether it is a functional or a sequential model."""
+    """Whether the model states its inputs, as functional and sequential models do."""
     try:
         return bool(model.inputs)
     except (AttributeError, ValueError):

@@ -1,4 +1,4 @@
-"""Embedding tables in a model that is exported: whole, and without the shards."""
+"""Puts whole embedding tables into an exported model, which runs without shards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from worker.embedding.embedding import Embedding
 
 
 def whole_tables(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Ids]]:
-    """All rows of the checkpoint's tables: name -> float32 ``[vocabulary, width]``, where rows that
-    no update has created have their initial values. Of a growing table ``[n + 1, width]``: those
-    that were trained, and last the mean of its initializer, for all others; and name -> the n ids,
-    which ascend.
+    """Returns all rows of the checkpoint's tables by name, float32 ``[vocabulary, width]``; rows
+    that no update has created have their initial values. A growing table has ``[n + 1, width]``:
+    its trained rows and last, for all other ids, the mean of its initializer. Also returns the n
+    ids of each growing table by name, ascending.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -46,7 +46,7 @@ def whole_tables(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, Array]
 
 
 def _mean(initializer: Mapping[str, Any]) -> float:
-    """Of an initializer as :class:`psrpc.core.tables.TableSpec` has it."""
+    """Returns the mean of an initializer as in :class:`psrpc.core.tables.TableSpec`."""
     config = initializer["config"]
     match initializer["class_name"]:
         case "uniform":
@@ -60,19 +60,18 @@ def _mean(initializer: Mapping[str, Any]) -> float:
 def plain_keras(
     model: Any, tables: Mapping[str, Array], to: str
 ) -> tuple[keras.Model, list[tuple[keras.layers.Embedding, str]]]:
-    """``model`` with an ordinary ``keras.layers.Embedding`` in the place of each layer whose rows
-    are in ``tables``, and all its other layers, with their weights; and the layers of Keras, each
-    with the name of its table.
+    """Returns ``model`` with a ``keras.layers.Embedding`` in place of each layer whose rows are in
+    ``tables`` and all other layers with their weights, and Keras's layers with their tables' names.
 
     Raises:
         InvalidJob: a layer's table is not among ``tables``, or has another shape.
-        InvalidArgument: ``to`` cannot be written; says what can.
+        InvalidArgument: ``to`` cannot be written; the message names alternatives.
     """
     held: list[tuple[keras.layers.Embedding, str]] = []
 
     def replaced(layer: Any) -> Any:
         if not isinstance(layer, Embedding):
-            # Operations that are no layers have none within.
+            # Operations that are no layers contain none.
             for part in getattr(layer, "_flatten_layers", list)():
                 if isinstance(part, Embedding):
                     raise _only_saved_model(
@@ -106,13 +105,13 @@ def plain_keras(
     except PsError:
         raise
     except Exception as error:
-        # Layers of the user's own are called once more, and may raise anything.
+        # Cloning calls the user's layers, which may raise anything.
         raise _only_saved_model(to, _reason(error)) from None
     return made, held
 
 
 def _check_layers(model: Any, to: str) -> None:
-    """Refuses a ``.keras`` file that nobody could load: Keras makes its layers from their
+    """Refuses a ``.keras`` file that Keras could not load, since it makes layers from their
     configuration."""
     if not to.endswith(".keras"):
         return

@@ -1,4 +1,4 @@
-"""A worker's figures as Prometheus wants them: ``worker_*``."""
+"""A worker's Prometheus metrics, ``worker_*``, and its health check."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 MOST_BYTES = 1024
-"""Of an answer that are read."""
-
+"""How many bytes of an answer the health check reads."""
 
 CAUSES = ("data", "compute", "barrier", "network", "apply")
-"""What a worker's time goes to, see ``WorkerTimes``."""
+"""The causes that a worker's time counts towards, see ``WorkerTimes``."""
 
 
 def families(
     worker: str, generation: int, waiting_for: str, steps: int, times: pb.WorkerTimes
 ) -> Iterator[Family]:
-    """All metrics of a worker.
+    """Yields all metrics of a worker.
 
     Args:
         worker: its name; empty before it has one.
-        waiting_for: in words; empty when it works.
-        steps: that this process has done.
+        waiting_for: a description; empty while it works.
+        steps: the number of finished steps of this process.
         times: where its time went.
     """
     info = GaugeMetricFamily(
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Returns 0 when the worker answers; 1 when it does not; 2 for what cannot be asked."""
+    """Returns 0 if the worker answers, 1 if it does not, 2 if the arguments are invalid."""
     import http.client
     import sys
     import urllib.request
@@ -75,10 +74,10 @@ def check(args: argparse.Namespace) -> int:
     try:
         host, port = parse_address(args.address)
         where = format_address(host, port)
-        # Never through a web proxy that the environment names.
+        # Bypass web proxies that the environment names.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         scheme = "http"
-        # As the worker itself decides it, which was told the same address.
+        # The worker decides by the same address whether to encrypt.
         if not is_loopback(host):
             security = from_arguments(Role.WORKER, args)
             if security.encrypted and not security.by_token:

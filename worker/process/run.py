@@ -1,4 +1,4 @@
-"""The worker process: from its options to its exit status."""
+"""Runs the worker process, from its options to its exit status."""
 
 from __future__ import annotations
 
@@ -45,28 +45,27 @@ from worker.runtime.quiet import import_tensorflow
 log = get_logger()
 
 LEAVE_S = 6.0
-"""A step that takes longer than this after a stop signal is not waited for. With the farewell, a
-worker has left within 10 s of the signal."""
+"""How long, in seconds, a worker waits for its step after a stop signal. Including the farewell, it
+leaves within 10 s of the signal."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How ``worker run`` was started.
+    """The options of ``worker run``.
 
     Attributes:
         coordinator: HOST:PORT.
-        job: path of the job file here; None means the coordinator's path for it.
+        job: path of the job file here; None for the coordinator's path.
         gpu: ``auto``, ``none`` or an index.
-        gpu_memory_fraction: of the GPU's memory; None lets it grow.
-        intra_op_threads: threads of one TensorFlow operation; None means the job's own number.
-        connect_timeout_s: how long a missing coordinator or shard is waited for.
+        gpu_memory_fraction: part of the GPU's memory; None lets it grow.
+        intra_op_threads: threads of one TensorFlow operation; None for the job's number.
+        connect_timeout_s: how long to wait for a missing coordinator or shard.
         shm: share memory with shards on this host; otherwise all tensors travel over TCP.
-        step_times: where to write the times of the last steps at the end; None is nowhere.
-        slow_down: make every step take so many times as long to compute, to see what a straggler
-            does.
-        security: a worker's.
+        step_times: file for the times of the last steps; None for no file.
+        slow_down: multiplies the compute time of every step, to study stragglers.
+        security: the worker's credentials.
         trace: OTLP endpoint for spans; empty for none.
-        metrics: HOST:PORT where Prometheus may ask, or "off".
+        metrics: HOST:PORT that serves Prometheus, or "off".
     """
 
     coordinator: str = "localhost:5000"
@@ -85,16 +84,16 @@ class WorkerOptions:
 
 @only_while_loading()
 def run_worker(options: WorkerOptions) -> int:
-    """Takes part in a job until it ends; the exit status. Only from the main thread.
+    """Takes part in a job until it ends; returns the exit status. Only for the main thread.
 
     Raises:
-        InvalidArgument: an address or an endpoint that cannot be.
-        PortInUse: metrics cannot be had there.
+        InvalidArgument: an address or an endpoint is invalid.
+        PortInUse: the port for metrics is taken.
     """
     times = StepTimes()
     options.security.announce()
     try:
-        # Not only at the end would one like to know that it cannot be written.
+        # Find out at once, not only at the end, if the file cannot be written.
         _write(times, options)
     except OSError as error:
         cause = f"--step-times {options.step_times}: {disk_reason(error)}"
@@ -111,10 +110,10 @@ def run_worker(options: WorkerOptions) -> int:
             log.info("metrics", address=metrics.address)
         on_stop_signals(lambda number: _stop(after_signal(number), options, standing, times))
         try:
-            # What no waiting can mend is said before the seconds that TensorFlow takes. In these
-            # the coordinator may come up as well, also where --connect-timeout is shorter: that
-            # counts from when it is asked next, and a cluster that is started all at once would
-            # otherwise wait for one thing after the other.
+            # Report errors that waiting cannot fix before TensorFlow takes seconds to load. The
+            # coordinator may start during that time even if --connect-timeout is shorter, since
+            # that counts from the next request: a cluster started all at once would otherwise wait
+            # for one process after the other.
             if options.job is not None:
                 first_look(Path(options.job))
             away = standing.why_away()
@@ -136,7 +135,7 @@ def run_worker(options: WorkerOptions) -> int:
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
-            # For a worker that has taken part it is the job that has changed since it was loaded.
+            # For a worker that has taken part, the job has changed since it loaded it.
             wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
             bad = isinstance(error, AccessDenied) or (wrong and not standing.worker)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
@@ -160,8 +159,8 @@ def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None
     from worker.runtime.devices import configure_devices
 
     asked = standing.get_job()
-    # Before the job file runs: a file that makes an optimizer has used TensorFlow, and after
-    # that neither devices nor threads can be chosen.
+    # Before the job file runs: once it has used TensorFlow (for an optimizer, say), neither
+    # devices nor threads can be chosen.
     device = configure_devices(
         options.gpu,
         memory_fraction=options.gpu_memory_fraction,
@@ -174,11 +173,11 @@ def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None
 
 
 def _check_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
-    """This machine's copy of the job file, which is the coordinator's, as is this software.
+    """Returns the path of this machine's job file, after comparing file and software.
 
     Raises:
-        InvalidJob: there is none.
-        JobMismatch: it is another one.
+        InvalidJob: there is no such file.
+        JobMismatch: the coordinator has another file or software version.
     """
     if asked.software != SOFTWARE:
         raise JobMismatch(
@@ -206,7 +205,7 @@ def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
 
 
 def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
-    """The job as the coordinator runs it, from this machine's copy of the file."""
+    """Loads the job as the coordinator runs it, from this machine's copy of the file."""
     path = _check_copy(options, asked)
     settings = [*asked.overrides, f"mode={asked.mode}"]
     if asked.replicas:
@@ -226,7 +225,7 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
 
 
 def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
-    """On a signal: leave after the present step, or without it if it takes too long."""
+    """Leaves after the current step, or in the middle of it if it takes too long."""
     standing.stop(status)
     timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
     timer.daemon = True
@@ -236,7 +235,7 @@ def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTi
 def _leave_now(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
     standing.leave("told to stop")
     _keep(times, options)
-    # The main thread is inside a step or a data source, which nothing can interrupt.
+    # The main thread may be inside a step or a data source, which cannot be interrupted.
     os._exit(standing.membership.leaves_with)
 
 

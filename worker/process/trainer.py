@@ -1,4 +1,4 @@
-"""A worker with a job's model, from its first word to the coordinator to its last."""
+"""Runs a worker with a job's model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.step.keras_source import KerasSource
 
 
 class Trainer:
-    """Does what the coordinator leases to this worker, until the job ends. One thread uses it."""
+    """Performs the coordinator's leases until the job ends. One thread uses it."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Trainer:
         shm: bool = True,
         slow_down: float = 1.0,
     ) -> None:
-        """``shm``: share memory with shards on this host. ``slow_down``: make every step take so
-        many times as long to compute."""
+        """``shm`` shares memory with shards on this host. ``slow_down`` multiplies the compute time
+        of every step."""
         self._loaded = loaded
         self._device = device
         self._standing = standing
@@ -33,15 +33,14 @@ class Trainer:
         self._slow_down = slow_down
 
     def run(self) -> None:
-        """Works until the job ends; by then it has left.
+        """Works until the job ends, leaves it, and raises.
 
         Raises:
             Stopped: the job is done, or the process was told to leave.
             JobFailed: the job has failed.
-            InvalidJob: the user's code or data failed, which fails the job for everybody.
-            PsError: whatever else ends this worker.
+            InvalidJob: the user's code or data failed, which fails the job for all workers.
+            PsError: any other error that ends this worker.
         """
-        label = self._device.label
         with (
             KerasSource(
                 self._loaded.job,
@@ -53,7 +52,7 @@ class Trainer:
                 source,
                 self._standing,
                 self._loaded.sha256,
-                label,
+                self._device.label,
                 self._times,
                 shm=self._shm,
                 slow_down=self._slow_down,
