@@ -171,12 +171,7 @@ def _run(options: argparse.Namespace) -> int:
         die_with_parent()
     apply_malloc_settings()
 
-    from psrpc.net.channel import (
-        COORDINATOR_PORT,
-        check_reachable,
-        format_address,
-        parse_address,
-    )
+    from psrpc.net.channel import COORDINATOR_PORT, check_reachable, format_address, parse_address
     from psrpc.ops.logs import configure
 
     configure(options.log_format, "worker")

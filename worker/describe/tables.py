@@ -72,11 +72,7 @@ class AskedRows:
 
 
 def asked_rows(
-    job: Job,
-    model: Any,
-    step: Model,
-    variables: Sequence[VariableSpec],
-    example: Batch,
+    job: Job, model: Any, step: Model, variables: Sequence[VariableSpec], example: Batch
 ) -> AskedRows:
     """Traces the look-ups of the batch ``example`` in training.
 

@@ -94,7 +94,7 @@ def _advice(job: str, to: str, needed: list[str]) -> str:
     if not needed:
         return ""
     return (
-        f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
+        f"{to} names the job's own objects; load it with keras.models.load_model({to!r}, "
         f"custom_objects={_named(needed)}); a SavedModel (--to DIR/) needs none of it"
     )
 

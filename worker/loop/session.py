@@ -236,7 +236,7 @@ class Standing:
                     elif now - away_since >= self.connect_timeout_s:
                         raise ShardUnreachable(
                             f"shards have been away for {now - away_since:.0f} s: {error}; "
-                            "start what is missing, or allow more with --connect-timeout S"
+                            "start the missing shards, or allow more time with --connect-timeout S"
                         ) from None
                     self.waits.on(str(error))
                     self.pause()

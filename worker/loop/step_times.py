@@ -77,9 +77,7 @@ class StepTimes:
         """Returns the progress of the loop. Any thread may call it."""
         lately = self._lately[: self._steps]
         return pb.WorkerPosition(
-            phase=self._phase,
-            position=self._moves,
-            median_step_s=median(lately) if lately else 0.0,
+            phase=self._phase, position=self._moves, median_step_s=median(lately) if lately else 0.0
         )
 
     def begin(self) -> None:

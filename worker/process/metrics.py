@@ -37,16 +37,16 @@ def families(
     )
     info.add_metric((worker, SOFTWARE), 1)
     yield info
-    yield CounterMetricFamily("worker_steps", "Steps that came to their end.", value=steps)
+    yield CounterMetricFamily("worker_steps", "Finished steps.", value=steps)
     seconds = CounterMetricFamily(
-        "worker_seconds", "Time by what it went to, of steps and between them.", labels=("cause",)
+        "worker_seconds", "Time in and between steps, by cause.", labels=("cause",)
     )
     for cause in CAUSES:
         seconds.add_metric((cause,), getattr(times, cause))
     yield seconds
-    yield GaugeMetricFamily("worker_generation", "Of the job.", value=generation)
+    yield GaugeMetricFamily("worker_generation", "The generation of the job.", value=generation)
     yield GaugeMetricFamily(
-        "worker_waiting", "Whether it waits for somebody.", value=bool(waiting_for)
+        "worker_waiting", "Whether it waits for a peer.", value=bool(waiting_for)
     )
 
 

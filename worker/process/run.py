@@ -121,7 +121,7 @@ def run_worker(options: WorkerOptions) -> int:
                 _check_copy(options, standing.get_job())
             else:
                 log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
-            log.info("loading TensorFlow; the coordinator is asked next")
+            log.info("loading TensorFlow, then asking the coordinator")
             import_tensorflow()
             _train(options, standing, times)
         except Stopped as stopped:

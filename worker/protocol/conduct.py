@@ -87,7 +87,7 @@ def conduct() -> Conduct:
                 yield Join()
                 yield from _work()
             except StaleGeneration as error:
-                stale = str(error) or "the cluster has gone on"
+                stale = str(error) or "the cluster has a newer generation"
     except (InvalidJob, TableFull) as error:
         yield Leave(error.coded, fatal=True)
         raise

@@ -27,10 +27,7 @@ class Feed(Generic[Prepared]):
     """
 
     def __init__(
-        self,
-        read: Callable[[BatchId], Prepared],
-        depth: int = 2,
-        patience_s: float = PATIENCE_S,
+        self, read: Callable[[BatchId], Prepared], depth: int = 2, patience_s: float = PATIENCE_S
     ) -> None:
         """``read`` prepares a batch for the step; any thread may call it."""
         self._read = read

@@ -223,7 +223,7 @@ def _keras_reason(error: Exception) -> str:
     ours, theirs = shapes.groups()
     names = "layer" if len(layers) == 1 else "layers"
     return (
-        f"{path[1]} has shape {theirs} there and {ours} in the model; what is there does not fit "
+        f"{path[1]} has shape {theirs} there and {ours} in the model; the file does not fit "
         f"{names} {listed(layers)}"
     )
 

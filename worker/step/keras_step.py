@@ -22,9 +22,7 @@ from worker.step.seeds import python_draws_alike
 from worker.step.step_graph import compiled_apart
 
 _Attempted = tuple[
-    tf.Tensor,
-    Sequence[tf.Tensor | None],
-    tuple[Sequence[tf.Tensor | None], Sequence[tf.Tensor]],
+    tf.Tensor, Sequence[tf.Tensor | None], tuple[Sequence[tf.Tensor | None], Sequence[tf.Tensor]]
 ]
 
 

@@ -220,10 +220,7 @@ class LocalSteps:
             return (*moved, *after, with_states([tf.cast(loss, tf.float64)], self._step))
 
     def _joined(
-        self,
-        arena: ArenaPlan,
-        values: Sequence[tf.Tensor],
-        changes: Sequence[tf.Tensor | None],
+        self, arena: ArenaPlan, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
     ) -> tf.Tensor:
         """Returns gradients or new values of the variables of ``arena``, flat."""
         parts = []

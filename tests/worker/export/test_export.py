@@ -545,7 +545,7 @@ def test_init_from_another_model_is_refused_when_the_job_is_described(tmp_path: 
         describe(load_job(path, [f"init_from={keras_file}"]))
     assert str(raised.value).endswith(
         "wide.keras' does not fit the model: sequential/dense/kernel has shape (6, 7) there and "
-        "(4, 3) in the model; what is there does not fit layers dense, batch_normalization, head"
+        "(4, 3) in the model; the file does not fit layers dense, batch_normalization, head"
     )
     narrow = str(tmp_path / "narrow.keras")
     write_job(tmp_path, units=2)
@@ -556,5 +556,5 @@ def test_init_from_another_model_is_refused_when_the_job_is_described(tmp_path: 
         describe(load_job(path, [f"init_from={narrow}"]))
     assert str(raised.value) == (
         f"init_from {narrow!r} does not fit the model: sequential/dense_1/kernel has shape (3, 2) "
-        "there and (3, 1) in the model; what is there does not fit layer dense_1"
+        "there and (3, 1) in the model; the file does not fit layer dense_1"
     )
