@@ -33,7 +33,7 @@ from worker.job.settings import only_while_loading
 from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
 _PATIENCE_S = 20.0
-"""How long to retry stores that do not answer, in seconds."""
+"""Seconds of retries on stores that do not answer."""
 
 FORMAT = 1
 """Version of the JSON. Load-bearing: the coordinator refuses others."""
@@ -76,10 +76,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     """Returns the description of a job: plain JSON types, keys as the coordinator reads them.
 
     Reads the data's size and first records, builds the model from the job's seed, traces one
-    training step without running it, and checks the labels.
-
-    Raises:
-        InvalidJob: the job cannot be trained; the message says why.
+    training step without running it, and checks the labels. Raises InvalidJob if the job cannot be
+    trained.
     """
     from pserver.updates.keras_slots import slot_names
     from worker.describe.tables import described_tables

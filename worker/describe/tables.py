@@ -37,11 +37,7 @@ class AskedRows:
         naming: AbstractContextManager[None] = nullcontext(),  # noqa: B008
     ) -> int:
         """Returns the bytes of the rows that the batch needs; ``naming`` names the record of an
-        error.
-
-        Raises:
-            InvalidJob: an id is outside its vocabulary, or there are too many.
-        """
+        error. Raises InvalidJob if an id is outside its vocabulary, or there are too many."""
         with user_code("the first batch"), naming:
             needed, _, _ = find_rows(tables, self.trace.calls, self.ids, 1)
         return rows_nbytes(tables, needed)
@@ -58,11 +54,7 @@ class AskedRows:
         return FetchedRows(rows, self.trace.calls, places)
 
     def check_gradients(self, gradients: Sequence[Any]) -> None:
-        """Checks that each table has a gradient.
-
-        Raises:
-            InvalidJob: a table has none.
-        """
+        """Raises InvalidJob if a table has no gradient."""
         for table, gradient in zip(self.trace.tables, gradients, strict=True):
             if gradient is None:
                 raise InvalidJob(
@@ -74,12 +66,8 @@ class AskedRows:
 def asked_rows(
     job: Job, model: Any, step: Model, variables: Sequence[VariableSpec], example: Batch
 ) -> AskedRows:
-    """Traces the look-ups of the batch ``example`` in training.
-
-    Raises:
-        InvalidJob: the ids cannot be found ahead of a step, layers disagree on a table, or the job
-            has settings that exclude tables.
-    """
+    """Traces the look-ups of the batch ``example`` in training. Raises InvalidJob if the ids cannot
+    be found ahead of a step, layers disagree on a table, or settings exclude tables."""
     _check_settings(job)
     seeds = tf.zeros([len(seed_variables(model)), 2], tf.int64)
     batch = map_arrays(as_tensor, example)
@@ -93,11 +81,8 @@ def asked_rows(
 def described_tables(
     job: Job, asked: AskedRows | None, optimizer: Mapping[str, Any]
 ) -> list[TableSpec]:
-    """Returns the tables for the plan; ``optimizer`` is the job's, serialized.
-
-    Raises:
-        InvalidJob: a table's optimizer cannot update rows.
-    """
+    """Returns the tables for the plan; ``optimizer`` is the job's, serialized. Raises InvalidJob if
+    a table's optimizer cannot update rows."""
     if asked is None:
         return []
     return [

@@ -27,11 +27,7 @@ from worker.data.source import Array
 def check_held(
     held: Iterable[tuple[keras.layers.Embedding, str]], tables: Mapping[str, Array]
 ) -> None:
-    """Compares each layer with the table named with it.
-
-    Raises:
-        PsError: a layer holds other values.
-    """
+    """Raises PsError if a layer holds other values than the table named with it."""
     for layer, name in held:
         if not _same(layer.embeddings.numpy(), tables[name]):
             raise PsError(

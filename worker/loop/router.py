@@ -137,11 +137,7 @@ class Router:
 
     def initialize(self, values: Mapping[str, Array], grant: bytes) -> None:
         """Sets all parameters; shards that have some already keep theirs. ``grant`` comes from the
-        lease.
-
-        Raises:
-            InvalidJob: a shard cannot read the first rows of its tables.
-        """
+        lease. Raises InvalidJob if a shard cannot read the first rows of its tables."""
 
         def initialize(shard: int) -> bool:
             return self._clients[shard].initialize(self._fences[shard], values, grant)

@@ -188,11 +188,8 @@ class Standing:
         return job
 
     def register(self, job_sha256: str, device: str) -> None:
-        """Registers as a worker of the job, or again, possibly under another name.
-
-        Raises:
-            JobMismatch: the job file, the settings or the software version differ.
-        """
+        """Registers as a worker of the job, or again, possibly under another name. Raises
+        JobMismatch if the job file, the settings or the software version differ."""
         request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
         response = self.persist(lambda: self._client.register_worker(request))
         known_as = self.worker
@@ -212,14 +209,9 @@ class Standing:
         self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
-        """Returns the cluster once all shards are ready; drops leases held before.
-
-        Forming a generation may take any time, since reading a large checkpoint takes minutes. Only
-        the time in which shards are away counts against the connect timeout.
-
-        Raises:
-            ShardUnreachable: shards were away for too long.
-        """
+        """Returns the cluster once all shards are ready; drops leases held before. Forming a
+        generation may take any time, since reading a large checkpoint takes minutes. Raises
+        ShardUnreachable if shards are away for longer than the connect timeout."""
         request = self.membership.get_cluster()
         away_since: float | None = None
         with self.waits.on("the shards"):
@@ -265,10 +257,7 @@ class Standing:
 
     def commit(self, round_number: int, done: DoneBatch) -> pb.Lease:
         """Sync: commits an attempt that all shards hold. Returns the next lease, maybe to wait.
-
-        Raises:
-            OutcomeUnknown: the coordinator did not answer; the attempt may or may not count.
-        """
+        Raises OutcomeUnknown if no answer tells whether the attempt counts."""
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
         return self.persist(

@@ -140,11 +140,7 @@ class StepTimes:
         return [tuple(self._rows[start : start + _WIDTH]) for start in starts]
 
     def write(self, path: Path) -> None:
-        """Writes ``rows`` to a CSV file, in seconds.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Writes ``rows`` to a CSV file, in seconds. Raises OSError if that fails."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             file.write(",".join(COLUMNS) + "\n")

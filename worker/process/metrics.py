@@ -15,7 +15,7 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 MOST_BYTES = 1024
-"""How many bytes of an answer the health check reads."""
+"""Bytes of an answer that the health check reads at most."""
 
 CAUSES = ("data", "compute", "barrier", "network", "apply")
 """The causes that a worker's time counts towards, see ``WorkerTimes``."""

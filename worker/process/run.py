@@ -45,8 +45,8 @@ from worker.runtime.quiet import import_tensorflow
 log = get_logger()
 
 LEAVE_S = 6.0
-"""How long, in seconds, a worker waits for its step after a stop signal. Including the farewell, it
-leaves within 10 s of the signal."""
+"""Seconds that a worker waits for its step after a stop signal. Including the farewell, it leaves
+within 10 s of the signal."""
 
 
 @dataclass(frozen=True)

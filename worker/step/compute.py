@@ -87,11 +87,8 @@ def with_ids(
     finder: IdFinder, device: Device, seeds: Any, batch: Batch, *, orders: bool = False
 ) -> StepInput:
     """Returns a step's input with the table ids of ``batch``, which is on ``device``; with
-    ``orders`` the step can sum row gradients on the device.
-
-    Raises:
-        InvalidJob: finding the ids failed, or an id is outside its table.
-    """
+    ``orders`` the step can sum row gradients on the device. Raises InvalidJob if finding the ids
+    fails, or an id is outside its table."""
     on_host: Batch = tf.nest.map_structure(device.send, batch, expand_composites=True)
     ids = finder(device.send(seeds), on_host, batch_signature(batch))
     placed = tuple(by.order for by in ids.orders) if orders else ()
@@ -99,11 +96,8 @@ def with_ids(
 
 
 def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
-    """Estimates the bytes of a batch's rows from the first batch.
-
-    Raises:
-        InvalidJob: reading the batch or finding its ids failed.
-    """
+    """Estimates the bytes of a batch's rows from the first batch. Raises InvalidJob if reading the
+    batch or finding its ids fails."""
     given = read(BatchId(0, 0, min(job.batch_size, job.train.num_records)))
     assert given.needed is not None  # the plan has tables
     return int(HEADROOM * rows_nbytes(plan.tables, given.needed))
@@ -208,11 +202,8 @@ class Compute:
         self._feed.waiting(now)
 
     def read(self, batch: BatchId) -> Any:
-        """Returns the data of ``batch``; waits if it was not read ahead.
-
-        Raises:
-            InvalidJob: the data source failed; the message says how.
-        """
+        """Returns the data of ``batch``; waits if it was not read ahead. Raises InvalidJob if the
+        data source fails."""
         with self._waits.on("the training data"):
             return self._feed.get(batch)
 
@@ -228,11 +219,8 @@ class Compute:
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``. Valid
-        until the second ``swap``; row gradients until the next call.
-
-        Raises:
-            InvalidJob: the step failed; the message says how.
-        """
+        until the second ``swap``; row gradients until the next call. Raises InvalidJob if the step
+        fails."""
         try:
             with nullcontext() if self._compiled(given) else self._waits.on(self._compiling):
                 return self._run(given, rows)

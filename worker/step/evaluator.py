@@ -66,11 +66,8 @@ class Evaluator:
         self._traces: dict[object, Trace] = {}
 
     def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
-        """Evaluates the records of ``task`` on its snapshot of ``generation``.
-
-        Raises:
-            InvalidJob: the data source or the model failed.
-        """
+        """Evaluates the records of ``task`` on its snapshot of ``generation``. Raises InvalidJob if
+        the data source or the model fails."""
         # Another generation may have a snapshot of the same name.
         wanted = (generation, task.snapshot)
         if self._held != wanted:
@@ -125,11 +122,8 @@ class Evaluator:
         ]
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        """Returns the results of summed states, by Keras metric name.
-
-        Raises:
-            InvalidArgument: the states are not of this job's metrics.
-        """
+        """Returns the results of summed states, by Keras metric name. Raises InvalidArgument if the
+        states are not of this job's metrics."""
         metrics = self._reset_metrics()
         variables = [variable for metric in metrics for variable in metric.variables]
         loss, *states = merge.states.variables

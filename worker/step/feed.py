@@ -12,8 +12,8 @@ from psrpc.core.batch import BatchId
 Prepared = TypeVar("Prepared")
 
 PATIENCE_S = 0.01
-"""How long, in s, reading waits for :meth:`Feed.waiting` while a batch is ready. A longer step
-mostly runs in TensorFlow, which lets other threads run."""
+"""Seconds that reading waits for :meth:`Feed.waiting` while a batch is ready. A longer step mostly
+runs in TensorFlow, which lets other threads run."""
 
 
 class Feed(Generic[Prepared]):
@@ -66,11 +66,8 @@ class Feed(Generic[Prepared]):
             self._changed.notify_all()
 
     def get(self, batch: BatchId) -> Prepared:
-        """Returns the batch: waits if reading has begun, otherwise reads it at once.
-
-        Raises:
-            Exception: the original error of reading this batch.
-        """
+        """Returns the batch: waits if reading has begun, otherwise reads it at once. Raises the
+        original error of reading this batch."""
         with self._changed:
             while self._reading == batch:
                 self._changed.wait()

@@ -131,11 +131,8 @@ def _here(
 
 
 def load_values(replica: Replica, init_from: str | Path) -> None:
-    """Assigns the values of a Keras file or checkpoint directory to the model.
-
-    Raises:
-        InvalidJob: it cannot be read or does not fit the model.
-    """
+    """Assigns the values of a Keras file or checkpoint directory to the model. Raises InvalidJob if
+    they cannot be read or do not fit."""
     place = source_of(init_from)
     with _here(place, dense_files) as source:
         _load(replica, source, f"init_from {str(place)!r}")
@@ -144,10 +141,7 @@ def load_values(replica: Replica, init_from: str | Path) -> None:
 def check_fits(model: Any, variables: Sequence[VariableSpec], init_from: str | Path) -> None:
     """Checks that ``init_from`` has values for these variables: of a checkpoint by names and
     shapes. Loads a local Keras file; leaves one at a URL to the worker, which needs it anyway.
-
-    Raises:
-        InvalidJob: it cannot be read or does not fit the model.
-    """
+    Raises InvalidJob if it cannot be read or does not fit the model."""
     place = source_of(init_from)
     if isinstance(place, str) and place.endswith(_KERAS_FILES):
         return

@@ -178,11 +178,7 @@ class KerasStep:
         return loss, outputs, scope
 
     def _check_assigned(self, assigned: Iterable[keras.Variable]) -> None:
-        """Refuses assignments that a training step would lose.
-
-        Raises:
-            InvalidJob: names the variable and a remedy.
-        """
+        """Raises InvalidJob, with a remedy, for an assignment that a training step would lose."""
         pairs = zip(self._variables, self._trainable, strict=True)
         trained = {id(variable) for variable, train in pairs if train}
         known = {*map(id, self._variables), *map(id, self._seeds)}

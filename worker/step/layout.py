@@ -173,11 +173,8 @@ class Compressor:
         return compressed
 
     def _encoded(self, corrected: Array) -> Encoded:
-        """Encodes ``corrected``, and leaves the rest that the encoding omits there.
-
-        Raises:
-            InvalidArgument: it is not finite.
-        """
+        """Encodes ``corrected`` and leaves there what the encoding omits. Raises InvalidArgument if
+        it is not finite."""
         if self._encoding == "int8":
             raw = encode_int8(corrected)
         else:

@@ -39,11 +39,8 @@ class LocalSgd:
 
     @staticmethod
     def of(serialized: Mapping[str, Any]) -> LocalSgd:
-        """Converts ``serialized``, as of ``keras.optimizers.serialize``.
-
-        Raises:
-            InvalidJob: it is not SGD, or does more than the equations above.
-        """
+        """Converts an optimizer from ``keras.optimizers.serialize``. Raises InvalidJob if it is not
+        SGD, or does more than the equations above."""
         name, config = serialized["class_name"], serialized["config"]
         if name != "SGD":
             raise InvalidJob(

@@ -108,11 +108,7 @@ class LocalSteps:
         self, parameters: Sequence[tf.Tensor], given: LocalInput, version: int
     ) -> StepResult:
         """Takes a step for each part of ``given`` from ``parameters`` of ``version``, per arena
-        ``[length]``, on the host.
-
-        Raises:
-            Exception: any error of the model, its loss or TensorFlow.
-        """
+        ``[length]``, on the host. Raises any error of the model, its loss or TensorFlow."""
         first = values = self._begin(parameters)
         velocities = self._at_rest()
         scalars = []

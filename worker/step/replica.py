@@ -30,11 +30,7 @@ class Replica:
     """A built model with variables in plan order. Not thread-safe."""
 
     def __init__(self, job: Job) -> None:
-        """Builds the model with the job's initial values.
-
-        Raises:
-            InvalidJob: the model cannot be built.
-        """
+        """Builds the model with the job's initial values. Raises InvalidJob if that fails."""
         with user_code("train"):
             count = min(EXAMPLES, job.train.num_records)
             self.example: Batch = job.train.read_range(0, count)
@@ -42,11 +38,8 @@ class Replica:
         self.job, self.model = complete(job, self.example)
 
     def variables(self, plan: Plan) -> list[Any]:
-        """Returns the model's variables in plan order.
-
-        Raises:
-            JobMismatch: the plan, made from the coordinator's copy of the job, has other variables.
-        """
+        """Returns the model's variables in plan order. Raises JobMismatch if the plan, made from
+        the coordinator's copy of the job, has other variables."""
         # The plan lists trainable variables without gradient as state.
         state = {variable.name for variable in plan.variables if variable.role == "state"}
         named = model_variables(self.model, without_gradient=state)
@@ -97,11 +90,8 @@ class Replica:
         return arenas
 
     def assign(self, values: Mapping[str, Array], but: Collection[Any] = ()) -> None:
-        """Assigns ``values`` by name to the model's variables, except ``but``.
-
-        Raises:
-            InvalidArgument: a value is missing or has another shape; nothing was changed.
-        """
+        """Assigns ``values`` by name to the model's variables, except ``but``. Raises
+        InvalidArgument, before any change, if a value is missing or has another shape."""
         named = model_variables(self.model, but=but)
         for spec, _ in named:
             value = values.get(spec.name)

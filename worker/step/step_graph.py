@@ -15,11 +15,7 @@ from psrpc.core.errors import InvalidJob
 def check_graph(graph: tf.Graph, model: keras.Model) -> None:
     """Refuses a training step that reads or assigns variables directly. The model's variables must
     be tensors to the step; other variables would have different values on each worker and be in no
-    checkpoint.
-
-    Raises:
-        InvalidJob: names the variable and a remedy.
-    """
+    checkpoint. Raises InvalidJob with the variable's name and a remedy."""
     inside = {id(outside): tensor for outside, tensor in graph.captures}
     saved = [layer for layer in model._flatten_layers() if isinstance(layer, _TFSM)]
     fixed = {id(variable) for layer in saved for variable in layer.weights}
@@ -42,11 +38,8 @@ def check_graph(graph: tf.Graph, model: keras.Model) -> None:
 
 def check_random(graph: tf.Graph) -> None:
     """Refuses a training step that draws from a process-wide random generator, since another
-    worker, or a repetition, would draw other numbers for the same batch.
-
-    Raises:
-        InvalidJob: names the operation and a remedy.
-    """
+    worker, or a repetition, would draw other numbers for the same batch. Raises InvalidJob with the
+    operation's name and a remedy."""
     drawing = next((op for op in graph.get_operations() if op.type in _DRAWS), None)
     if drawing is not None:
         raise InvalidJob(
