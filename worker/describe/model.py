@@ -43,24 +43,24 @@ def describe_model(
             f"metrics is {job.metrics!r}, but the model is a tf.Module; metrics need a "
             "keras.Model, a tf.Module reports its loss"
         )
-    found = model_variables(model)
-    step = _make_step(job, model, found)
+    named = model_variables(model)
+    step = _make_step(job, model, named)
     nothing = NoRows()
     with look_up(nothing):
-        without = _without_gradient(step, model, found, example)
+        without = _without_gradient(step, model, named, example)
     asked = None
     if nothing.asked:
-        asked = asked_rows(job, model, step, [spec for spec, _ in found], example)
-        without = _without_gradient(step, model, found, example, asked)
-    elif not any(spec.role == "trainable" for spec, _ in found):
+        asked = asked_rows(job, model, step, [spec for spec, _ in named], example)
+        without = _without_gradient(step, model, named, example, asked)
+    elif not any(spec.role == "trainable" for spec, _ in named):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
-    found = model_variables(model, without)
-    if asked is None and not any(spec.role == "trainable" for spec, _ in found):
+    named = model_variables(model, without)
+    if asked is None and not any(spec.role == "trainable" for spec, _ in named):
         raise InvalidJob(
             f"the loss depends on none of the trainable variables ({', '.join(sorted(without))})"
         )
-    trained = [(spec.name, variable) for spec, variable in found if spec.role == "trainable"]
-    return [spec for spec, _ in found], trained, names, unsummed, asked
+    trained = [(spec.name, variable) for spec, variable in named if spec.role == "trainable"]
+    return [spec for spec, _ in named], trained, names, unsummed, asked
 
 
 def naming(job: Job, example: Batch) -> AbstractContextManager[None]:
@@ -154,12 +154,12 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
     if len(next(arrays_of(rest[0]))) > PART:
         rest = map_arrays(lambda array: array[PART:], rest)
     with user_code("the metrics"):
-        found = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
-    return [name for metric in found for name in results_of(metric, names)]
+        failing = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
+    return [name for metric in failing for name in results_of(metric, names)]
 
 
 def _make_step(
-    job: Job, model: Any, found: list[tuple[VariableSpec, Any]]
+    job: Job, model: Any, named: list[tuple[VariableSpec, Any]]
 ) -> KerasStep | ModuleStep:
     """Makes the step that workers run."""
     import keras
@@ -170,8 +170,8 @@ def _make_step(
     from worker.step.keras_step import KerasStep
     from worker.step.module_step import ModuleStep
 
-    variables = [variable for _, variable in found]
-    trainable = [spec.role == "trainable" for spec, _ in found]
+    variables = [variable for _, variable in named]
+    trainable = [spec.role == "trainable" for spec, _ in named]
     if isinstance(model, keras.Model):
         loss, metrics = build_loss(job, model), TrainingMetrics(job, model)
         return KerasStep(model, loss, variables, trainable, seed_variables(model), metrics)
@@ -182,7 +182,7 @@ def _make_step(
 def _without_gradient(
     step: KerasStep | ModuleStep,
     model: Any,
-    found: list[tuple[VariableSpec, Any]],
+    named: list[tuple[VariableSpec, Any]],
     example: Batch,
     asked: AskedRows | None = None,
 ) -> set[str]:
@@ -206,16 +206,16 @@ def _without_gradient(
     ) -> tf.Tensor:
         tables = None if asked is None else asked.fetched(rows, places)
         loss, changes = step.differentiate(values, states, batch, tables)
-        for (spec, _), change in zip(found, changes[: len(found)], strict=True):
+        for (spec, _), change in zip(named, changes[: len(named)], strict=True):
             if spec.role == "trainable" and change is None:
                 without.add(spec.name)
         if asked is not None:
-            asked.check_gradients(changes[len(found) :])
+            asked.check_gradients(changes[len(named) :])
         return loss
 
     with user_code("the training step"):
         traced = tf.function(trace).get_concrete_function(
-            [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
+            [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in named],
             tf.TensorSpec([len(seeds), 2], tf.int64),
             map_arrays(as_tensor, example),
             *(([], []) if asked is None else asked.specs()),
@@ -223,8 +223,8 @@ def _without_gradient(
     check_random(traced.graph)
     if isinstance(model, keras.Model):
         check_graph(traced.graph, model)
-        named = zip(found, traced.inputs, strict=False)
-        check_custom_gradients({s.name: value for (s, _), value in named if s.name in without})
+        inputs = zip(named, traced.inputs, strict=False)
+        check_custom_gradients({s.name: value for (s, _), value in inputs if s.name in without})
     loss = traced.structured_outputs
     if loss.shape.rank != 0:
         raise InvalidJob(f"the loss has shape {loss.shape}; expected the mean, a scalar")
@@ -237,5 +237,5 @@ def first_records(name: str, job: Job, count: int) -> Batch:
         if name == "eval":
             assert job.eval is not None  # the caller counts its records
             return check_count(name, job.eval.read_range(0, count), count)
-        found = check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
-        return weighed(found, job.class_weight)
+        batch = check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
+        return weighed(batch, job.class_weight)

@@ -196,7 +196,7 @@ class _Rounds:
 
     def __init__(self) -> None:
         self._next = NextBatch()
-        self._held: int | None = None
+        self._pulled: int | None = None
         self._expected: BatchId | None = None
 
     def run(self, work: pb.RoundWork) -> Leased:
@@ -244,10 +244,10 @@ class _Rounds:
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
         """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
-        if self._held != work.round:
+        if self._pulled != work.round:
             decision = work.decision if work.HasField("decision") else None
             yield Pull(None if work.newest else work.round, decision, batch)
-            self._held = work.round
+            self._pulled = work.round
 
 
 def _first(task: pb.TrainTask) -> BatchId | None:

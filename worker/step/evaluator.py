@@ -53,7 +53,7 @@ class Evaluator:
         self._device = device
         self._step: KerasStep | ModuleStep = replica.make_step(plan)
         self._parameters = ParameterBuffers.of(plan)
-        self._held: tuple[int, str] | None = None
+        self._pulled: tuple[int, str] | None = None
         self._metrics: list[Any] | None = None
         """The metrics of the step, then :attr:`_counted`."""
         self._counted: list[Any] = []
@@ -70,10 +70,10 @@ class Evaluator:
         the data source or the model fails."""
         # Another generation may have a snapshot of the same name.
         wanted = (generation, task.snapshot)
-        if self._held != wanted:
-            self._held = None
+        if self._pulled != wanted:
+            self._pulled = None
             pull(task.snapshot, self._parameters.arrays)
-            self._held = wanted
+            self._pulled = wanted
 
         def pull_rows(rows: ReceivedRows) -> None:
             pull(task.snapshot, None, rows=rows)

@@ -63,7 +63,7 @@ class KerasStep:
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         """See :class:`worker.step.arenas.GradientStep`."""
         if self._scale is None:
-            loss, found, (states, counted) = self._attempt(values, seeds, batch, tables, None)
+            loss, gradients, (states, counted) = self._attempt(values, seeds, batch, tables, None)
         else:
 
             def attempt(scale: tf.Tensor) -> _Attempted:
@@ -71,14 +71,14 @@ class KerasStep:
                 own = None if tables is None else replace(tables)
                 return self._attempt(values, seeds, batch, own, scale)
 
-            loss, found, (states, counted) = finite(attempt, self._scale)
+            loss, gradients, (states, counted) = finite(attempt, self._scale)
         self.counted = counted
-        gradients = iter(found)
+        remaining = iter(gradients)
         changes = [
-            next(gradients) if train else state
+            next(remaining) if train else state
             for state, train in zip(states, self._trainable, strict=True)
         ]
-        return loss, [*changes, *gradients]
+        return loss, [*changes, *remaining]
 
     def _attempt(
         self,
@@ -100,23 +100,23 @@ class KerasStep:
                 loss = tf.cast(loss, tf.float32)
         # Custom gradients also read variables.
         with scope, derived(self._model):
-            found = tape.gradient(loss, watched, output_gradients=scale)
+            gradients = tape.gradient(loss, watched, output_gradients=scale)
         self._check_assigned(scope.assigned)
         for variable in scope.apart:
             raise compiled_apart(variable)
         if scale is not None:
-            found = [divided(gradient, scale) for gradient in found]
+            gradients = [divided(gradient, scale) for gradient in gradients]
         counted: Sequence[tf.Tensor] = ()
         if self._metrics is not None:
             # After the gradients: in parallel they would cost waking other threads.
-            last = next((g for g in found if isinstance(g, tf.Tensor)), loss)
+            last = next((g for g in gradients if isinstance(g, tf.Tensor)), loss)
             with tf.control_dependencies([last]):
                 counted = self._metrics.states(batch, outputs, scope)
         states = [
             None if train else scope.get_current_value(variable)
             for variable, train in zip(self._variables, self._trainable, strict=True)
         ]
-        return loss, found, (states, counted)
+        return loss, gradients, (states, counted)
 
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
