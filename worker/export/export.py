@@ -233,7 +233,7 @@ def _saver(
             return lambda path: model.save_weights(path)
         if kind == "keras":
             return lambda path: model.save(path)
-        if _any_ragged(signature):
+        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(signature)):
             return lambda path: _export_ragged(model, path, signature)
         # Models that state their inputs need no signature.
         own = {} if not by_example or _says_inputs(model) else {"input_signature": signature}
@@ -257,12 +257,6 @@ def _export_ragged(model: Any, path: Path, signature: list[Any]) -> None:
     archive.track(model)
     archive.add_endpoint("serve", serve)
     archive.write_out(str(path), verbose=False)
-
-
-def _any_ragged(signature: list[Any]) -> bool:
-    import tensorflow as tf
-
-    return any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(signature))
 
 
 def _says_inputs(model: Any) -> bool:

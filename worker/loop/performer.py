@@ -107,22 +107,22 @@ class Performer:
             Join: self._join,
             Rejoin: self._rejoin,
             Lease: self._lease,
-            LeaseAhead: self._lease_ahead,
+            LeaseAhead: lambda _action: self._here.leases.ask_ahead(),
             TakeLease: self._take_lease,
             Expect: self._expect,
             Pull: self._pull,
             Compute: self._compute,
             PushPull: self._push_pull,
             Push: self._push,
-            Settle: self._settle,
-            TakeBack: self._take_back,
+            Settle: lambda action: self._source.settle(action.unused),
+            TakeBack: lambda _action: self._source.take_back(),
             Done: self._done,
             Commit: self._commit,
             Initialize: self._initialize,
             Evaluate: self._evaluate,
-            Merge: self._merge,
-            ReportWork: self._report,
-            Leave: self._leave,
+            Merge: lambda action: self._source.merge(action.merge),
+            ReportWork: lambda action: standing.report(action.done),
+            Leave: lambda action: standing.leave(action.reason, fatal=action.fatal),
         }
 
     def __enter__(self) -> Performer:
@@ -179,17 +179,11 @@ class Performer:
         if self._built:
             self._source.leave()
 
-    def _leave(self, action: Leave) -> None:
-        self._standing.leave(action.reason, fatal=action.fatal)
-
     # -- work ---------------------------------------------------------------------------------
 
     def _lease(self, action: Lease) -> pb.Lease:
         self._times.at(pb.WorkerPosition.PHASE_WAITING)
         return self._here.leases.get(action.after)
-
-    def _lease_ahead(self, _action: LeaseAhead) -> None:
-        self._here.leases.ask_ahead()
 
     def _take_lease(self, _action: TakeLease) -> pb.Lease:
         self._times.at(pb.WorkerPosition.PHASE_WAITING)
@@ -211,12 +205,6 @@ class Performer:
         return self._source.evaluate(
             action.task, self._here.shards.generation, self._here.shards.pull
         )
-
-    def _merge(self, action: Merge) -> pb.MergeDone:
-        return self._source.merge(action.merge)
-
-    def _report(self, action: ReportWork) -> None:
-        self._standing.report(action.done)
 
     @property
     def _here(self) -> Joined:
@@ -352,12 +340,6 @@ class Performer:
             apply_s,
             tuple([result.receipt for result in results]),
         )
-
-    def _settle(self, action: Settle) -> None:
-        self._source.settle(action.unused)
-
-    def _take_back(self, _action: TakeBack) -> None:
-        self._source.take_back()
 
     def _done(self, action: Done) -> None:
         self._times.took("push_pull")
