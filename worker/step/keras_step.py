@@ -223,7 +223,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
 
 
 def _function() -> tf.Graph | None:
-    """Returns the graph of the function being compiled, outside of branches and loops, or None."""
+    """Returns the graph of the function being compiled, not of its branches; None outside."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph

@@ -51,8 +51,8 @@ def check_random(graph: tf.Graph) -> None:
 
 
 def check_custom_gradients(values: Mapping[str, tf.Tensor]) -> None:
-    """Refuses variables without a gradient that a custom gradient reads, since here it only sees
-    tensors, and gives no gradients of them.
+    """Refuses variables without a gradient that a custom gradient reads. It gives gradients only of
+    its arguments and of variables, but the step's variables are plain tensors.
 
     Args:
         values: the tensors of variables, by name, in the graph of the traced step.
