@@ -30,7 +30,7 @@ from psrpc.security.identity import Role
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """Builds the parser of the command line."""
     parser = Parser(prog="pserver", description="Holds one shard of a training job's parameters.")
     parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -126,7 +126,7 @@ def _add_lookup(lookup: argparse.ArgumentParser) -> None:
 
 
 def main() -> NoReturn:
-    """The ``pserver`` command. Ends the process with its exit status."""
+    """Runs the ``pserver`` command and ends the process with its exit status."""
     leave(while_read(run))
 
 
@@ -151,7 +151,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     if completed.shown:
         print(completed.shown)  # noqa: T201
         return 0
-    # What follows takes a while to import; --help and a wrong option do not wait for it.
+    # The imports below are slow; --help and wrong options do not wait for them.
     apply_malloc_settings()
     if arguments.die_with_parent:
         die_with_parent()
@@ -204,7 +204,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except PsError as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
-        # Only of these nothing better can be expected of another try.
+        # Only these errors would recur at another try.
         hopeless = (
             AccessDenied | AlreadyExists | InvalidArgument | InvalidJob | JobMismatch | PortInUse
         )
@@ -214,7 +214,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _check_health(arguments: argparse.Namespace) -> int:
     try:
-        # Everybody may ask: in a container the server itself does.
+        # Any role may check; in a container the server itself does.
         security = from_arguments(who_asks(arguments, (Role.SHARD, *Role)), arguments)
         service = "psrpc.v1.ParameterServer"
         return healthcheck.check(arguments, arguments.address, security, Role.SHARD, service)

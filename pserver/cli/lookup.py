@@ -21,7 +21,7 @@ _Key = int | str
 
 
 def run_lookup(arguments: argparse.Namespace) -> int:
-    """Prints the rows that were asked for; returns the exit code."""
+    """Prints the requested rows; returns the exit code."""
     table = arguments.table
     try:
         keys: list[_Key] = arguments.ids if arguments.strings else [*map(_id, arguments.ids)]
@@ -49,8 +49,8 @@ def _say(line: str) -> None:
 
 
 def _check_kind(reader: RowReader, table: str, keys: list[_Key]) -> None:
-    """Refuses numbers for a table whose ids are strings. Programs may ask for them: they are what
-    strings come to, and an exported table has them."""
+    """Refuses numbers for a table of strings. Programs may look them up, as the ids that strings
+    map to, which an exported table contains."""
     kinds = {spec.name: spec.id_kind for spec in reader.tables()}
     if kinds.get(table) == "strings" and not isinstance(keys[0], str):
         raise InvalidArgument(
@@ -73,7 +73,7 @@ def _id(argument: str) -> int:
 
 
 def as_text(keys: list[_Key], found: FoundRows) -> str:
-    """A line for each id or string: it and its row; one that the job has not says so."""
+    """Formats a line for each id or string with its row, and marks initial values."""
     lines = []
     for one, row, present in zip(keys, found.rows, found.present, strict=True):
         values = " ".join(f"{value:.7g}" for value in row.tolist())
@@ -83,7 +83,7 @@ def as_text(keys: list[_Key], found: FoundRows) -> str:
 
 
 def as_json(table: str, keys: list[_Key], found: FoundRows) -> str:
-    """The same for programs."""
+    """Formats the rows as one JSON object."""
     return json.dumps(
         {
             "table": table,

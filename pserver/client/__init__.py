@@ -1,1 +1,1 @@
-"""What a worker or a reader calls."""
+"""The clients of shards, for workers and readers."""

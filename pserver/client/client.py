@@ -1,4 +1,4 @@
-"""How a worker calls one shard."""
+"""The client with which a worker calls one shard."""
 
 from __future__ import annotations
 
@@ -45,27 +45,28 @@ __all__ = ["Outcome", "PullInfo", "Push", "PushResult", "RetryPolicy", "ShardCli
 
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
-"""Arena name -> the worker's flat array ``[arena length]`` of it, whole, contiguous. Where values
-are received, its dtype is what they travel in: the arena's own, bfloat16 or float16. A mapping
-that was passed once holds the same arrays for good."""
+"""Arena name -> the worker's whole flat array of it, ``[arena length]``, contiguous. For received
+values its dtype is their encoding on the wire: the arena's own, bfloat16 or float16. A mapping
+must keep the same arrays once it was passed."""
 
 Source = int | str | None
-"""What to pull: None is the newest values, a number that round's, a string a kept snapshot's."""
+"""The values to pull: None is the newest, a number those of that round, a string those of a kept
+snapshot."""
 
 DEADLINE_S = 60.0
-"""Of one try of a call that carries tensors."""
+"""Deadline of one try of a call that carries tensors."""
 
 STATUS_S = 5.0
 
 _TARGETS = 4
-"""Mappings that a client remembers: two parameter sets, and some to spare."""
+"""Mappings that a client caches: a worker's two parameter sets, and two to spare."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class PullInfo:
-    """What was pulled: the version and generation that the values have."""
+    """The version and generation of pulled values."""
 
     version: int
     generation: int
@@ -75,10 +76,10 @@ class PullInfo:
 class Push:
     """A gradient to push: the shard's part of every arena, and of tables.
 
-    ``gradients`` is None when it was not finite: recorded as skipped. ``rows`` has the gradients of
-    rows by table, all of the shard, duplicates summed: ids that ascend. ``totals`` are what the
-    batch adds to those of its epoch, see :mod:`psrpc.core.batch`; none of a gradient that was not.
-    ``grant`` came with the lease of the attempt.
+    ``gradients`` is None when the gradient is not finite; the shard records it as skipped. ``rows``
+    holds row gradients by table: ascending ids of this shard, duplicates summed. ``totals`` is what
+    the batch adds to the totals of its epoch, see :mod:`psrpc.core.batch`; empty when the gradient
+    is not finite. ``grant`` comes with the lease of the attempt.
     """
 
     batch: BatchId
@@ -91,19 +92,19 @@ class Push:
 
 
 class ShardClient:
-    """One worker's connection to one shard. One thread calls it; ``close`` may come from another.
+    """One worker's connection to one shard. One thread calls it; any thread may ``close`` it.
 
-    Parameters are received into the shard's part of the worker's whole arenas, so the clients of
-    all shards work side by side on the same arrays. Every call has a deadline, is safe to repeat
-    and is repeated, within the budget of ``retry``, while the shard does not answer or waits for
-    something. Errors are the classes that the shard raised; when the budget is used up,
-    ``OutcomeUnknown`` of a push that may have arrived, otherwise ``NotReady`` if the shard answered
-    that it waits, or ``ShardUnreachable``. After an error the shard's part of ``into`` may hold
-    anything.
+    The client receives parameters into the shard's part of the worker's whole arenas, so the
+    clients of all shards work side by side on the same arrays. Every call has a deadline and is
+    idempotent; the client repeats it, within the budget of ``retry``, while the shard does not
+    answer or is not ready. Errors have the classes that the shard raised. When the budget is used
+    up, a push that may have arrived raises ``OutcomeUnknown``; other calls raise ``NotReady`` if
+    the shard answered so, else ``ShardUnreachable``. After an error the shard's part of ``into``
+    is undefined.
 
-    With a ``workspace`` that is shared memory, and a shard that can attach it, tensors stay there.
-    An exchange that is not answered then raises ``SegmentLost``: the shard may still be at it. So
-    does every exchange after it: the workspace has to be given up, and the client with it.
+    With a ``workspace`` in shared memory and a shard that can attach it, tensors stay there. If
+    the shard then does not answer an exchange, this and every later exchange raise
+    ``SegmentLost``, since the shard may still use the segment: discard workspace and client.
     """
 
     def __init__(
@@ -124,17 +125,16 @@ class ShardClient:
         threads: Threads = THREADS,
     ) -> None:
         """Args:
-        address: HOST:PORT; nothing is connected before the first call.
-        incarnation: the shard's, as the coordinator told it.
+        address: HOST:PORT; the client connects at the first call.
+        incarnation: the shard's, from the coordinator.
         security: this process's.
-        workspace: where gradients are put and parameters received, if it is shared memory.
+        workspace: if it is shared memory, the place of gradients and received parameters.
         deadline_s: of one try of an exchange; it may last up to twice as long.
-        stop: set from elsewhere, it ends the repetition of calls.
-        announce: hears why a call has to be repeated.
-        failed: called whenever a try got no answer, before ``announce``; not where ``cancel``
-            has ended it.
-        sent: called when the request of an exchange has left, or gRPC has it; what follows is a
-            wait. Again where the call is repeated.
+        stop: when another thread sets it, calls are no longer repeated.
+        announce: gets the reason why a call is repeated.
+        failed: called before ``announce`` when a try got no answer, unless ``cancel`` ended it.
+        sent: called at each try when the request of an exchange is sent, or handed to gRPC, and
+            the client begins to wait.
         """
         self.peer = f"shard {shard} at {address}"
         self._incarnation = incarnation
@@ -161,7 +161,7 @@ class ShardClient:
         workspace: Workspace | None,
         sent: Callable[[], object],
     ) -> None:
-        """Makes ready what calls go through."""
+        """Opens the channel and creates the exchanger and the stubs."""
         self._channel = open_channel(address, security, Role.SHARD)
         self._exchanger = Exchanger(
             self._channel,
@@ -197,17 +197,17 @@ class ShardClient:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the tensors of the last exchange could stay in shared memory."""
+        """Whether the tensors of the last exchange stayed in shared memory."""
         return self._exchanger.attached
 
     @property
     def transport(self) -> Transport | None:
-        """How tensors travel; None before the first exchange. Any thread may ask."""
+        """How tensors travel; None before the first exchange. Thread-safe."""
         return self._exchanger.transport
 
     def cancel(self) -> None:
-        """Ends the exchange that is under way, if there is one, as if its connection had broken;
-        ``failed`` is not called for it."""
+        """Ends the current exchange, if any, as a broken connection does, but without a call of
+        ``failed``."""
         with self._counting:
             self._cancels_begun += 1
         try:
@@ -222,8 +222,8 @@ class ShardClient:
         self._channel.close()
 
     def fence(self, generation: int, policy: int, session: bytes) -> types.Fence:
-        """What every call but ``get_status`` begins with; make it once per cluster. ``session`` is
-        the worker's."""
+        """Returns the fence that every call but ``get_status`` needs; make it once per cluster.
+        ``session`` is the worker's."""
         return types.Fence(
             generation=generation,
             policy=policy,
@@ -233,13 +233,13 @@ class ShardClient:
         )
 
     def initialize(self, fence: types.Fence, values: Arrays, grant: bytes) -> bool:
-        """Sets all parameters and state; False when the shard had been initialized before.
+        """Sets all parameters and state; False when the shard was initialized already.
 
         Args:
-            grant: came with the lease.
+            grant: comes with the lease.
 
         Raises:
-            CheckpointError: the shard cannot read the rows that its tables begin with.
+            CheckpointError: the shard cannot read the initial rows of its tables.
         """
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
@@ -268,12 +268,12 @@ class ShardClient:
         """Reads the shard's part of every arena into ``into``.
 
         Args:
-            decision: of the round before the one that is pulled, as the lease has it; the shard
-                applies it first.
-            rows: what to read of tables. With ``rows_only`` nothing is put into ``into``.
+            decision: of the round before the pulled one, from the lease; the shard applies it
+                first.
+            rows: the table rows to read. With ``rows_only``, ``into`` stays as it is.
 
         Raises:
-            RoundPassed: the shard is past the round that was asked for.
+            RoundPassed: the shard is past the requested round.
             StaleGeneration: get the cluster again.
         """
         request = pb.PullRequest(fence=fence, decision=decision)
@@ -290,7 +290,7 @@ class ShardClient:
         """Async: applies a gradient. Sync: stages it until its round is decided.
 
         Raises:
-            RoundPassed: the round it was computed for has been decided.
+            RoundPassed: the round of the gradient is decided already.
             StaleGeneration: get the cluster again.
             OutcomeUnknown: the shard did not answer.
             ResourceExhausted: two attempts of the micro-batch are staged already.
@@ -302,8 +302,8 @@ class ShardClient:
     def push_pull(
         self, fence: types.Fence, push: Push, into: Arrays, rows: RowsWanted | None = None
     ) -> tuple[PushResult, PullInfo]:
-        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange; in two, where
-        one message cannot name the ids of both."""
+        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange, or in two when
+        one message cannot hold the ids of both."""
         if (
             rows is not None
             and push.rows
@@ -319,7 +319,7 @@ class ShardClient:
         return wire.from_push_result(answer.push), info
 
     def reach(self) -> None:
-        """Returns once the shard has answered something that costs it nothing."""
+        """Waits until the shard answers a call that costs it nothing."""
         self._persist(self.get_status)
 
     def get_status(self) -> pb.GetStatusResponse:
@@ -331,7 +331,7 @@ class ShardClient:
             raise error_from_rpc(error, self.peer) from None
 
     def _persist(self, call: Callable[[], Result], batch: BatchId | None = None) -> Result:
-        """``call`` with its repetitions; ``batch`` is what it pushes."""
+        """Repeats ``call`` until it succeeds or gives up; ``batch`` is the pushed one."""
 
         def give_up(tries: GaveUp) -> PsError:
             if batch is not None and tries.sent:
@@ -355,7 +355,7 @@ class ShardClient:
 
     def _try(self, call: Callable[[], Result]) -> Callable[[], Result]:
         def tried() -> Result:
-            # Of cancels that are over by now none can end this try.
+            # Cancels that are over by now cannot end this try.
             over = self._cancels_over
             try:
                 return call()
@@ -367,7 +367,7 @@ class ShardClient:
         return tried
 
     def _fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
-        """Fills ``header``, where it stands."""
+        """Fills ``header`` in place."""
         header.fence.CopyFrom(fence)
         header.batch.CopyFrom(wire.to_batch(push.batch))
         header.attempt = push.attempt
@@ -385,7 +385,7 @@ class ShardClient:
             header.extents.extend(streams.to_extents(row_extents(self._plan, pushed)))
 
     def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
-        """What a gradient announces, checked; the same from step to step."""
+        """Returns the checked extents of a gradient; cached, since they rarely change."""
         extents = streams.gradient_extents(self._plan, gradient)
         if extents != self._extents:
             check_extents(self._plan, self._shard, extents, GRADIENTS)
@@ -416,7 +416,7 @@ class ShardClient:
         )
 
     def _target(self, into: Arrays) -> Target:
-        """The shard's part of ``into``; worked out once, since a worker has two such mappings."""
+        """Returns the shard's part of ``into``; cached, since a worker has two such mappings."""
         known = self._targets.get(id(into))
         if known is not None and known[0] is into:
             return known[1]
@@ -428,7 +428,7 @@ class ShardClient:
         return target
 
     def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
-        """What the arenas that may be encoded are received in."""
+        """Returns the encoding in which encodable arenas are received."""
         for arena in self._plan.arenas:
             if arena.encodable:
                 name: Any = mine[arena.name].dtype.name
@@ -436,7 +436,7 @@ class ShardClient:
         return "plain"
 
     def _mine(self, arrays: Arrays) -> dict[str, NDArray]:
-        """The shard's part of every arena, as views.
+        """Returns views of the shard's part of every arena.
 
         Raises:
             InvalidArgument: an array is not a whole arena of the plan.

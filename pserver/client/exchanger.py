@@ -1,4 +1,4 @@
-"""A worker's exchanges with one shard: the call they ride on, and where their tensors are."""
+"""A worker's exchanges with one shard: their call, and the places of their tensors."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from psrpc.wire.status import error_from_rpc
 log = get_logger()
 
 CONNECT_S = 3.0
-"""For a data connection, at most: where a firewall swallows it, the call carries everything."""
+"""Timeout of opening a data connection; behind a firewall that drops it the call carries all."""
 
 NDArray = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
 class Target:
-    """Where pulled values are put: a shard's part of a worker's arrays.
+    """The destination of pulled values: a shard's part of a worker's arrays.
 
     Attributes:
-        mine: arena name -> contiguous ``[shard length]``, in the dtype that it travels in.
-        encoding: what that means for the arenas which may be encoded.
-        places: where the arrays lie in the worker's segment, in the plan's order; empty if that is
-            elsewhere, None if nobody has looked.
-        extents: what an answer announced that was found to fit; None before the first.
+        mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
+        encoding: of the encodable arenas.
+        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
+            are outside it, None before the first look-up.
+        extents: the last checked extents of an answer; None before the first.
     """
 
     mine: Mapping[str, NDArray]
@@ -60,17 +60,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How tensors travel between a worker and a shard; with the calls, ``why`` there is nothing
-    better."""
+    """How tensors travel between a worker and a shard; for ``calls``, ``why`` no faster way
+    works."""
 
     kind: Literal["shared memory", "data connection", "calls"]
     why: str = ""
 
 
 class Exchanger:
-    """Keeps a session open, has the shard attach the worker's segment, and carries exchanges out.
+    """Keeps a session open, offers the worker's segment to the shard, and carries out exchanges.
 
-    Thread-safe, one exchange at a time. Nothing is connected before the first.
+    Thread-safe, one exchange at a time. Connects at the first one.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Exchanger:
         self._closed = False
         # Why the segment must not be used any more; empty while it may be.
         self._given_up = ""
+        # Why the segment is not attached; empty if it is, None before the first attempt.
         self._refusal: str | None = None
-        """Why the segment is not attached; empty where it is, None before anybody asked."""
+        # Why there is no data connection; empty if there is one, None before the first attempt.
         self._data_refusal: str | None = None
-        """Why there is no data connection; empty where there is, None before anybody asked."""
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
         self._row_box: RowOutbox | None = None
@@ -114,15 +114,14 @@ class Exchanger:
 
     @property
     def attached(self) -> bool:
-        """Whether the tensors of the last exchange could stay in shared memory. Any thread may
-        ask."""
-        # Read once: the thread of the exchanges may end the session at any moment.
+        """Whether the tensors of the last exchange stayed in shared memory. Thread-safe."""
+        # Read once: the exchanging thread may end the session at any moment.
         session = self._session
         return session is not None and session.attached
 
     @property
     def transport(self) -> Transport | None:
-        """How tensors travel; None before the first exchange. Any thread may ask."""
+        """How tensors travel; None before the first exchange. Thread-safe."""
         refusal = self._data_refusal
         if self.attached:
             return Transport("shared memory")
@@ -131,13 +130,13 @@ class Exchanger:
         return Transport("calls", refusal) if refusal else Transport("data connection")
 
     def close(self) -> None:
-        """Ends the session; an exchange that is under way fails, and so does every later one."""
+        """Ends the session; the current exchange and every later one fail."""
+        # Before `cancel`: the thread that opens a session looks at the flag afterwards.
         self._closed = True
-        # Read after that: whoever opens a session looks at the flag afterwards.
         self.cancel()
 
     def cancel(self) -> None:
-        """Ends the session; an exchange that is under way fails, the next one opens another."""
+        """Ends the session; the current exchange fails, the next one opens a new session."""
         session = self._session
         if session is not None:
             session.close()
@@ -150,19 +149,19 @@ class Exchanger:
         rows: Mapping[int, Rows] | None = None,
         wanted: RowsWanted | None = None,
     ) -> pb.ExchangeAnswer:
-        """One try at one exchange.
+        """Tries one exchange once.
 
         Args:
             header: complete but for the places of the tensors.
-            gradient: what the push carries.
-            into: where the values of the pull are put; None if it has no arenas.
-            rows: what the push carries of tables.
+            gradient: of the push.
+            into: destination of the pulled values; None if the pull has no arenas.
+            rows: row gradients of the push.
             wanted: the rows of the pull.
 
         Raises:
-            SegmentLost: there is no answer, and the shard may still use the segment; or there was
-                none to an earlier exchange.
-            PsError: what the shard raised, or why it cannot be reached.
+            SegmentLost: the shard did not answer this or an earlier exchange, and may still use
+                the segment.
+            PsError: the shard raised it, or it says why the shard is unreachable.
         """
         with self._lock:
             if self._given_up:
@@ -176,7 +175,7 @@ class Exchanger:
             except Unreachable as error:
                 raise self._lost(error if session is None else session.reason(error)) from None
             except PsError:
-                # Nothing was asked, or there is an answer that cannot be used.
+                # The request was not sent, or the answer is invalid.
                 self._end_session()
                 raise
             except BaseException as error:
@@ -222,7 +221,7 @@ class Exchanger:
         return answer
 
     def _pull_places(self, into: Target | None, wanted: RowsWanted | None) -> list[int]:
-        """Where in shared memory the values of a pull go; empty if that is elsewhere."""
+        """Returns the offsets of a pull's values in shared memory; empty if they are outside it."""
         places: list[int] = []
         if into is not None:
             if into.places is None:
@@ -244,7 +243,7 @@ class Exchanger:
         into: Target | None,
         wanted: RowsWanted,
     ) -> None:
-        """Takes an answer with rows."""
+        """Receives an answer with rows."""
         extents = streams.from_extents(answer.pull.extents)
         cut = max(0, len(extents) - len(wanted.pairs))
         if into is not None:
@@ -257,7 +256,7 @@ class Exchanger:
             arrival.receive(self._plan, extents, mine, wanted.into)
 
     def _leave(self, gradient: Gradient) -> list[int]:
-        """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
+        """Copies a gradient to shared memory; returns its arenas' offsets, in the plan's order."""
         for name, box in self._boxes.items():
             at = 0
             for part in gradient[name].parts:
@@ -266,7 +265,7 @@ class Exchanger:
         return self._box_places
 
     def _places(self, arrays: Mapping[str, NDArray]) -> list[int]:
-        """Where arrays lie in shared memory, in the plan's order; empty if that is elsewhere."""
+        """Returns offsets of arrays in shared memory, in the plan's order; empty if outside it."""
         assert self._workspace is not None
         segment = self._workspace.segment
         assert segment is not None
@@ -296,7 +295,7 @@ class Exchanger:
         except ValueError:
             if not self._closed:
                 raise
-            # gRPC has no error of its own for a channel that was closed.
+            # gRPC raises a plain ValueError for a closed channel.
             raise PsError(f"the connection to {self._peer} was closed here") from None
         if self._closed:
             session.close()
@@ -336,8 +335,8 @@ class Exchanger:
         self._refusal = refusal
 
     def _open_data(self, session: Session) -> None:
-        """Moves the exchanges of a session to a connection of their own, if there is one to be had;
-        if not, this client does not try again."""
+        """Moves the exchanges of a session to a data connection; after a refusal this client does
+        not try again."""
         host, _ = parse_address(self._address)
         answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
         refusal = answer.data.refusal
@@ -371,13 +370,13 @@ class Exchanger:
         log.info("tensors share a connection with calls", peer=self._peer, why=why)
 
     def _lost(self, error: PsError) -> PsError:
-        """What it means that an exchange ended with ``error``."""
+        """Ends the session after ``error`` and returns the error to raise."""
         if self._session is not None and self._session.data_broke:
             self._go_without(str(error))
         attached = self.attached
         self._end_session()
         if attached and isinstance(error, Unreachable | DeadlinePassed):
-            # Only an answer says that the shard uses the segment no more.
+            # Only an answer proves that the shard no longer uses the segment.
             self._given_up = f"no answer to an exchange through shared memory: {error}"
             return SegmentLost(self._given_up)
         return error

@@ -1,21 +1,21 @@
-"""Reads rows of a running job's tables, for serving and for people.
+"""Reads rows of a running job's tables, for serving and for inspection.
 
     with RowReader("localhost:5000") as reader:
         found = reader.read("user", np.array([17, 4]))  # or strings: ["anna", "ben"]
         found.rows      # float32 [2, width], in the order asked
-        found.present   # bool [2]: False where it is an initial value, since nobody trained it
+        found.present   # bool [2]: False for the initial value of an untrained row
 
-A job whose processes speak TLS is read with certificates, in a directory as ``coordinator certs
-init`` makes it, or in ``RUN_DIR/certs`` of a run that ``coordinator up`` has started:
+For a job with TLS, pass certificates from a directory that ``coordinator certs init`` made, or from
+``RUN_DIR/certs`` of a run that ``coordinator up`` started:
 
     security = Security.from_options(Role.READER, Path("my-job"))
     with RowReader("host:5000", security=security) as reader: ...
 
-``Role.READER`` needs ``ca.crt``, ``reader.crt`` and ``reader.key`` of it; with ``operator.crt`` and
-``operator.key`` it is ``Role.OPERATOR``.
+``Role.READER`` needs ``ca.crt``, ``reader.crt`` and ``reader.key`` there; ``Role.OPERATOR`` needs
+``operator.crt`` and ``operator.key`` instead.
 
-Nothing is registered or leased, and nothing changes: a reader may come and go at any time. For a
-job that has ended, restore its checkpoint first: docs/embeddings.md says how.
+A reader registers, leases and changes nothing, so it may come and go at any time. For a job that
+has ended, restore its checkpoint first, see docs/embeddings.md.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.status import error_from_rpc
 
 CALL_S = 10.0
-"""Deadline of one call, unless less is waited in all."""
+"""Deadline of one call, unless the reader's timeout is shorter."""
 
 LEAST_CALL_S = 1.0
-"""What a call has even then."""
+"""Shortest deadline of a call, whatever the timeout."""
 
 TIMEOUT_S = 30.0
-"""How long a shard, or all of them, is waited for."""
+"""How long a reader waits for the shards."""
 
 PAUSE_S = 0.5
-"""At most, between two tries: so much sooner may a wait come to its end."""
+"""Longest pause between two tries; a wait may end that much early."""
 
 ANNOUNCE_S = FIRST_S
-"""How long a wait lasts before it is said."""
+"""How long a wait lasts before the reader announces it."""
 
 _LARGEST = 2**63 - 1
 
 Keys = Ids | list[str | bytes]
-"""Ids of rows, or strings that have some."""
+"""Ids of rows, or strings that map to ids."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows in the order in which they were asked for.
+    """Rows in the order of the requested ids.
 
     Attributes:
         rows: float32 ``[n, width]``.
-        present: bool ``[n]``: whether the job has the row; otherwise its initial value is given.
-        versions: of each shard that was asked, the version that its rows have.
+        present: bool ``[n]``: whether the job has the row; if not, ``rows`` has its initial value.
+        versions: shard -> version of its rows, for each shard that was read.
     """
 
     rows: npt.NDArray[np.float32] = field(repr=False)
@@ -92,12 +92,12 @@ class FoundRows:
 
 
 class RowReader:
-    """A connection to all shards of the job that a coordinator has. One thread uses it.
+    """A connection to all shards of a coordinator's job. One thread uses it.
 
-    Rows are the newest; those of two shards, or of more ids than one message names, may be of
-    different moments. A call is repeated for ``timeout_s`` while the cluster is not ready or a
-    shard does not answer, which is then looked for anew. It ends at once where nothing listens at
-    the coordinator's address and never has since this reader began.
+    Rows are the newest; those of two shards, or of more ids than fit into one message, may be of
+    different moments. A call repeats for ``timeout_s`` while the cluster is not ready or a shard
+    does not answer, and looks up the shards' addresses anew. It fails at once if nothing listens at
+    the coordinator's address, unless this reader has reached the coordinator before.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class RowReader:
         announce: Callable[[str], object] = lambda _line: None,
     ) -> None:
         """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's, such as
-        ``Security.from_options(Role.READER, DIR)``, plaintext unless told; nothing is connected
-        before the first call. ``announce`` gets a line now and then that says what is awaited."""
+        ``Security.from_options(Role.READER, DIR)``. The reader connects at the first call.
+        ``announce`` gets a line now and then that says what the reader waits for."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
         self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
@@ -141,23 +141,23 @@ class RowReader:
         """The job's tables.
 
         Raises:
-            CoordinatorUnreachable: there is no coordinator.
-            NotReady: the cluster is not complete; says what is awaited.
+            CoordinatorUnreachable: the coordinator does not answer.
+            NotReady: the cluster is not complete; says what is missing.
         """
         return self._persist(lambda: self._cluster().tables)
 
     def read(self, table: str, ids: npt.ArrayLike) -> FoundRows:
-        """The newest rows of ``ids``: any integers, or strings, whose ids in the table are those of
-        ``worker.string_ids``; repeated ones included.
+        """Returns the newest rows of ``ids``: integers, or strings, which ``worker.string_ids``
+        maps to ids. They may repeat.
 
         Raises:
-            InvalidArgument: no such table (names those that there are), strings of a table whose
-                ids are numbers, or an id that is not in its vocabulary or not an int64.
-            CoordinatorUnreachable: there is no coordinator.
-            NotReady, ShardUnreachable: the cluster, or a shard, was awaited in vain.
+            InvalidArgument: no such table (lists the job's tables), strings for a table whose ids
+                are numbers, or an id outside its vocabulary or int64.
+            CoordinatorUnreachable: the coordinator does not answer.
+            NotReady, ShardUnreachable: the cluster, or a shard, did not get ready in time.
         """
-        asked = _keys(ids)
-        return self._persist(lambda: self._read(table, asked))
+        keys = _keys(ids)
+        return self._persist(lambda: self._read(table, keys))
 
     def _read(self, name: str, keys: Keys) -> FoundRows:
         plan = self._cluster()
@@ -220,16 +220,16 @@ class RowReader:
         self._announce(f"waiting for {reason} ({waited_s:.0f} of {self._retry.budget_s:g} s)")
 
     def _leave(self) -> None:
-        """Forgets where the shards are."""
+        """Closes the channels and forgets the plan, so that the next try gets the cluster again."""
         for channel in self._channels:
             channel.close()
         self._channels = []
         self._plan = None
 
     def _persist(self, call: Callable[[], Result]) -> Result:
-        nobody: PsError | None = None
+        hopeless: PsError | None = None
         announcer = Announcer(self._say_waiting, ANNOUNCE_S)
-        # One try may take long.
+        # Starts the wait now, since one try may take long.
         announcer.waiting("", time.monotonic())
 
         def give_up(tries: GaveUp) -> PsError:
@@ -244,19 +244,19 @@ class RowReader:
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:
-            nonlocal nobody
+            nonlocal hopeless
             try:
                 return call()
             except PsError as error:
-                # Another process may have the shard by now.
+                # Another process may serve the shard by now.
                 self._leave()
                 if isinstance(error, CoordinatorUnreachable) and not self._coordinator.reached:
                     cause = self._coordinator.raise_if_hopeless()
                     if isinstance(cause, NotConnected):
-                        nobody = CoordinatorUnreachable(
+                        hopeless = CoordinatorUnreachable(
                             f"no coordinator answers: {cause}", code=cause.code
                         )
-                        raise nobody from None
+                        raise hopeless from None
                 raise
 
         return persist(
@@ -265,12 +265,12 @@ class RowReader:
             give_up,
             stop=self._stop,
             announce=lambda reason: announcer.waiting(reason, time.monotonic()),
-            again=lambda error: error.retryable and error is not nobody,
+            again=lambda error: error.retryable and error is not hopeless,
         )
 
 
 def _keys(ids: npt.ArrayLike) -> Keys:
-    # Not as an array, which would drop zeros at the end of a string.
+    # Not as an array, which would drop trailing zero bytes of strings.
     listed: Any = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind in "OSU" else ids
     if isinstance(listed, Sequence) and not isinstance(listed, str):
         strings = [one for one in listed if isinstance(one, str | bytes)]
@@ -294,7 +294,7 @@ def _take(
     present: npt.NDArray[np.bool_],
     at: npt.NDArray[np.intp],
 ) -> None:
-    """Puts what a shard has answered into the rows ``at``."""
+    """Writes a shard's answer to the rows ``at``."""
     width = rows.shape[1]
     if len(answer.rows) != 4 * len(at) * width or len(answer.present) != len(at):
         raise InvalidArgument(

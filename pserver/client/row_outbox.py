@@ -1,4 +1,4 @@
-"""A worker's rows in the memory that it shares with one shard."""
+"""A worker's rows in the memory that it shares with a shard."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = get_logger()
 
 
 class RowOutbox:
-    """Leaves row gradients where a shard reads them, and finds where it may put rows.
+    """Copies row gradients to where the shard reads them, and locates the arrays for pulled rows.
 
-    Not thread-safe, but what belongs to another shard is not touched.
+    Not thread-safe; different shards use disjoint memory.
     """
 
     def __init__(self, workspace: Workspace, shard: int, peer: str) -> None:
@@ -30,21 +30,21 @@ class RowOutbox:
         self._segment: Segment = workspace.segment
         self._box = workspace.row_outbox[shard]
         self._peer = peer
-        self._told = False
+        self._logged = False
 
     def leave(self, ids: TableIds, rows: Mapping[int, Rows]) -> list[int] | None:
-        """Where the gradients of each table of ``ids`` lie in the segment, in bytes; None if they
-        have no room there: then nothing was left. Those that lie there already stay."""
-        there = self._found([rows[table].values for table, _ in ids])
-        if there is not None:
-            return there
+        """Copies the gradients of ``ids`` to the segment, unless they lie there already; returns
+        the byte offset of each table's, or None, without copying, if they do not fit."""
+        present = self._offsets([rows[table].values for table, _ in ids])
+        if present is not None:
+            return present
         places, at = [], 0
         for table, _ in ids:
             places.append(at)
             at += aligned_nbytes(rows[table].values.nbytes)
         if at > self._box.nbytes:
-            if not self._told:
-                self._told = True
+            if not self._logged:
+                self._logged = True
                 why = f"{at} bytes of row gradients; there is room for {self._box.nbytes}"
                 log.info("some batches go over the network", peer=self._peer, why=why)
             return None
@@ -57,11 +57,11 @@ class RowOutbox:
         return [start + place for place in places]
 
     def places(self, wanted: RowsWanted) -> list[int] | None:
-        """Where the arrays lie that wait for rows; None if one is elsewhere, as those of an
-        evaluation are."""
-        return self._found([wanted.into[table] for table, _ in wanted.pairs])
+        """Returns the byte offsets of the destination arrays in the segment; None if one is outside
+        it, as in an evaluation."""
+        return self._offsets([wanted.into[table] for table, _ in wanted.pairs])
 
-    def _found(self, arrays: Sequence[NDArray]) -> list[int] | None:
+    def _offsets(self, arrays: Sequence[NDArray]) -> list[int] | None:
         places = [self._segment.offset_of(array) for array in arrays]
-        found = [place for place in places if place is not None]
-        return found if len(found) == len(places) else None
+        inside = [place for place in places if place is not None]
+        return inside if len(inside) == len(places) else None

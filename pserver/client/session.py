@@ -1,4 +1,4 @@
-"""One ``Exchange`` call, as a worker holds it: open for many steps."""
+"""A worker's side of one ``Exchange`` call, which stays open for many steps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from psrpc.wire.status import error_from_rpc
 PATH = f"/{wire.SERVICE}/Exchange"
 
 WHY_S = 2.0
-"""How long at most one waits for the call to say why its data connection has ended, before it is
-taken to be the connection's own end."""
+"""How long to wait for the call to say why its data connection ended; without a word by then the
+connection itself broke."""
 
 
 class Session:
     """A standing call. One thread uses it at a time, one exchange after another.
 
-    The call's own deadline is ``2 * deadline_s``. Whoever begins an exchange only while the session
-    is :attr:`usable` gives every exchange at least ``deadline_s``, without a clock of its own.
+    The call's deadline is ``2 * deadline_s``. A caller that begins exchanges only while the session
+    is :attr:`usable` gives each at least ``deadline_s``, without a clock of its own.
     """
 
     def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
         self._peer = peer
-        # Holds at most the messages of the one exchange that is under way.
+        # Holds at most the messages of the current exchange.
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         self._aged_at = time.monotonic() + deadline_s
         untyped: Any = channel  # the stubs want serializers; bytes need none
@@ -48,12 +48,12 @@ class Session:
         self._data: DataConnection | None = None
         self._ended = threading.Event()
         self.data_broke = False
-        """Whether the data connection has ended by itself, under a call that stood."""
+        """Whether the data connection ended while the call went on."""
 
     @property
     def usable(self) -> bool:
-        """Whether an exchange may begin: the call is not too old for it, nor known to have ended
-        (the connection broke, the shard has left) while nothing was under way."""
+        """Whether an exchange may begin: the call is young enough, and has not ended between
+        exchanges (the connection broke, the shard left)."""
         return self._call.is_active() and time.monotonic() < self._aged_at
 
     def exchange(
@@ -62,15 +62,14 @@ class Session:
         parts: Sequence[tuple[int, memoryview]],
         sent: Callable[[], object] = lambda: None,
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
-        """Carries one exchange out; the tensors of the answer have to be received to their end.
-        ``sent`` is called when the request has left, or gRPC has it, and its answer is what is
-        waited for.
+        """Carries out one exchange; the caller has to receive all tensors of the answer. Calls
+        ``sent`` when the request is sent, or handed to gRPC, and the wait for the answer begins.
 
         Raises:
-            grpc.RpcError: the call has ended, by the shard's word or otherwise.
-            Unreachable: the shard has ended it in peace; open another. With a data connection it is
-                :meth:`reason` that says what happened.
-            InvalidArgument: the answer is none.
+            grpc.RpcError: the call ended with an error.
+            Unreachable: the shard ended the call in good order; open another. With a data
+                connection, :meth:`reason` says what happened.
+            InvalidArgument: the message is not an answer.
         """
         if self._data is not None:
             return self._exchange_data(self._data, header, parts, sent)
@@ -93,29 +92,29 @@ class Session:
         return _read(self._answers(), announced)
 
     def leave_in(self, box: WorkerBox) -> None:
-        """The shard looks into ``box`` from now on: short messages are left there, and save the
-        threads that gRPC wakes on their way."""
+        """Sends short messages through ``box`` from now on, which the shard watches; this avoids
+        the thread switches of gRPC."""
         self._box = box
-        # The shard may end the call instead of an answer.
+        # The shard may end the call instead of answering.
         self._call.add_callback(box.wake)
 
     def use_data(self, connection: DataConnection) -> None:
-        """All exchanges from now on are on ``connection``, where the shard waits for them. It is
-        closed with the session."""
+        """Carries out all exchanges on ``connection`` from now on, and closes it with the
+        session."""
         self._data = connection
         if not self._call.add_callback(self._over):
             self._over()
 
     def close(self) -> None:
-        """Ends the call; any thread, any number of times."""
+        """Ends the call. Thread-safe and idempotent."""
         self._outgoing.put(None)
         self._call.cancel()
         if self._data is not None:
             self._data.close()
 
     def reason(self, error: PsError) -> PsError:
-        """Why an exchange ended with ``error``: what the call says, if it has ended, since the data
-        connection says nothing."""
+        """Returns why an exchange ended with ``error``: the status of the call, if it has ended,
+        since the data connection carries none."""
         if self._data is None:
             return error
         if not self._ended.wait(WHY_S):
@@ -130,7 +129,7 @@ class Session:
         return InvalidArgument(f"{self._peer} has sent in the call what belongs beside it")
 
     def _over(self) -> None:
-        """The call has ended: so does what is under way on the data connection."""
+        """Ends the exchange on the data connection, because the call has ended."""
         self._ended.set()
         if self._data is not None:
             self._data.hang_up()

@@ -1,6 +1,6 @@
-"""What a shard does with a command of its coordinator, and what it has to say then.
+"""Carries out the coordinator's commands on a shard, and builds the shard's reports.
 
-Without a thread, a clock or a connection, so that a simulated cluster obeys as a real one does.
+Uses no thread, clock or connection, so that a simulated cluster runs the same code as a real one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ log = get_logger()
 def obey(
     engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], RestoredState]
 ) -> pb.ReportShardReadyRequest | None:
-    """Carries ``command`` out, any but ``shutdown``; every command may come more than once.
+    """Carries out any ``command`` but ``shutdown``; every command may come more than once.
 
-    After a ``revocation`` a heartbeat is due: the worker's batches are leased to others once all
-    shards have said that they refuse it.
+    After a ``revocation`` the caller sends a heartbeat: the coordinator leases the worker's batches
+    to others once all shards report that they refuse the worker.
 
     Args:
         read: reads this shard's part of a checkpoint, named relative to the run directory; raises
-            CheckpointError when it is not good.
+            CheckpointError if it is damaged.
 
     Returns:
-        What the coordinator waits for after ``begin``.
+        The report that the coordinator waits for after ``begin``.
 
     Raises:
-        ResourceExhausted: a revocation cannot be obeyed; this shard cannot go on.
+        ResourceExhausted: the shard cannot carry out a revocation, and cannot go on.
     """
     match command.WhichOneof("command"):
         case "begin":
@@ -44,7 +44,7 @@ def obey(
             try:
                 _follow(engine, command)
             except PsError as error:
-                # The coordinator repeats it, or a worker brings it, or it is of another time.
+                # The coordinator repeats it, a worker brings it, or it is out of date.
                 log.warning("a command could not be carried out", reason=str(error))
         case unknown:
             log.warning("unknown command of the coordinator", command=unknown)
@@ -64,10 +64,10 @@ def _follow(engine: ShardEngine, command: pb.WatchResponse) -> None:
 def _begin(
     engine: ShardEngine, command: pb.Begin, read: Callable[[str], RestoredState]
 ) -> pb.ReportShardReadyRequest | None:
-    """The checkpoint is read before the engine's lock is taken: that may take long."""
+    """Reads the checkpoint before the engine takes its lock, since reading may take long."""
     try:
         order = wire.from_begin(command)
-        # An order of before needs no file, which may have been deleted since.
+        # A repeated order needs no file, which may be deleted by now.
         new = order.generation > engine.begun
         begun = engine.begin(order, read(order.restore) if order.restore and new else None)
     except PsError as error:
@@ -75,9 +75,7 @@ def _begin(
         standing = engine.report()
         begun = Begun(command.generation, standing.version, standing.initialized, ())
         return _ready(engine, begun, error=str(error))
-    if begun is None:
-        return None
-    return _ready(engine, begun)
+    return None if begun is None else _ready(engine, begun)
 
 
 def _ready(engine: ShardEngine, begun: Begun, error: str = "") -> pb.ReportShardReadyRequest:

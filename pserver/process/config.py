@@ -1,4 +1,4 @@
-"""What ``pserver serve`` was told."""
+"""The configuration of ``pserver serve``."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from psrpc.security.credentials import PLAINTEXT, Security
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Checked when made.
+    """The arguments of a shard's process; the constructor checks them.
 
     Attributes:
         shard: index of this shard.
-        coordinator: HOST:PORT; the port may be left out.
-        bind: HOST:PORT to listen on, port 0 for any. Left empty it becomes a free port on this
-            machine's loopback where nobody else can be meant, otherwise on all interfaces.
-        advertise: HOST[:PORT] that others use, or None for the one bound.
-        run_dir: where the coordinator's run directory is on this machine, or None for the path
-            that the coordinator uses.
-        connect_timeout_s: how long to be without the coordinator.
-        metrics: HOST:PORT where Prometheus may ask, port 0 for any, or "off".
+        coordinator: HOST[:PORT].
+        bind: HOST:PORT to listen on, port 0 for any. Empty means a free port: on loopback if the
+            coordinator is there and ``advertise`` is None, otherwise on all interfaces.
+        advertise: HOST[:PORT] that others use, or None for the bound address.
+        run_dir: the coordinator's run directory on this machine, or None for the coordinator's
+            path.
+        connect_timeout_s: how long the shard goes on without the coordinator.
+        metrics: HOST:PORT for Prometheus, port 0 for any, or "off".
         reflection: describe the services to callers on any address, not only on loopback.
-        data_connections: port for them, 0 for any, or "off".
+        data_connections: their port, 0 for any, or "off".
         security: a shard's.
 
     Raises:
-        InvalidArgument: a value cannot be used.
+        InvalidArgument: a value is invalid.
     """
 
     shard: int
@@ -70,17 +70,17 @@ class ServeConfig:
 
 
 def advertised_address(bind: str, port: int, advertise: str | None, coordinator: str) -> str:
-    """HOST:PORT to register.
+    """Returns the HOST:PORT to register.
 
     Args:
-        bind: HOST:PORT as it was asked for.
-        port: that is listened on.
-        advertise: HOST[:PORT], goes before anything else; its port defaults to ``port``.
-        coordinator: HOST:PORT. When all interfaces are bound, the address that this machine uses
-            towards it is the one that others in the cluster know it by.
+        bind: HOST:PORT as configured.
+        port: the actual listening port.
+        advertise: HOST[:PORT] that overrides all else; its port defaults to ``port``.
+        coordinator: HOST:PORT. When all interfaces are bound, the host is this machine's source
+            address on the route to the coordinator.
 
     Raises:
-        CoordinatorUnreachable: there is no way to the coordinator, or its name is unknown (yet).
+        CoordinatorUnreachable: no route to the coordinator, or its name is not known (yet).
     """
     if advertise is not None:
         host, named = parse_address(advertise, port)
@@ -103,7 +103,7 @@ def _own_address_towards(coordinator: str) -> str:
     try:
         family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, proto) as probe:
-            # Connecting a datagram socket sends nothing; it only chooses the route.
+            # Connecting a datagram socket sends nothing; it only selects the route.
             probe.connect(where)
             name: tuple[str, int] = probe.getsockname()[:2]
     except OSError as error:

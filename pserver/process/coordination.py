@@ -41,10 +41,10 @@ log = get_logger()
 Result = TypeVar("Result")
 
 _SETTLED = ("optimizer", "engine", "wire_dtype")
-"""What of a registration's answer a shard is built for, besides run and plan."""
+"""Fields of the registration's answer that a running shard cannot change, besides run and plan."""
 
 PLACE_S = 4.0
-"""How long to wait for a place that another process has: it may have died just now."""
+"""How long to wait for a shard index that another process holds: it may have just died."""
 
 RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)
 """The pauses between two command streams."""
@@ -53,7 +53,7 @@ RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)
 class Coordination:
     """Two threads, one for heartbeats and one for commands, and the calls of the main thread.
 
-    ``ending`` is ended by whichever of them learns that the shard has to go.
+    Each of them ends ``ending`` when it learns that the shard has to stop.
     """
 
     def __init__(
@@ -94,23 +94,24 @@ class Coordination:
         if self._commands is not None:
             self._commands.cancel()
         self._heartbeats.stop()
-        self._client.close()  # ends calls under way, in both threads
+        self._client.close()  # ends the current calls of both threads
         self._heartbeats.join()
         if self._thread is not None:
             self._thread.join()
 
-    # -- the main thread's -------------------------------------------------------------------
+    # -- calls of the main thread ------------------------------------------------------------
 
     def register(self, address: Callable[[], str]) -> pb.RegisterShardResponse:
-        """Becomes a shard of the job, and sends heartbeats from then on.
+        """Registers the shard with the job and starts the heartbeats.
 
         Args:
-            address: HOST:PORT for others; asked at each try, since it may not be known at once.
+            address: returns the HOST:PORT for others; called at each try, since it may not be
+                known at once.
 
         Raises:
-            AlreadyExists: another process has the index, and keeps it.
+            AlreadyExists: another process holds the shard's index.
             InvalidArgument: the job has no such shard.
-            CoordinatorUnreachable: it did not come within the time allowed.
+            CoordinatorUnreachable: the coordinator did not answer within ``connect_timeout_s``.
         """
 
         def call() -> pb.RegisterShardResponse:
@@ -146,11 +147,11 @@ class Coordination:
         read: Callable[[str], RestoredState],
         begun: Callable[[], object],
     ) -> None:
-        """The shard is built: says what it holds, and follows commands from then on.
+        """Starts the command thread for the built ``engine``, which heartbeats report from now on.
 
         Args:
             read: reads a checkpoint, see :func:`pserver.process.commands.obey`.
-            begun: called when the shard has begun a generation, before the coordinator hears.
+            begun: called when the shard has begun a generation, before it tells the coordinator.
         """
         self._heartbeats.engine = engine
         self._heartbeats.doing = ""
@@ -158,16 +159,16 @@ class Coordination:
         self._thread.start()
 
     def leave(self) -> None:
-        """Asks for the shard's state to be saved; ``ending`` is ended then."""
+        """Asks the coordinator to save the shard's state, after which ``ending`` ends."""
         log.info("told to stop: waiting for a checkpoint")
         self._heartbeats.leave()
 
     def report_snapshot(self, request: pb.ReportSnapshotRequest) -> None:
-        """Tells what came of a snapshot."""
+        """Reports the result of a snapshot."""
         self.persist(lambda: self._client.report_snapshot(request))
 
     def persist(self, call: Callable[[], Result]) -> Result:
-        """``call``, repeated while the coordinator cannot be reached."""
+        """Repeats ``call`` while the coordinator is unreachable."""
         return self._client.persist(
             call, self._connect_timeout_s, lambda line: log.info(line), self._ending.event
         )
@@ -175,7 +176,7 @@ class Coordination:
     # -- commands ----------------------------------------------------------------------------
 
     def _forgotten(self) -> None:
-        """The coordinator was started again: registers first, then watches."""
+        """Makes the command thread register again, because the coordinator has restarted."""
         self._unknown.set()
         if self._commands is not None:
             self._commands.cancel()
@@ -202,7 +203,7 @@ class Coordination:
                 self._unknown.set()
                 failures = 0
             except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
-                # The heartbeats say so, and decide when it has lasted too long.
+                # The heartbeats log it, and decide when it has lasted too long.
                 log.debug("command stream broke", reason=str(error))
             except RemoteFailure as error:
                 log.warning("the coordinator failed; its commands are awaited", reason=str(error))
@@ -211,9 +212,9 @@ class Coordination:
                 return
             except Exception as error:
                 if self._stopping.is_set():
-                    # The channel was closed between the test and the call.
+                    # The main thread closed the channel between the test and the call.
                     return
-                # Without its commands a shard would keep everybody waiting for ever.
+                # A shard without commands would block the whole job.
                 log.exception("commands can no longer be carried out")
                 self._heartbeats.failure = f"{type(error).__name__} in a command: {error}"
                 return
@@ -235,7 +236,7 @@ class Coordination:
         elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
             why = "another plan"
         elif changed:
-            # The run was resumed with other settings, and this shard would go on with the old ones.
+            # The run was resumed with other settings; this shard is built for the old ones.
             why = f"another {changed}"
         else:
             self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
@@ -247,18 +248,18 @@ class Coordination:
         raise _Over
 
     def _watch(self, engine: ShardEngine) -> CommandStream:
-        held = engine.report()
+        report = engine.report()
         self._commands = self._client.watch(
             pb.WatchRequest(
                 shard=self._shard,
                 incarnation=self._incarnation,
-                generation=held.generation,
-                initialized=held.initialized,
-                version=held.version,
+                generation=report.generation,
+                initialized=report.initialized,
+                version=report.version,
             )
         )
         if self._unknown.is_set() or self._stopping.is_set():
-            # Whoever set it may have looked for the stream just before.
+            # The setting thread may have looked for the stream just before it existed.
             self._commands.cancel()
         return self._commands
 
@@ -312,9 +313,9 @@ class Coordination:
         try:
             self.persist(lambda: self._client.report_shard_ready(report))
         except StaleGeneration as error:
-            # There is a newer generation, or a new coordinator: either gives another order.
+            # A newer generation or a new coordinator gives another order.
             log.info("begun for nothing", generation=report.generation, reason=str(error))
 
 
 class _Over(Exception):
-    """The shard has to go, and its ending knows why."""
+    """Ends the command thread; ``ending`` holds the reason."""

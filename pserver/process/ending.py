@@ -1,4 +1,4 @@
-"""How a shard's process comes to its end."""
+"""The end of a shard's process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from psrpc.ops.threads import THREADS, Threads
 log = get_logger()
 
 STAY_S = 7.0
-"""How long a shard that is told to stop waits for its state to be saved; from the last word of the
-coordinator, where that saves the whole job."""
+"""How long a stopping shard waits for its state to be saved; counted from the coordinator's last
+answer while the coordinator saves the whole job."""
 
 
 class Ending:
-    """The first word counts. Thread-safe."""
+    """Decides when and with which status the process ends; the first :meth:`end` wins.
+    Thread-safe."""
 
     def __init__(self, threads: Threads = THREADS) -> None:
         self._now = threads.now
@@ -30,47 +31,47 @@ class Ending:
         self.status = DONE
         """The exit status of a shard that ends without an error."""
         self._lock = threading.Lock()
-        self._told = threads.event()
+        self._asked = threads.event()
         self._save: Callable[[], object] | None = None
 
     def end(self, error: PsError | None = None, status: int | None = None) -> None:
-        """Ends now, with ``error`` or with the exit status ``status``; None is that of the signal,
-        if there was one."""
+        """Ends now, with ``error`` or with exit status ``status``; None is the signal's status, if
+        a signal came, else 0."""
         with self._lock:
             if not self.event.is_set():
                 self.error = error
                 self.status = self.status if status is None else status
                 self.event.set()
-                self._told.set()
+                self._asked.set()
 
     def save_first(self, save: Callable[[], object]) -> None:
-        """From now on there is something to lose: who asks to stop has ``save`` called, which
-        sees to it that :meth:`end` is called when that is done."""
+        """Makes the next :meth:`stop` call ``save``, which has to cause :meth:`end` once the state
+        is saved."""
         with self._lock:
             self._save = save
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Asks the process to stop; a second time, to stop at once. For signals."""
+        """Handles signal ``number``: asks the process to stop; a second time, to stop at once."""
         with self._lock:
             if self.event.is_set():
-                # Supervisors stop what is about to leave by itself; it has its status already.
+                # A supervisor may stop a process that is leaving already and has its status.
                 return
             self.status = after_signal(number)
             save, self._save = self._save, None
         if save is None:
             self.end()
         else:
-            self._told.set()
+            self._asked.set()
             save()
 
     def stay(self) -> None:
-        """The job is being saved, and needs this shard for :data:`STAY_S` more."""
+        """Waits for :data:`STAY_S` more, because the coordinator is saving the job."""
         self._until = self._now() + STAY_S
 
     def wait(self) -> None:
-        """Until the end has come; :data:`STAY_S` at most after a request to stop, or after
+        """Blocks until the end, and at most for :data:`STAY_S` after a request to stop or the last
         :meth:`stay`."""
-        self._told.wait()
+        self._asked.wait()
         began = self._now()
         self.stay()
         while not self.event.is_set() and (left_s := self._until - self._now()) > 0:

@@ -1,4 +1,4 @@
-"""A shard's signs of life: what it is doing, and what the coordinator answers."""
+"""The heartbeats of a shard to its coordinator."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from psrpc.v1 import coordinator_pb2 as pb
 log = get_logger()
 
 LEAVING_S = 0.2
-"""Between two heartbeats of a shard that waits for its state to be saved."""
+"""Interval of heartbeats while the shard waits for its state to be saved."""
 
 ROUND_ANNOUNCE_S = 10.0
-"""An open round is the ordinary state of a shard; it is worth a line less often."""
+"""Interval of log lines about an open round, which is a shard's ordinary state."""
 
 
 class Heartbeats:
-    """One thread that sends them, from ``start`` to ``stop``. Everything else is thread-safe."""
+    """A thread that sends heartbeats from ``start`` to ``stop``. Other methods are thread-safe."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Heartbeats:
         threads: Threads = THREADS,
     ) -> None:
         """Args:
-        connect_timeout_s: how long to be without the coordinator.
-        unknown: called when the coordinator does not know this shard any more.
+        connect_timeout_s: how long the shard goes on without the coordinator.
+        unknown: called when the coordinator no longer knows this shard.
         """
         self._client = client
         self._shard = shard
@@ -58,13 +58,13 @@ class Heartbeats:
         self._now = threads.now
         self.interval_s = 1.0
         self.engine: ShardEngine | None = None
-        """The shard, once it is built."""
+        """The shard's engine, once it is built."""
         self.doing = "its update engine to be built"
-        """What the shard waits for, where its engine does not know."""
+        """What the process waits for; empty when only the engine knows."""
         self.failure = ""
-        """Why the shard cannot go on, where its engine does not know."""
+        """Why the process cannot go on; the engine has its own."""
         self._awaited = ""
-        """What the coordinator waits for before it says where to begin."""
+        """What the coordinator waits for before it sends ``begin``."""
         self._leaving = False
         self._stopped = threads.event()
         self._due = threads.event()
@@ -80,21 +80,21 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """Sends no more."""
+        """Makes the thread end before its next heartbeat."""
         self._stopped.set()
         self._due.set()
 
     def join(self) -> None:
-        """Waits for the one that is under way; close the connection before."""
+        """Waits for the thread to end; close the connection before, to end a current call."""
         if self._started:
             self._thread.join()
 
     def send_now(self) -> None:
-        """The coordinator waits for something that the next heartbeat says."""
+        """Sends a heartbeat at once, because the coordinator waits for something in it."""
         self._due.set()
 
     def leave(self) -> None:
-        """Asks for the state to be saved; the shard ends once it is, or if there is none."""
+        """Asks the coordinator to save the state; the shard ends then, or at once without state."""
         self._leaving = True
         self._due.set()
 
@@ -117,7 +117,7 @@ class Heartbeats:
             try:
                 answer = self._client.heartbeat_shard(request)
             except (CoordinatorUnreachable, DeadlinePassed, RemoteFailure) as error:
-                # One that fails may do better the next time; the state here is worth the wait.
+                # A failing coordinator may recover; the state of this shard is worth the wait.
                 if self._stopped.is_set():
                     return
                 self._awaited = ""
@@ -148,7 +148,7 @@ class Heartbeats:
                 self._ending.end(replaced(self._shard, error))
                 return
             except NotReady as error:
-                # It answers: it reads its job, or has as many calls as it takes.
+                # The coordinator answers, but is reading its job or has too many calls.
                 heard, failing = self._now(), False
                 self._awaited = ""
                 self._lost.waiting(f"the coordinator at {self._client.address}: {error}", heard)
@@ -219,7 +219,7 @@ class Heartbeats:
 
 
 def replaced(shard: int, error: PsError) -> StaleGeneration:
-    """Why a shard has to leave whose place is another's."""
+    """Returns the error of a shard whose index another process has taken."""
     return StaleGeneration(f"this process was replaced as shard {shard} and leaves: {error}")
 
 

@@ -1,4 +1,4 @@
-"""A shard's figures as Prometheus wants them: ``pserver_*``."""
+"""The Prometheus metrics of a shard, ``pserver_*``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TABLE_COUNTERS = {
 def families(
     shard: int, report: ShardReport | None, tables: Sequence[TableFigures]
 ) -> Iterator[Family]:
-    """All metrics of shard ``shard``; only that it is there, while there is no report."""
+    """Yields all metrics of shard ``shard``; without a report only ``info`` and ``ready``."""
     labels, own = ("shard",), (str(shard),)
 
     def gauge(name: str, meaning: str, value: float) -> Family:

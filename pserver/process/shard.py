@@ -1,4 +1,4 @@
-"""A shard's process from its first line to its last."""
+"""The process of a shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pserver.process.ending import Ending
 from pserver.process.metrics import families
 from pserver.server.server import ShardServer
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
-from pserver.updates.engine import UpdateEngine
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import wire_encoding
 from psrpc.core.errors import InvalidJob
@@ -28,22 +27,21 @@ from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation
-from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
 
 GRACE_S = 2.0
-"""How long calls under way may take when the shard has to go."""
+"""How long current calls may take when the shard stops."""
 
 FLUSH_S = 0.5
-"""How long the snapshot that is being written may take then."""
+"""How long the snapshot being written may take when the shard stops."""
 
 
 def serve(config: ServeConfig, ending: Ending) -> None:
-    """Serves shard ``config.shard`` until ``ending`` has come, by a signal or otherwise.
+    """Serves shard ``config.shard`` until ``ending`` ends, by a signal or otherwise.
 
     Raises:
-        PsError: why the shard could not be served, or had to stop.
+        PsError: why the shard could not start, or had to stop.
     """
     own = incarnation()
     server = ShardServer(
@@ -83,15 +81,16 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         check_token(run_dir, Path(job.run_dir), job.token)
         config.security.share_revocations(run_dir)
         plan = Plan.from_json(job.plan)
-        identity = ShardIdentity(
-            shard=config.shard,
-            incarnation=own,
-            generation=0,
-            policy=0,
-        )
+        identity = ShardIdentity(shard=config.shard, incarnation=own, generation=0, policy=0)
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)
         writer = SnapshotWriter(files, coordination.report_snapshot)
-        updates = _updates(job, plan, config.shard)
+        updates = make_engine(
+            cast(Literal["keras", "numpy"], job.engine),
+            json.loads(job.optimizer),
+            plan,
+            config.shard,
+            wire_encoding(job.wire_dtype),
+        )
         engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
         writer.start()
         try:
@@ -113,10 +112,10 @@ def _metrics(shard: int, engine: ShardEngine | None) -> Iterator[Family]:
 
 
 def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
-    """Proves that this process sees the coordinator's run directory.
+    """Checks that ``run_dir`` is the coordinator's run directory, by the token in it.
 
     Raises:
-        InvalidJob: it does not; names both paths.
+        InvalidJob: it is not; names both paths.
     """
     path = run_dir / TOKEN
     try:
@@ -130,13 +129,3 @@ def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
             f" {coordinators}; mount it here, and say --run-dir where its path differs",
             code="PS505",
         )
-
-
-def _updates(job: pb.RegisterShardResponse, plan: Plan, shard: int) -> UpdateEngine:
-    return make_engine(
-        cast(Literal["keras", "numpy"], job.engine),
-        json.loads(job.optimizer),
-        plan,
-        shard,
-        wire_encoding(job.wire_dtype),
-    )
