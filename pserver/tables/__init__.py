@@ -1,1 +1,1 @@
-"""Embedding tables: rows by id, created when they are pushed."""
+"""Embedding tables: rows by id, which the first push creates."""

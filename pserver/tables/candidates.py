@@ -1,4 +1,4 @@
-"""Ids that have been counted and have no row yet (``min_count``)."""
+"""Counts of ids that have no row yet (``min_count``), and the choice of rows to evict."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from pserver.tables.part import Counted, Counts
 from psrpc.core.tables import Eviction, Ids, mix
 
 _NEVER = np.uint64(2**64 - 1)
-
-
 _NONE: Slots = np.empty(0, np.int64)
 
 
 class Candidates:
-    """How many applied pushes have named each id that is not admitted yet.
+    """Counts the applied pushes that name each id that is not admitted yet.
 
-    At most ``limit`` are remembered. When there are more, those with the least count are forgotten,
-    so many that a sixteenth of the limit is free; of equal counts those named longest ago.
-    Not thread-safe.
+    Keeps at most ``limit`` ids. Beyond that it drops those with the least count, of equal counts
+    those named longest ago, until a sixteenth of the limit is free. Not thread-safe.
 
     Attributes:
-        dropped: ids that were forgotten to make room, since this was made.
+        dropped: ids dropped to make room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -39,28 +36,27 @@ class Candidates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered, with its index."""
+        """Bytes of the candidates and their index."""
         return self._store.nbytes
 
     def clear(self) -> None:
-        """Remembers none."""
+        """Drops all candidates."""
         self._store = IdStore()
 
     def admissible(self, ids: Ids, min_count: int) -> npt.NDArray[np.bool_]:
-        """Which of ``ids`` one more push would admit, ``[n]``."""
+        """Returns which of ``ids`` one more push would admit, ``[n]``."""
         return self._next(self._store.find(ids)) >= min_count
 
     def reserve(self, ids: Ids) -> None:
-        """Makes room for those of ``ids`` that are new. Raises OSError as :meth:`IdStore.reserve`
-        does."""
+        """Makes room for the new ones of ``ids``. Raises OSError as :meth:`IdStore.reserve`."""
         self._store.reserve(ids[self._store.find(ids) < 0])
 
     def count(self, ids: Ids, min_count: int, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
         """Counts one push that names ``ids``, which have no rows.
 
         Returns:
-            Which of them it admits, ``[n]``, and the count of each of those. They are candidates
-            no longer.
+            Which of them the push admits, ``[n]``, and the counts of the admitted ones, which stop
+            being candidates.
         """
         store = self._store
         at = store.find(ids)
@@ -75,15 +71,14 @@ class Candidates:
         return admitted, counts[admitted]
 
     def items(self) -> Counted:
-        """Copies all of them, in no order."""
+        """Copies all candidates, unordered."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], Counted]:
-        """What finds the :meth:`items` of now, later on and in any thread.
+        """Returns a function that yields the present :meth:`items`, later and in any thread.
 
-        The columns are copied at once: 16 bytes a candidate, of 4 million in 5 ms where nothing
-        else runs and 20 ms on a busy machine. To find in them those that are there takes two to
-        three times as long.
+        Copies the columns at once: 16 bytes a candidate, 4 million in 5 ms on an idle and 20 ms on
+        a busy machine. The function then takes two to three times as long to filter them.
         """
         store = self._store
         ids, counts, touched = (column.rows()[: store.used].copy() for column in store.columns)
@@ -95,8 +90,8 @@ class Candidates:
         return items
 
     def load(self, counted: Counted) -> None:
-        """Remembers ``counted`` in place of what it has of these ids. Raises OSError as
-        :meth:`IdStore.reserve` does."""
+        """Adds ``counted``, or replaces the counts of those ids. Raises OSError as
+        :meth:`IdStore.reserve`."""
         self.reserve(counted.ids)
         store = self._store
         at = store.find(counted.ids)
@@ -120,12 +115,12 @@ class Candidates:
 
 
 def victims(store: IdStore, eviction: Eviction, rows: int, spared: Slots) -> Slots:
-    """The slots of ``rows`` rows to evict; none of ``spared``, distinct slots, is among them.
+    """Selects the slots of ``rows`` rows to evict, of which there must be enough outside
+    ``spared``, distinct slots.
 
-    ``age``: those touched longest ago, of these the ones with the least count; ``frequency``: those
-    with the least count, of these the ones touched longest ago. Beyond that the hash of the id
-    decides, so that the choice depends on what the table holds and not on how it came there.
-    There must be that many.
+    ``age`` selects the rows touched longest ago, then those with the least count; ``frequency``
+    the reverse. Ties are broken by the hash of the id, so that the choice depends on the content of
+    the table alone, not on its history.
     """
     touched = store.touched.rows()[: store.used]
     counts = store.counts.rows()[: store.used]

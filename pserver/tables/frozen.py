@@ -1,4 +1,4 @@
-"""A table as it was at one moment, while the table itself goes on."""
+"""A copy-on-write view of a table at one moment, while the table itself changes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from psrpc.core.tables import Ids
 
 
 class FrozenTable:
-    """The rows that a table had when :meth:`pserver.tables.table.Table.freeze` made this.
+    """The rows of a table at the moment of :meth:`pserver.tables.table.Table.freeze`.
 
-    A promise, not a copy: the table calls :meth:`save` before it changes a row or puts one into a
-    slot, and :meth:`save_removed` before it removes one. So what a slot of then held is saved here,
-    or still there.
+    Copy-on-write: the table calls :meth:`save` before it changes a row or fills a slot, and
+    :meth:`save_removed` before it removes a row. So each row is either unchanged in the table or
+    saved here.
 
-    Not thread-safe: the caller holds the lock of the table for every call. Nothing may be asked
-    after :meth:`close`.
+    Not thread-safe: the caller holds the lock of the table for every call, and makes none after
+    :meth:`close`.
 
     Attributes:
-        version: of the last update of the table.
-        nbytes: of what is saved. Any thread may read it.
+        version: of the table's last update before the freeze.
+        nbytes: of the saved rows. Any thread may read it.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class FrozenTable:
         self._used = store.used
         widths = {name: column.row_nbytes // 4 for name, column in store.slots.items()}
         self._saved = RowStore(store.values.row_nbytes // 4, widths)
-        # Of each slot, the place in what is saved plus one.
+        # Of each slot, its row's slot in `_saved` plus one; 0 while it is not saved.
         self._places = Column(np.int32)
         for column in (*self._saved.columns, self._places):
-            # Address space alone. So saving cannot fail half-way.
+            # Reserves address space only, so that saving cannot fail half-way.
             column.reserve(self._used)
         self._saved.index.reserve_space(self._rows)
         self.nbytes = self._saved.nbytes
@@ -70,18 +70,17 @@ class FrozenTable:
 
     @property
     def candidates(self) -> Counted:
-        """Ids that were counted and not admitted, in no order. Found anew by each call, for which
-        the lock need not be held."""
+        """Ids that were counted and not admitted, unordered. Computed at each access, for which the
+        caller need not hold the lock."""
         return self._candidates()
 
     @property
     def slots(self) -> int:
-        """All its rows have slots below this."""
+        """Upper bound of its rows' slots, exclusive."""
         return self._used
 
     def save(self, at: Slots) -> None:
-        """The rows in the slots ``at``, distinct, are about to change; or there is none, and one is
-        about to come."""
+        """Saves the slots ``at``, distinct, before their rows change or new rows fill them."""
         old = at[at < self._used]
         places = self._places.rows()
         old = old[places.take(old) == 0]
@@ -90,21 +89,21 @@ class FrozenTable:
         self.nbytes = self._saved.nbytes + 4 * self._saved.used
 
     def save_removed(self, at: Slots) -> None:
-        """The rows in the slots ``at``, distinct, are about to be removed."""
+        """Saves the rows in the slots ``at``, distinct, before they are removed."""
         self.save(at)
         at = at[at < self._used]
         saved = self._places.rows().take(at).astype(np.int64) - 1
         keys = self._saved.ids.rows()
         ids = keys.take(saved)
-        # It may have been removed before, or a slot may have had no row.
+        # Skips rows that were removed before, and slots that had no row.
         first = self._saved.find(ids) < 0
         first &= self._saved.touched.rows().take(saved) > 0
         self._saved.index.insert(ids[first], saved[first], keys)
 
     def since(self, version: int, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots, ascending, of the rows that were touched after ``version``; −1: of all rows.
+        """Returns the slots, ascending, of the rows touched after ``version``; −1 for all rows.
 
-        With ``start`` and ``stop`` only slots in that range: a million of them take some 10 ms.
+        ``start`` and ``stop`` limit the range of slots: a million of them take some 10 ms.
         """
         assert self._closed, "the frozen table is closed"
         stop = self._used if stop is None else min(stop, self._used)
@@ -112,12 +111,12 @@ class FrozenTable:
         places = self._places.rows()[start:stop]
         ours = np.flatnonzero(places)
         touched[ours] = self._saved.touched.rows().take(places[ours] - 1)
-        found = np.flatnonzero(touched > max(version + 1, 0))
-        found += start
-        return found.astype(np.int32)
+        slots = np.flatnonzero(touched > max(version + 1, 0))
+        slots += start
+        return slots.astype(np.int32)
 
     def block(self, slots: npt.NDArray[np.int32]) -> TablePart:
-        """The rows in ``slots``, which :meth:`since` gave, in their order."""
+        """Returns the rows in ``slots``, a result of :meth:`since`, in their order."""
         assert self._closed, "the frozen table is closed"
         at = slots.astype(np.int64)
         part = self._store.part(at)
@@ -128,8 +127,8 @@ class FrozenTable:
         return part
 
     def column(self, name: str, slots: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        """One column of what :meth:`block` gives: ``ids``, ``values``, ``counts``, ``touched``, or
-        ``slot/SLOT``. For files, in which columns lie one after the other."""
+        """Returns one column of :meth:`block`: ``ids``, ``values``, ``counts``, ``touched``, or
+        ``slot/SLOT``. For files, which store column after column."""
         assert self._closed, "the frozen table is closed"
         at = slots.astype(np.int64)
         column = self._store.column(name, at)
@@ -140,33 +139,32 @@ class FrozenTable:
         return column
 
     def removed_since(self, version: int) -> Ids | None:
-        """Ids, ascending, that were removed after ``version`` and have no row here; None: they are
-        not known any more, so that a whole part is needed."""
-        found = self._removals.since(version)
-        return found if found is None else found[~self.present(found)]
+        """Returns the ids, ascending, that were removed after ``version`` and have no row here;
+        None if the table no longer knows them, so that a checkpoint needs a whole part."""
+        removed = self._removals.since(version)
+        return removed if removed is None else removed[~self.present(removed)]
 
     def evicted(self, after: int) -> TablePart:
-        """The rows that later versions than ``after`` evicted, ids ascending; −1: all that are
-        kept. Of an id that was evicted several times the last row. Empty without ``keep_evicted``.
+        """Returns the rows that versions after ``after`` evicted, ids ascending; −1 for all kept
+        ones. Of an id that was evicted several times, the last row. Empty without ``keep_evicted``.
 
-        The lock need not be held: nothing changes these rows.
+        The caller need not hold the lock, since these rows never change.
         """
         assert self._closed, "the frozen table is closed"
         return newest((part for at, part in self._evicted if at > after), self._none)
 
     def let_go_evicted(self, version: int) -> None:
-        """A committed checkpoint has the rows that ``version`` and earlier ones evicted: the table
-        itself need not keep them. After it has forgotten all, nothing happens."""
+        """Lets the table drop the rows that ``version`` and earlier ones evicted, because a
+        committed checkpoint has them. No effect after :meth:`Table.forget`."""
         self._let_go(self, version)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of ``ids`` have a row, ``[n]``."""
+        """Returns which of ``ids`` have a row, ``[n]``."""
         at, saved = self._find(ids)
         return (at >= 0) | (saved >= 0)
 
     def read(self, ids: Ids, into: Floats) -> None:
-        """Writes the rows of ``ids`` to ``into``, ``[n, width]``; of absent ones the initial
-        values."""
+        """Writes the rows of ``ids`` to ``into``, ``[n, width]``; initial values if absent."""
         at, saved = self._find(ids)
         np.take(self._store.values.rows(), at, axis=0, out=into, mode="clip")
         ours = np.flatnonzero(saved >= 0)
@@ -176,20 +174,20 @@ class FrozenTable:
         self._initial.fill_to(ids[absent], absent, into)
 
     def close(self) -> None:
-        """Ends the promise and lets go of what is saved. A second time changes nothing."""
+        """Frees the saved rows and stops the table from saving more. Idempotent."""
         if self._closed is not None:
             self._closed(self)
             self._closed = None
             del self._saved, self._places, self._store, self._evicted
 
     def _find(self, ids: Ids) -> tuple[Slots, Slots]:
-        """The slots of rows that are as they were, and the places of saved ones; −1 elsewhere."""
+        """Returns the slots of unchanged rows, and the places of saved ones; −1 elsewhere."""
         assert self._closed, "the frozen table is closed"
         at = self._store.find(ids)
         at[at >= self._used] = -1
         saved = self._places.rows().take(at, mode="clip").astype(np.int64) - 1
         saved[at < 0] = -1
-        # In a slot that had another row, or none, there may be one that was not there.
+        # Excludes new rows, in slots that had another row, or none, at the freeze.
         new = self._saved.ids.rows().take(saved, mode="clip") != ids
         new |= self._saved.touched.rows().take(saved, mode="clip") == 0
         new &= saved >= 0
@@ -214,9 +212,9 @@ def _overwrite(part: TablePart, at: Slots, other: TablePart) -> None:
 
 
 class Removals:
-    """Ids by the version that removed them, at most ``limit``: the oldest are forgotten first.
+    """Removed ids by the version that removed them; drops the oldest beyond ``limit``.
 
-    Nothing is known of what was before the first version that :meth:`begin` names.
+    Knows nothing of the time before the first version that :meth:`begin` names.
     """
 
     def __init__(self, limit: int) -> None:
@@ -231,12 +229,12 @@ class Removals:
         return 8 * self._ids
 
     def begin(self, version: int) -> None:
-        """An update makes ``version`` of the one before."""
+        """Notes that an update makes ``version``."""
         if self._known_from is None:
             self._known_from = version - 1
 
     def add(self, version: int, ids: Ids) -> None:
-        """``version`` removed ``ids``."""
+        """Notes that ``version`` removed ``ids``."""
         self._removed.append((version, ids))
         self._ids += len(ids)
         while self._ids > self._limit:
@@ -244,15 +242,15 @@ class Removals:
             self._ids -= len(forgotten)
 
     def copy(self) -> Removals:
-        """One that later removals do not change; the ids themselves are shared."""
+        """Returns a copy that later removals do not change; it shares the arrays of ids."""
         other = Removals(self._limit)
         other._removed = self._removed.copy()
         other._known_from, other._ids = self._known_from, self._ids
         return other
 
     def since(self, version: int) -> Ids | None:
-        """The ids that later versions than ``version`` removed, ascending; None if not known."""
+        """Returns the ids removed after ``version``, ascending; None if not known."""
         if self._known_from is not None and version < self._known_from:
             return None
-        found = [ids for at, ids in self._removed if at > version]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+        removed = [ids for at, ids in self._removed if at > version]
+        return np.unique(np.concatenate(removed)) if removed else np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Which slot a row has: an open-addressing hash table that works on whole arrays of ids."""
+"""An index from id to slot: an open-addressing hash table that works on whole arrays of ids."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Places = npt.NDArray[np.int64]
 
 _SMALLEST = 1 << 10
 _SEGMENT = 1 << 15
-"""Buckets that are laid out anew at once: 128 KiB, about a millisecond."""
+"""Buckets rehashed at once: 128 KiB, about a millisecond."""
 
 _BLOCK = 1 << 13
-"""Ids looked up at a time: what is computed of them stays in the second-level cache."""
+"""Ids looked up at a time; their intermediate arrays stay in the second-level cache."""
 
 _EMPTY = 0
 _REMOVED = -1
 
 
 class HashIndex:
-    """id -> slot. The ids are not kept here but in the table's own column of one id per slot,
-    ``keys``, which methods take where they need it: a bucket is the slot plus one in 4 bytes.
+    """id -> slot. A bucket holds the slot plus one, in 4 bytes; the ids stay in the table's column
+    of one id per slot, ``keys``, which methods take where they need it.
 
-    Buckets are probed at triangular distances (Knuth, TAOCP volume 3, section 6.4: with a power of
-    two as their number each is met once), within a segment of them. The first bucket is the lower
-    bits of :func:`psrpc.core.tables.mix`, of which the shard is the upper half. A removed slot
-    leaves a mark, which the next id that comes by takes.
+    Probes go at triangular distances within a segment of buckets (Knuth, TAOCP volume 3, section
+    6.4: with a power of two buckets, they reach each once). The lower bits of
+    :func:`psrpc.core.tables.mix` select the first bucket; its upper half selects the shard. A
+    removed slot leaves a mark, which the next inserted id that probes it overwrites.
 
-    It grows by a segment at a time (Litwin 1980, "Linear hashing"): the ids of the next segment in
-    order go by one more bit of their hash and are spread over it and a new one at the end. So no
-    insert waits for all to be laid out anew. Between 3/8 and 1/2 of the buckets in use all segments
-    are split once; so at most half of a segment, or little more, hold slots, and most ids are found
-    at the first or second bucket.
+    The index grows by a segment at a time (Litwin 1980, "Linear hashing"): it spreads the ids of
+    the next segment over this one and a new one at the end, by one more bit of their hash. So no
+    insert waits for a full rehash. All segments are split once while the load goes from 3/8 to 1/2
+    of the buckets; so little more than half of a segment is ever used, and most ids are in their
+    first or second bucket.
 
     Not thread-safe.
     """
@@ -45,12 +45,11 @@ class HashIndex:
     def __init__(self) -> None:
         self._rows = self._size = 0
         self._buckets = Column(np.int32)
-        # Buckets in a segment, and in those that were there before one of this level was
-        # split.
+        # Buckets in a segment, and in all segments before the splits of this level.
         self._segment: int
         self._level: int
-        # Of each segment: the slots that were put into it since it was laid out, and the most. The
-        # limits differ, between 5/8 and 3/4, or all segments would come to theirs at one time.
+        # Of each segment: the slots inserted since its last rehash, and their limit. The limits
+        # differ, between 5/8 and 3/4, or all segments would reach theirs at the same time.
         self._taken: npt.NDArray[np.int64]
         self._limits: npt.NDArray[np.int64]
         self._clear(_SMALLEST, _SMALLEST)
@@ -64,7 +63,7 @@ class HashIndex:
         return 4 * self._size
 
     def find(self, ids: Ids, keys: Ids) -> Slots:
-        """The slot of each id, ``[n]``, −1 where there is none."""
+        """Returns the slot of each id, ``[n]``, −1 for absent ids."""
         slots = np.empty(len(ids), np.int64)
         buckets = self._buckets.rows()
         others, moved = [], []
@@ -74,38 +73,38 @@ class HashIndex:
             others.append(other + start)
             moved.append(places)
         if others:
-            # All at once: they are few, and what a step costs is then mostly the calls.
+            # All at once: they are few, and the calls dominate the cost of a step.
             self._find_further(ids, keys, slots, np.concatenate(others), np.concatenate(moved))
         return slots
 
     def _find_at_first(
         self, ids: Ids, keys: Ids, buckets: npt.NDArray[Any], slots: Slots
     ) -> tuple[npt.NDArray[np.intp], Places]:
-        """Looks at the first bucket of each id; which ids have to go on from which bucket."""
+        """Probes the first bucket of each id; returns the ids to probe further, and where."""
         places = self._first(ids)
-        found = buckets.take(places)
-        # Without a slot a bucket points at a row before the first: clipped, and not looked at.
-        np.subtract(found, 1, out=slots)
+        marks = buckets.take(places)
+        # A bucket without a slot gives a negative one, which is clipped and then ignored.
+        np.subtract(marks, 1, out=slots)
         same = keys.take(slots, mode="clip") == ids
-        same &= found > _EMPTY
+        same &= marks > _EMPTY
         other = np.flatnonzero(~same)
         slots[other] = -1
-        other = other[found[other] != _EMPTY]
+        other = other[marks[other] != _EMPTY]
         return other, places[other]
 
     def _find_further(
         self, ids: Ids, keys: Ids, slots: Slots, other: npt.NDArray[np.intp], places: Places
     ) -> None:
-        """Finds those of ``ids`` that are at ``other``, from the buckets after ``places``."""
+        """Finds ``ids[other]``, from the buckets after ``places``."""
         buckets, step = self._buckets.rows(), 0
         while len(other):
             step += 1
             self._probe(places, step)
-            found = buckets.take(places)
-            same = keys.take(found - 1, mode="clip") == ids[other]
-            same &= found > _EMPTY
-            slots[other[same]] = found[same] - 1
-            on = np.flatnonzero(~same & (found != _EMPTY))
+            marks = buckets.take(places)
+            same = keys.take(marks - 1, mode="clip") == ids[other]
+            same &= marks > _EMPTY
+            slots[other[same]] = marks[same] - 1
+            on = np.flatnonzero(~same & (marks != _EMPTY))
             other, places = other[on], places[on]
 
     def reserve(self, ids: Ids, keys: Ids) -> None:
@@ -113,7 +112,7 @@ class HashIndex:
         needs no more memory.
 
         Raises:
-            OSError: the kernel grants no more address space. Nothing was changed.
+            OSError: the kernel grants no more address space; the index is unchanged.
         """
         rows = self._rows + len(ids)
         size = self._size
@@ -124,13 +123,13 @@ class HashIndex:
         while (size := self._size_for(rows)) > self._size:
             self._split(size, keys)
         while not self._tidied(ids, keys):
-            # As good as never: so many ids have equal bits that one segment cannot hold them.
-            # Where there is one segment alone it can.
+            # Practically never: one segment cannot hold so many ids with equal bits. A single
+            # segment for all can.
             segment = 2 * self._segment
             self._lay_out(max(segment, 1 << (self._size - 1).bit_length()), segment, keys)
 
     def reserve_space(self, rows: int) -> None:
-        """Takes address space for ``rows`` in all, so that no insert of so many can fail.
+        """Reserves address space for ``rows`` in all, so that no insert up to there can fail.
 
         Raises:
             OSError: the kernel grants no more.
@@ -138,14 +137,14 @@ class HashIndex:
         self._buckets.reserve(4 * rows + _SEGMENT)
 
     def insert(self, ids: Ids, slots: Slots, keys: Ids) -> None:
-        """Adds ``ids``, distinct and not in the index yet. ``keys`` may hold them already."""
+        """Adds ``ids``, distinct and not in the index. ``keys`` may hold them already."""
         self.reserve(ids, keys)
         self._rows += len(ids)
         self._taken += self._per_segment(ids)
         self._insert(ids, slots)
 
     def remove(self, ids: Ids, slots: Slots) -> None:
-        """Takes out ``ids``, which have these slots."""
+        """Removes ``ids``, which have these slots."""
         buckets = self._buckets.rows()
         places, marks = self._first(ids), (slots + 1).astype(np.int32)
         self._rows -= len(ids)
@@ -158,7 +157,7 @@ class HashIndex:
             self._probe(places, step)
 
     def _insert(self, ids: Ids, slots: Slots) -> None:
-        """Into the buckets alone."""
+        """Writes the slots to the buckets, without counting them."""
         for start in range(0, len(ids), _BLOCK):
             block = slice(start, start + _BLOCK)
             self._insert_block(self._first(ids[block]), (slots[block] + 1).astype(np.int32))
@@ -168,7 +167,7 @@ class HashIndex:
         step = 0
         while len(marks):
             free = np.flatnonzero(buckets.take(places) <= _EMPTY)
-            # Several ids may want one bucket: each writes, and who reads itself back has got it.
+            # Several ids may want one bucket: each writes its mark, the one that reads it back won.
             wanted, own = places[free], marks[free]
             buckets[wanted] = own
             won = buckets.take(wanted) == own
@@ -185,32 +184,32 @@ class HashIndex:
             return hashes.view(np.int64)
         hashes &= np.uint64(2 * self._level - 1)
         places = hashes.view(np.int64)
-        # The segments that are not split yet go by one bit less.
+        # Segments that are not split yet use one bit less.
         places -= (places >= self._size) * self._level
         return places
 
     def _probe(self, places: Places, step: int) -> None:
-        """Goes on to the next bucket of each, in its segment."""
+        """Moves each of ``places`` to its next bucket, within its segment."""
         moved = places + step
         moved ^= places
         moved &= self._segment - 1
         places ^= moved
 
     def _per_segment(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """How many of ``ids`` are of each segment."""
+        """Counts the ``ids`` of each segment."""
         if len(self._taken) == 1:
             return np.array([len(ids)])
         return np.bincount(self._first(ids) // self._segment, minlength=len(self._taken))
 
     def _size_for(self, rows: int) -> int:
-        """Buckets that ``rows`` need, as far as the segments of one level go."""
+        """Returns the buckets that ``rows`` need, at most those of this level."""
         if self._segment < _SEGMENT:
             return self._size
         want = -(-(8 * rows - 2 * self._level) // self._segment) * self._segment
         return max(self._size, min(want, 2 * self._level))
 
     def _split(self, size: int, keys: Ids) -> None:
-        """Spreads the next segments over themselves and as many new ones, to ``size`` buckets."""
+        """Splits the next segments, each into itself and a new one, up to ``size`` buckets."""
         self._buckets.reserve(size)
         start, stop = self._size - self._level, size - self._level
         first, new = start // self._segment, (size - self._size) // self._segment
@@ -224,8 +223,8 @@ class HashIndex:
         self._put_back(slots, keys)
 
     def _tidied(self, ids: Ids, keys: Ids) -> bool:
-        """Whether each segment has room for those of ``ids`` that are of it, after those that have
-        too many marks of removed slots, which lengthen every search, were laid out anew."""
+        """Rehashes segments with too many marks of removed slots, which lengthen every search;
+        returns whether each segment then has room for its ``ids``."""
         new = self._per_segment(ids)
         for segment in np.flatnonzero(self._taken + new > self._limits).tolist():
             start = segment * self._segment
@@ -235,14 +234,14 @@ class HashIndex:
         return bool((self._taken + new <= self._limits).all())
 
     def _lay_out(self, size: int, segment: int, keys: Ids) -> None:
-        """All anew, in ``size`` buckets, a power of two."""
+        """Rehashes all, into ``size`` buckets, a power of two."""
         self._buckets.reserve(size)
         slots = self._emptied(0, self._size)
         self._clear(size, segment)
         self._put_back(slots, keys)
 
     def _emptied(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """The slots in these buckets, which are empty then."""
+        """Empties these buckets and returns their slots."""
         buckets = self._buckets.rows()[start:stop]
         slots: npt.NDArray[np.int32] = buckets[buckets > _EMPTY]
         slots -= 1

@@ -1,4 +1,4 @@
-"""The values that rows begin with: a function of (seed, table, id, column) alone."""
+"""The initial values of rows: a function of (seed, table, id, column) alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import Hashes, Ids, TableSpec, mix
 
 _BLOCK = 1 << 13
-"""Pairs of elements made at a time, so that what is computed of them stays in the cache."""
+"""Pairs of elements made at a time, so that intermediate arrays stay in the cache."""
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _2_32 = float(2**32)
@@ -55,9 +55,9 @@ _Fill = Callable[[npt.NDArray[np.uint32], npt.NDArray[np.float32]], None]
 
 
 class InitialRows:
-    """What rows of one table hold before their first update.
+    """The values of one table's rows before their first update.
 
-    Every 32 bits come from :func:`psrpc.core.tables.mix` of a key (of seed and name), the id and
+    All random bits come from :func:`psrpc.core.tables.mix` of a key (of seed and name), the id and
     the number of a pair of columns. Only operations that IEEE 754 rounds correctly follow, so the
     bits are the same in any order and batch, on any shard and machine. Not thread-safe."""
 
@@ -106,7 +106,7 @@ class InitialRows:
             scatter(into, at[block], own)
 
     def _bits(self, ids: Ids) -> npt.NDArray[np.uint32]:
-        """32 random bits for each element, ``[n, width]``."""
+        """Returns 32 random bits for each element, ``[n, width]``."""
         keys: Hashes = mix(ids.view(np.uint64) ^ self._key)
         pairs = mix(keys[:, None] + self._columns).astype("<u8", copy=False)
         return pairs.view("<u4")[:, : self._width]
@@ -135,7 +135,7 @@ def _normal(mean: float, stddev: float) -> _Fill:
 
 
 def _standard_normal(bits: npt.NDArray[np.uint32]) -> _Uniform:
-    """√2 erfinv(2u − 1) with u = (bits + ½) / 2³², so within ±6.4."""
+    """Computes √2 erfinv(2u − 1) with u = (bits + ½) / 2³², so within ±6.4."""
     u = bits.astype(np.float64)
     u += 0.5
     u /= _2_32
@@ -166,8 +166,8 @@ _LOG_2 = 0.6931471805599453
 
 
 def _log(x: _Uniform) -> _Uniform:
-    """The natural logarithm, to about 1e-15, of correctly rounded operations alone: what a machine
-    has built in may differ from another's in the last bit. ln m = 2 artanh((m − 1) / (m + 1))."""
+    """Computes the natural logarithm to about 1e-15, with correctly rounded operations alone: the
+    built-in one may differ between machines in the last bit. ln m = 2 artanh((m − 1) / (m + 1))."""
     mantissa, exponent = np.frexp(x)
     small = mantissa < 0.7071067811865476
     mantissa[small] *= 2.0

@@ -1,4 +1,4 @@
-"""Arrays that grow without being copied."""
+"""Arrays that grow without a copy."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ NDArray = npt.NDArray[Any]
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 2 << 20
 _HUGE_FROM = 8 * _HUGE_PAGE
-"""Bytes from which a column asks for huge pages: what the last of them wastes is an eighth then."""
+"""Bytes from which a column asks for huge pages: the last one then wastes at most an eighth."""
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Untouched pages are not to count as memory: a column has room for more rows than there are."""
+"""Without MAP_NORESERVE untouched pages would count as memory; columns have more room than rows."""
 
 
 class Column:
     """One row per slot, all zeros at first, ``[capacity]`` or ``[capacity, width]``.
 
-    The pages are the kernel's to move (mremap), so growing copies nothing, and pages that nobody
-    has written to take no memory. Rows begin on a 64-byte boundary where their size allows it.
+    The kernel moves the pages (mremap), so growing copies nothing, and untouched pages take no
+    memory. Rows begin on a 64-byte boundary where their size allows it.
 
-    Not thread-safe. A view from :meth:`rows` is for the length of a call: while one lives, growing
-    has to copy, and it goes on showing the old memory.
+    Not thread-safe. Use a view from :meth:`rows` within one call only: while a view lives, growing
+    copies, and the view keeps showing the old memory.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
@@ -35,21 +35,21 @@ class Column:
         self.row_nbytes = self._dtype.itemsize * (width or 1)
         """Bytes of one row."""
         self.capacity = 0
-        """Rows there is room for."""
+        """Rows that fit."""
         self._memory = self._mapped(_PAGE)
 
     @property
     def page_rows(self) -> int:
-        """Rows that take memory as soon as one of them is written, at most. Less than that where
-        the kernel has no huge page to give."""
+        """The most rows that take memory once one of them is written; fewer if the kernel has no
+        huge page to give."""
         page = _HUGE_PAGE if len(self._memory) >= _HUGE_FROM else _PAGE
         return page // self.row_nbytes
 
     def reserve(self, rows: int) -> None:
-        """Makes room for ``rows`` rows at least; the new ones are zeros.
+        """Makes room for at least ``rows`` rows; new ones are zeros.
 
         Raises:
-            OSError: the kernel grants no more address space. Nothing was changed.
+            OSError: the kernel grants no more address space; the column is unchanged.
         """
         if rows <= self.capacity:
             return
@@ -57,7 +57,7 @@ class Column:
         self._resize(_rounded(max(need, 2 * have)))
 
     def rows(self) -> NDArray:
-        """A view of all rows."""
+        """Returns a view of all rows."""
         flat: NDArray = np.frombuffer(self._memory, self._dtype, self.capacity * (self._width or 1))
         return flat if self._width is None else flat.reshape(self.capacity, self._width)
 
@@ -65,7 +65,7 @@ class Column:
         try:
             self._memory.resize(nbytes)
         except (BufferError, SystemError):
-            # A view lives on, perhaps in a traceback; or the system cannot remap.
+            # A view is alive, perhaps in a traceback; or the system cannot remap.
             old = self._memory
             self._memory = self._mapped(nbytes)
             np.frombuffer(self._memory, np.uint8, len(old))[:] = np.frombuffer(old, np.uint8)
@@ -79,7 +79,7 @@ class Column:
 
     def _advise(self, memory: mmap.mmap) -> None:
         if len(memory) >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-            # Random rows miss the translation cache far less often; a refusal costs nothing.
+            # Random accesses miss the TLB far less often; a refusal costs nothing.
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 
@@ -89,7 +89,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def scatter(rows: NDArray, slots: NDArray, values: NDArray) -> None:
-    """``rows[slots] = values`` for contiguous ``[n, width]`` arrays of one dtype and distinct
-    slots: each row is one move and not a loop over its elements."""
+    """Performs ``rows[slots] = values`` for contiguous ``[n, width]`` arrays of one dtype and
+    distinct slots, with one move per row instead of a loop over its elements."""
     whole = np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))
     rows.view(whole)[:, 0][slots] = np.ascontiguousarray(values).view(whole)[:, 0]

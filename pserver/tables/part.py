@@ -1,4 +1,4 @@
-"""Some rows of a table, with all that belongs to them."""
+"""Rows of a table with their optimizer slots and counts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Counts = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, eq=False)
 class TablePart:
-    """Rows of one table, in arrays of its own.
+    """Rows of one table, in its own arrays.
 
     Attributes:
         ids: int64 ``[n]``, distinct, in any order.
         values: float32 ``[n, width]``.
-        slots: optimizer slot -> float32 ``[n, width]``, or ``[n, 1]`` where a row has one.
-        counts: uint32 ``[n]``, applied pushes that named the row's id, those before it was admitted
-            among them.
+        slots: optimizer slot -> float32 ``[n, width]``, or ``[n, 1]`` for one element a row.
+        counts: uint32 ``[n]``, applied pushes that named the row's id, including those before its
+            admission.
         touched: uint32 ``[n]``, the version that touched the row last.
     """
 
@@ -40,7 +40,7 @@ class TablePart:
 
 
 class Counted(NamedTuple):
-    """Ids that were counted and have no row yet, in arrays of their own.
+    """Ids that were counted and have no row yet, in their own arrays.
 
     Attributes:
         ids: int64 ``[n]``, distinct, in any order.
@@ -56,11 +56,11 @@ class Counted(NamedTuple):
 def check_part(
     table: str, part: TablePart, widths: Mapping[str, int], vocabulary: int | None
 ) -> None:
-    """Passes a part whose ids are of ``vocabulary``, where there is one, and whose ``values`` and
-    optimizer slots are float32 of these ``widths``.
+    """Checks that the ids of ``part`` are below ``vocabulary``, if it is not None, and that its
+    ``values`` and optimizer slots are float32 of these ``widths``.
 
     Raises:
-        CheckpointError: names the table, what is expected and what was found.
+        CheckpointError: names the table, the expected and the actual values.
     """
     n, ids = len(part.ids), part.ids
     if vocabulary is not None and n and not (ids.min() >= 0 and ids.max() < vocabulary):

@@ -1,4 +1,4 @@
-"""What ids and gradients of a request have to be, before anything is done with them."""
+"""Checks of the ids and gradients of a request."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 
 _BLOCK = 1 << 17
-"""Elements looked at at a time: what is said of them stays in the cache."""
+"""Elements checked at a time, so that intermediate arrays stay in the cache."""
 
 
 def check_ids(spec: TableSpec, shard: int, shards: int, ids: Ids) -> None:
-    """Passes int64 ``[n]`` that ascends strictly, of this shard and of the vocabulary.
+    """Checks that ``ids`` are int64 ``[n]``, strictly ascending, of this shard and the vocabulary.
 
     Raises:
-        InvalidArgument: names the table, the id and what was expected.
+        InvalidArgument: names the table, the id and the expected values.
     """
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise InvalidArgument(
@@ -46,10 +46,10 @@ def check_ids(spec: TableSpec, shard: int, shards: int, ids: Ids) -> None:
 
 
 def check_gradients(spec: TableSpec, rows: Rows) -> None:
-    """Passes float32 ``[n, width]``, all finite.
+    """Checks that the gradients are float32 ``[n, width]`` and finite.
 
     Raises:
-        InvalidArgument: names the table and, of a value that is not finite, the id.
+        InvalidArgument: names the table and the id of a value that is not finite.
     """
     values = rows.values
     if values.dtype != np.float32 or values.shape != (len(rows.ids), spec.width):

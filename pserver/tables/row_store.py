@@ -1,4 +1,4 @@
-"""What a table keeps of each row, column by column."""
+"""The rows of a table, column by column, and its evicted rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pserver.tables.memory import Column, scatter
 from pserver.tables.part import TablePart
 
 MAX_NBYTES = 32 << 20
-"""Bytes of evicted rows that a shard keeps of one table."""
+"""The most bytes of evicted rows that a shard keeps of one table."""
 
 _PIECES = 8
-"""Pieces that all that may be kept comes in at least: the oldest is dropped as a whole."""
+"""A full store of evicted rows has at least this many pieces; it drops whole pieces."""
 
 
 class RowStore(IdStore):
@@ -32,7 +32,7 @@ class RowStore(IdStore):
     def __init__(
         self, width: int, slot_widths: Mapping[str, int], vocabulary: int | None = None
     ) -> None:
-        """``vocabulary``: ids are below it, if it is not None."""
+        """``vocabulary``: upper bound of ids, exclusive, or None."""
         super().__init__()
         if vocabulary is not None and vocabulary <= MAX_VOCABULARY:
             self.index = DirectIndex(vocabulary)
@@ -41,8 +41,8 @@ class RowStore(IdStore):
         self.columns = (*self.columns, self.values, *self.slots.values())
 
     def copy(self, at: Slots, into: RowStore) -> Slots:
-        """Appends the rows ``at`` to ``into``, which has room and from which none was removed;
-        returns their slots there. The index is left as it is."""
+        """Appends the rows ``at`` to ``into``, which has room and never lost a row; returns their
+        slots there. Does not change the index."""
         to = into.take(len(at))
         if len(at):
             run = slice(int(to[0]), int(to[-1]) + 1)
@@ -51,7 +51,7 @@ class RowStore(IdStore):
         return to
 
     def column(self, name: str, at: Slots) -> npt.NDArray[Any]:
-        """A copy of one column of :meth:`part`: ``ids``, ``values``, ``counts``, ``touched``, or
+        """Copies one column of :meth:`part`: ``ids``, ``values``, ``counts``, ``touched``, or
         ``slot/SLOT``."""
         if name == "touched":
             return self.touched.rows().take(at) - np.uint32(1)
@@ -60,7 +60,7 @@ class RowStore(IdStore):
         return column.rows().take(at, axis=0)
 
     def part(self, at: Slots) -> TablePart:
-        """A copy of the rows in the slots ``at``."""
+        """Copies the rows in the slots ``at``."""
         return TablePart(
             ids=self.ids.rows().take(at),
             values=self.values.rows().take(at, axis=0),
@@ -70,7 +70,7 @@ class RowStore(IdStore):
         )
 
     def put(self, at: Slots, part: TablePart) -> None:
-        """Writes ``part`` to the slots ``at``, which are distinct. The index is left as it is."""
+        """Writes ``part`` to the slots ``at``, distinct. Does not change the index."""
         self.ids.rows()[at] = part.ids
         self.put_marks(at, part.counts, part.touched)
         scatter(self.values.rows(), at, part.values)
@@ -79,12 +79,11 @@ class RowStore(IdStore):
 
 
 class Evicted:
-    """The latest evicted rows, at most :data:`MAX_NBYTES` of them, by the version that evicted
-    them.
+    """The latest evicted rows, up to :data:`MAX_NBYTES`, by the version that evicted them.
 
     Attributes:
-        dropped: rows that had to go before a checkpoint had them.
-        nbytes: of what is kept.
+        dropped: rows dropped before a checkpoint had them.
+        nbytes: of the kept rows.
     """
 
     def __init__(self) -> None:
@@ -93,8 +92,8 @@ class Evicted:
         self._parts: deque[tuple[int, int, TablePart]] = deque()  # version, bytes, rows
 
     def add(self, version: int, store: RowStore, at: Slots) -> None:
-        """Keeps copies of the rows that ``store`` has in the slots ``at``, which ``version`` evicts
-        now. Where there is no room for all, the oldest are dropped."""
+        """Copies the rows of ``store`` in the slots ``at``, before ``version`` evicts them, and
+        drops the oldest rows beyond :data:`MAX_NBYTES`."""
         most = MAX_NBYTES // store.row_nbytes
         surplus = max(0, len(at) - most)
         self.dropped += surplus
@@ -108,16 +107,16 @@ class Evicted:
             self.dropped += len(self._pop())
 
     def parts(self) -> tuple[tuple[int, TablePart], ...]:
-        """All that is kept, oldest first, with the versions; nothing of it is changed later."""
+        """Returns the kept rows with their versions, oldest first; the parts never change."""
         return tuple((version, part) for version, _, part in self._parts)
 
     def let_go(self, version: int) -> None:
-        """Keeps those no longer that ``version`` or an earlier one evicted."""
+        """Drops the rows that ``version`` or an earlier one evicted."""
         while self._parts and self._parts[0][0] <= version:
             self._pop()
 
     def clear(self) -> None:
-        """Keeps nothing of what there is."""
+        """Drops all rows."""
         self._parts.clear()
         self.nbytes = 0
 
@@ -128,8 +127,8 @@ class Evicted:
 
 
 def newest(parts: Iterable[TablePart], empty: TablePart) -> TablePart:
-    """The rows of all ``parts``, oldest first, ids ascending; of an id that occurs several times
-    the last row. ``empty`` has no rows and says what columns there are."""
+    """Merges ``parts``, given oldest first, by ascending id; the last row of an id wins. ``empty``
+    has no rows and defines the columns."""
     parts = [empty, *parts]
     ids = np.concatenate([part.ids for part in parts])
     ids, last = np.unique(ids[::-1], return_index=True)

@@ -1,4 +1,4 @@
-"""One optimizer step on some rows of a table."""
+"""The optimizer step on touched rows of a table."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from psrpc.ops.threads import BLOCK, in_lanes
 
 
 class Scratch:
-    """Arrays for the length of an update, which all tables of a shard share: they are updated one
-    after the other. They grow to what the largest update needs."""
+    """Temporary arrays of an update, shared by all tables of a shard, which are updated one after
+    the other. They grow to the needs of the largest update."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Floats] = {}
 
     def rows(self, lane: int, number: int, n: int, width: int) -> Floats:
-        """Array ``number`` of ``lane``, ``[n, width]``, uninitialised. Lanes may ask at once."""
+        """Returns array ``number`` of ``lane``, ``[n, width]``, uninitialised. Lanes may call at
+        the same time."""
         array = self._arrays.get((lane, number))
         if array is None or array.size < n * width:
             array = self._arrays[lane, number] = aligned_empty(n * width, "float32")
@@ -33,17 +34,17 @@ class Scratch:
 
 
 class RowUpdate:
-    """The optimizer of a table, the same as on arenas, on touched rows alone. Not thread-safe.
+    """The optimizer of a table, as on arenas, applied to touched rows only. Not thread-safe.
 
-    The update of each row is the same sequence of operations wherever it lies and whatever rows
-    are updated with it.
+    Each row's update is the same sequence of operations, independent of its place and of the other
+    rows in the update.
 
     Attributes:
-        slots: optimizer slot -> what it starts from.
+        slots: optimizer slot -> initial value.
         slot_widths: optimizer slot -> elements of a row.
 
     Raises:
-        InvalidJob: names the table and what its optimizer has that rows cannot have.
+        InvalidJob: names the table and the part of its optimizer that rows do not support.
     """
 
     def __init__(self, spec: TableSpec, scratch: Scratch) -> None:
@@ -68,10 +69,8 @@ class RowUpdate:
         rate_scale: float,
         iterations: int,
     ) -> None:
-        """Updates the rows in the slots ``at``, distinct, ``[m]``.
-
-        Their gradients are ``gradients[picked]``, or all of ``gradients``, ``[m, width]``.
-        """
+        """Updates the rows in the slots ``at``, distinct, ``[m]``, with ``gradients[picked]``, or
+        all of ``gradients``, ``[m, width]``."""
         rate = self._rate(iterations) * np.float32(rate_scale)
         factors = self._rule.factors(rate, iterations, "float32")
         values = store.values.rows()
@@ -79,7 +78,7 @@ class RowUpdate:
         step = max(1, BLOCK // self._width)
 
         def update(lane: int, part: slice) -> None:
-            # A run that diverges says so by its loss, as on arenas.
+            # As on arenas: the loss shows that a run diverges, warnings are not needed.
             with np.errstate(all="ignore"):
                 for start in range(part.start, part.stop, step):
                     block = slice(start, min(start + step, part.stop))

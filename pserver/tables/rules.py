@@ -1,4 +1,4 @@
-"""How rows are updated: the optimizers of embedding tables, on blocks of gathered rows."""
+"""The optimizers of embedding tables, on blocks of gathered rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import TableSpec
 
 PER_ROW = frozenset({"row_accumulators"})
-"""Slots that have one element for a whole row. Persisted names, load-bearing."""
+"""Slots with one element per row. Persisted names, load-bearing."""
 
 _KNOWN = {
     "SGD": {"momentum", "nesterov"},
@@ -34,13 +34,13 @@ _COMMON = {"name", "learning_rate", "clipvalue", "ema_momentum", "ema_overwrite_
 
 
 class RowwiseAdagrad:
-    """Adagrad with one accumulator a row, to which the mean of the squared gradient is added::
+    """Adagrad with one accumulator per row, which sums the means of squared gradients::
 
         s ← s + mean(g²);   w ← w − learning_rate · g / (√s + ε)
 
     Mudigere et al. 2021, "Software-hardware co-design for fast and scalable training of deep
-    learning recommendation models" (arXiv:2104.05158), in the form that DLRM and FBGEMM
-    have, with FBGEMM's defaults: s begins at 0, ε is 1e-8. ``worker.RowwiseAdagrad`` has the same.
+    learning recommendation models" (arXiv:2104.05158), in the form of DLRM and FBGEMM, with
+    FBGEMM's defaults: s begins at 0, ε is 1e-8. ``worker.RowwiseAdagrad`` has the same.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -147,15 +147,16 @@ class Ftrl:
 
 
 def make_row_rule(spec: TableSpec) -> Rule:
-    """The rule of a table's optimizer. Its slots are ``[width]`` a row but for those of
+    """Returns the rule of a table's optimizer. Its slots have ``[width]`` per row, except those of
     :data:`PER_ROW`.
 
     Raises:
-        InvalidJob: names the table and an argument that rows cannot have.
+        InvalidJob: names the table and the argument that rows do not support.
     """
     name, config = spec.optimizer["class_name"], spec.optimizer["config"]
     if name not in _KNOWN:
-        raise InvalidJob(f"table {spec.name!r} has optimizer {name}; expected one of {_known()}")
+        known_names = ", ".join(_KNOWN)
+        raise InvalidJob(f"table {spec.name!r} has optimizer {name}; expected one of {known_names}")
     if config.get("weight_decay"):
         raise InvalidJob(
             f"table {spec.name!r} has {name}(weight_decay={config['weight_decay']}), which would "
@@ -177,7 +178,3 @@ def make_row_rule(spec: TableSpec) -> Rule:
         return Ftrl(config) if name == "Ftrl" else make_rule(spec.optimizer)
     except InvalidJob as error:
         raise InvalidJob(f"table {spec.name!r}: {error}") from None
-
-
-def _known() -> str:
-    return ", ".join(_KNOWN)

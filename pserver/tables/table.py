@@ -1,4 +1,4 @@
-"""One shard's part of an embedding table. See docs/design/0010-embedding-tables.md."""
+"""One shard's part of an embedding table, see docs/design/0010-embedding-tables.md."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from psrpc.core.tables import Ids, Rows, TableSpec
 from psrpc.ops.threads import in_lanes
 
 MAX_CANDIDATES = 1 << 22
-"""Ids that a shard counts without rows."""
+"""The most ids without a row that a shard counts."""
 
 CANDIDATES_PER_ROW = 4
-"""The same of a table with ``max_rows``, for each row."""
+"""The most such ids per row, of a table with ``max_rows``."""
 
 _MAX_SLOTS = 2**31 - 2
 _MAX_REMOVED = 1 << 22
 
 
 class Table:
-    """The rows of ``spec`` whose ids are of ``shard`` of ``shards``.
+    """The rows of table ``spec`` whose ids belong to ``shard`` of ``shards``.
 
-    Not thread-safe, frozen tables included: the caller holds the shard's lock; but any thread may
-    read the figures, that is the attributes, ``len`` and ``nbytes``, as of about now.
+    Not thread-safe, frozen tables included: the caller holds the shard's lock. Any thread may read
+    the figures (the attributes, ``len`` and ``nbytes``), which are then approximate.
 
-    Ids of all methods are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
+    All methods take ids as int64 ``[n]``, distinct, and values as float32 ``[n, width]``.
 
     Attributes:
-        created: rows that pushes have created.
-        evicted: rows that had to make room.
-        version: the last that has touched a row or a candidate.
+        created: rows created by pushes.
+        evicted: rows removed to make room.
+        version: the last one that touched a row or a candidate.
 
     Raises:
-        InvalidJob: the optimizer or the initializer cannot be.
+        InvalidJob: the optimizer or the initializer is invalid.
     """
 
     def __init__(
         self, spec: TableSpec, shard: int, shards: int, scratch: Scratch | None = None
     ) -> None:
-        """``scratch``: of all tables of the shard; None is one of its own."""
+        """``scratch`` is shared by all tables of the shard; None makes an own one."""
         self.spec = spec
         self.created = 0
         self.evicted = 0
@@ -65,14 +65,13 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, slots, index, candidates, and what is kept for frozen tables and of
-        evicted rows."""
+        """Bytes of rows, slots, index, candidates, kept evicted rows and frozen tables."""
         own = self._store.nbytes + self._candidates.nbytes
         kept = self._removals.nbytes + self._evicted.nbytes
         return own + kept + sum(frozen.nbytes for frozen in self._frozen)
 
     def forget(self) -> None:
-        """Drops all rows, candidates and evicted rows. Frozen tables keep what they have."""
+        """Drops all rows, candidates and evicted rows. Frozen tables keep theirs."""
         self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
         self._candidates.clear()
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
@@ -81,12 +80,12 @@ class Table:
         self._frozen: list[FrozenTable] = []
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of ``ids`` have a row, ``[n]``."""
+        """Returns which of ``ids`` have a row, ``[n]``."""
         return self._store.find(ids) >= 0
 
     def read(self, ids: Ids, into: Floats) -> None:
-        """Writes the rows of ``ids`` to ``into``, of absent ones the initial values. Creates
-        nothing."""
+        """Writes the rows of ``ids`` to ``into``, initial values for absent ones. Creates no
+        row."""
         at = self._store.find(ids)
         values = self._store.values.rows()
 
@@ -98,21 +97,21 @@ class Table:
         self._initial.fill_to(ids[absent], absent, into)
 
     def check_ids(self, ids: Ids) -> None:
-        """Passes ids as a request has to have them.
+        """Checks the ids of a request.
 
         Raises:
-            InvalidArgument: they do not ascend strictly, or one is of another shard or outside the
-                vocabulary; names the table and the id.
+            InvalidArgument: they do not ascend strictly, or one belongs to another shard or is
+                outside the vocabulary; names the table and the id.
         """
         check_ids(self.spec, self._shard, self._shards, ids)
 
     def check(self, rows: Rows) -> None:
-        """Passes what :meth:`apply` takes: ids as :meth:`check_ids`, finite gradients, and room.
+        """Checks what :meth:`apply` needs: ids as :meth:`check_ids`, finite gradients, and room.
 
         Raises:
-            InvalidArgument: names the table, the id and what was expected.
-            TableFull: the table is full and evicts nothing, or the rows are more than it may have;
-                says what to change.
+            InvalidArgument: names the table, the id and the expected value.
+            TableFull: the table is full and does not evict, or ``rows`` exceed its maximum; says
+                what to change.
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
@@ -123,14 +122,13 @@ class Table:
             self._check_room(len(rows.ids), self._admissible(rows.ids[at < 0]))
 
     def prepare(self, ids: Ids) -> Slots:
-        """Makes room for an update of ``ids``, which is to come before anything else happens to
-        the table.
+        """Makes room for an update of ``ids``, which must be the next change of the table.
 
         Returns:
-            What :meth:`apply` takes: where the rows are, −1 for those that are missing.
+            The slots of the rows, −1 for missing ones; an argument of :meth:`apply`.
 
         Raises:
-            ResourceExhausted: there is no room or no memory. Nothing was changed.
+            ResourceExhausted: no room or no memory; the table is unchanged.
         """
         at = self._store.find(ids)
         absent = ids[at < 0]
@@ -147,14 +145,14 @@ class Table:
         version: int,
         at: Slots | None = None,
     ) -> None:
-        """One update with gradients that :meth:`check` has passed; makes ``version``.
+        """Updates the table with gradients that passed :meth:`check`; makes ``version``.
 
-        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
-        the number of updates before this one, for schedules and Adam. ``at`` is what
-        :meth:`prepare` of its ids gave, if that was called; it is changed.
+        Creates missing rows whose ids have reached ``min_count``. ``iterations`` is the number of
+        updates before this one, for schedules and Adam. ``at`` is the result of :meth:`prepare`,
+        if the caller called it; this method changes it.
 
         Raises:
-            ResourceExhausted: not after :meth:`prepare`; as that does.
+            ResourceExhausted: as :meth:`prepare`; never after it.
         """
         store, ids = self._store, rows.ids
         if at is None:
@@ -177,15 +175,14 @@ class Table:
         self._update.apply(store, at, rows.values, picked, rate_scale, iterations)
 
     def insert(self, part: TablePart) -> None:
-        """Takes rows of a checkpoint, in place of those that it has of the same ids.
+        """Inserts rows of a checkpoint; they replace rows of the same ids.
 
-        No row makes room for them: a shard may get more than its part of ``max_rows``, of which
-        the next update evicts.
+        Evicts nothing: a shard may exceed its part of ``max_rows`` until the next update evicts.
 
         Raises:
-            CheckpointError: the rows are of another width, optimizer or vocabulary. Nothing was
-                changed.
-            ResourceExhausted: there is no memory. Nothing was changed.
+            CheckpointError: the rows have another width, optimizer or vocabulary; the table is
+                unchanged.
+            ResourceExhausted: no memory; the table is unchanged.
         """
         widths = {"values": self.spec.width, **self._update.slot_widths}
         check_part(self.spec.name, part, widths, self.spec.vocabulary)
@@ -201,20 +198,20 @@ class Table:
         self.version = max(self.version, int(part.touched.max(initial=0)))
 
     def remove(self, ids: Ids) -> None:
-        """Removes the rows of those ``ids`` that have one, as a checkpoint's part says; what it
-        removes is not in :meth:`FrozenTable.removed_since`."""
+        """Removes the rows of ``ids``, where they exist, as a checkpoint's part orders;
+        :meth:`FrozenTable.removed_since` does not list them."""
         at = self._store.find(ids)
         self._remove(at[at >= 0])
 
     def candidates(self) -> Counted:
-        """Ids, in no order, that were counted and have no row yet."""
+        """Returns the ids, unordered, that were counted and have no row yet."""
         return self._candidates.items()
 
     def load_candidates(self, ids: Ids, counts: Counts, touched: Counts) -> None:
-        """Takes candidates of a checkpoint, see :class:`pserver.tables.part.Counted`.
+        """Loads candidates of a checkpoint, see :class:`pserver.tables.part.Counted`.
 
         Raises:
-            ResourceExhausted: there is no memory. Nothing was changed.
+            ResourceExhausted: no memory; the table is unchanged.
         """
         try:
             self._candidates.load(Counted(ids, counts, touched))
@@ -223,12 +220,12 @@ class Table:
                 f"table {self.spec.name!r}: no memory for {len(ids)} ids that are counted on shard "
                 f"{self._shard} ({error}); use more shards"
             ) from error
-        # Whatever comes next is newer than they are, too.
+        # The next version has to be newer than theirs, too.
         self.version = max(self.version, int(touched.max(initial=0)))
 
     def freeze(self) -> FrozenTable:
-        """The table as it is now, to be closed. Costs next to nothing, but for the candidates,
-        which are copied: see :meth:`pserver.tables.candidates.Candidates.freeze`."""
+        """Returns a view of the present table, which the caller has to close. Cheap, except for the
+        copy of candidates, see :meth:`pserver.tables.candidates.Candidates.freeze`."""
         frozen = FrozenTable(
             self._store,
             self._initial,
@@ -243,38 +240,38 @@ class Table:
         return frozen
 
     def let_go_evicted(self, version: int) -> None:
-        """A committed checkpoint has the rows that ``version`` and earlier ones evicted."""
+        """Drops the rows that ``version`` and earlier ones evicted: a committed checkpoint has
+        them."""
         self._evicted.let_go(version)
 
     @property
     def evicted_dropped(self) -> int:
-        """Evicted rows that were to be kept and had to go before a checkpoint had them: more than
-        :data:`pserver.tables.row_store.MAX_NBYTES` were evicted between two of them."""
+        """Evicted rows dropped before a checkpoint had them, because more than
+        :data:`pserver.tables.row_store.MAX_NBYTES` were evicted between two checkpoints."""
         return self._evicted.dropped
 
     @property
     def candidates_dropped(self) -> int:
-        """Ids that were counted for ``min_count`` and forgotten, to count others: more than
-        :data:`MAX_CANDIDATES` had no row yet, or than there may be beside ``max_rows``."""
+        """Ids counted for ``min_count`` and dropped to count others: beyond
+        :data:`MAX_CANDIDATES`, or :data:`CANDIDATES_PER_ROW` with ``max_rows``."""
         return self._candidates.dropped
 
     def _let_go(self, frozen: FrozenTable, version: int) -> None:
-        # Versions of before `forget` mean other rows.
+        # A table frozen before `forget` is not in the list; its versions mean other rows.
         if any(other is frozen for other in self._frozen):
             self.let_go_evicted(version)
 
     def _closed(self, frozen: FrozenTable) -> None:
-        # One of before `forget` is not among them.
         self._frozen = [other for other in self._frozen if other is not frozen]
 
     def _admissible(self, absent: Ids) -> int:
-        """Rows that a push of ``absent`` ids would create."""
+        """Counts the rows that a push of ``absent`` ids would create."""
         if self.spec.min_count == 1:
             return len(absent)
         return int(np.count_nonzero(self._candidates.admissible(absent, self.spec.min_count)))
 
     def _check_room(self, named: int, new: int) -> None:
-        """Of a push of ``named`` ids that creates ``new`` rows."""
+        """Raises TableFull if a push of ``named`` ids that creates ``new`` rows does not fit."""
         where = f"shard {self._shard} of {self._shards}"
         if self.spec.eviction is not None:
             if named > self._limit:
@@ -317,18 +314,18 @@ class Table:
         return at
 
     def _take(self, rows: int) -> Slots:
-        """Slots for new rows."""
+        """Takes slots for new rows."""
         at = self._store.take(rows)
         for frozen in self._frozen:
             frozen.save(at)
         return at
 
     def _make_room(self, new: int, known: Slots, version: int) -> None:
-        """Evicts for ``new`` rows, but none of those in the slots ``known``."""
+        """Evicts rows to make room for ``new`` ones; spares the slots ``known``."""
         over = len(self) + new - self._limit
         if over <= 0 or self.spec.eviction is None:
             return
-        # A sixteenth at a time: to look for few takes as long as to look for many.
+        # A sixteenth at a time: the search for few takes as long as for many.
         rows = min(max(over, self._limit // 16), len(self) - len(known))
         at = victims(self._store, self.spec.eviction, rows, known)
         if self.spec.keep_evicted:

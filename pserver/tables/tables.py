@@ -15,14 +15,14 @@ from psrpc.core.plan import Plan
 from psrpc.core.tables import Ids, Rows
 
 Wanted = Sequence[tuple[int, Ids]]
-"""Tables by their number in the plan, and ids of each."""
+"""Numbers of tables in the plan, each with ids."""
 
 
 @dataclass(frozen=True)
 class TableFigures:
-    """One table's part of a shard. ``nbytes``: of rows, slots, index and all that is kept beside
-    them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started,
-    ``candidates_dropped`` ids; see :class:`pserver.tables.table.Table`."""
+    """Figures of one shard's part of a table, see :class:`pserver.tables.table.Table`. ``created``,
+    ``evicted`` and ``evicted_dropped`` count rows since the shard started, ``candidates_dropped``
+    ids."""
 
     name: str
     rows: int
@@ -34,31 +34,31 @@ class TableFigures:
 
 
 class FrozenTables:
-    """All tables as they were at one moment, in the plan's order. As :class:`FrozenTable`: not
-    thread-safe, the caller holds the shard's lock."""
+    """All tables at one moment, in the plan's order. Not thread-safe: the caller holds the shard's
+    lock."""
 
     def __init__(self, tables: tuple[FrozenTable, ...]) -> None:
         self.tables = tables
 
     def read(self, wanted: Wanted, into: Sequence[Floats]) -> None:
-        """As :meth:`Tables.read`, of that moment."""
+        """Reads as :meth:`Tables.read`, from the tables of that moment."""
         for (table, ids), rows in zip(wanted, into, strict=True):
             self.tables[table].read(ids, rows)
 
     def close(self) -> None:
-        """Ends the promise. A second time changes nothing."""
+        """Closes all tables. Idempotent."""
         for table in self.tables:
             table.close()
 
 
 class TablesUpdate:
-    """An update that all of its tables have room for. Nothing may happen to them before it."""
+    """An update for which all its tables have room; it must be their next change."""
 
     def __init__(self, parts: Sequence[tuple[Table, Rows, Slots]]) -> None:
         self.parts = parts
 
     def apply(self, rate_scale: float, iterations: int, version: int) -> None:
-        """Updates each table, once. See :meth:`Table.apply`."""
+        """Updates each table once, see :meth:`Table.apply`."""
         for table, rows, at in self.parts:
             table.apply(rows, rate_scale, iterations, version, at)
 
@@ -70,10 +70,10 @@ class Tables:
 
     Attributes:
         specs: of the plan.
-        tables: one for each.
+        tables: one for each spec.
 
     Raises:
-        InvalidJob: an optimizer or an initializer cannot be.
+        InvalidJob: an optimizer or an initializer is invalid.
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
@@ -82,20 +82,19 @@ class Tables:
         self.tables = tuple(Table(spec, shard, plan.shards, scratch) for spec in plan.tables)
 
     def __getitem__(self, table: int) -> Table:
-        """Raises InvalidArgument for a number that the plan has not."""
+        """Returns table number ``table``; raises InvalidArgument if the plan does not have it."""
         if not 0 <= table < len(self.tables):
             raise InvalidArgument(f"table {table} is unknown; the plan has {len(self.tables)}")
         return self.tables[table]
 
     def read(self, wanted: Wanted, into: Sequence[Floats]) -> None:
-        """Writes the rows of each table's ids to its array of ``into``, ``[n, width]``; of absent
-        rows the initial values."""
+        """Writes the rows of each table's ids to its array of ``into``, ``[n, width]``; initial
+        values for absent rows."""
         for (table, ids), rows in zip(wanted, into, strict=True):
             self[table].read(ids, rows)
 
     def check_ids(self, wanted: Wanted) -> None:
-        """Raises InvalidArgument: an unknown table, one that is named twice, or ids as in
-        :meth:`Table.check_ids`."""
+        """Raises InvalidArgument for unknown or repeated tables, or as :meth:`Table.check_ids`."""
         named = [table for table, _ in wanted]
         for table, ids in wanted:
             self[table].check_ids(ids)
@@ -103,32 +102,32 @@ class Tables:
                 raise InvalidArgument(f"table {self.specs[table].name!r} is named more than once")
 
     def check(self, rows: Mapping[int, Rows]) -> None:
-        """Passes what :meth:`apply` takes. Raises as :meth:`Table.check`."""
+        """Checks the arguments of :meth:`apply`. Raises as :meth:`Table.check`."""
         for table, gradients in rows.items():
             self[table].check(gradients)
 
     def apply(
         self, rows: Mapping[int, Rows], rate_scale: float, iterations: int, version: int
     ) -> None:
-        """One update of each table that ``rows`` has gradients for; comes after :meth:`check`.
+        """Updates each table in ``rows`` with gradients that passed :meth:`check`.
 
         Raises:
-            ResourceExhausted: there is no room or no memory. Nothing was changed.
+            ResourceExhausted: no room or no memory; the tables are unchanged.
         """
         self.prepare(rows).apply(rate_scale, iterations, version)
 
     def prepare(self, rows: Mapping[int, Rows]) -> TablesUpdate:
-        """Makes room for an update with ``rows``, which :meth:`check` has passed, in all tables.
+        """Makes room in all tables for an update with ``rows``, which passed :meth:`check`.
 
         Raises:
-            ResourceExhausted: there is no room or no memory. Nothing was changed.
+            ResourceExhausted: no room or no memory; the tables are unchanged.
         """
         parts = [(self[table], part) for table, part in rows.items()]
         return TablesUpdate([(table, part, table.prepare(part.ids)) for table, part in parts])
 
     @property
     def version(self) -> int:
-        """The last that has touched a row or a candidate of any table; 0 where none has."""
+        """The last version that touched a row or a candidate of any table; 0 if none did."""
         return max((table.version for table in self.tables), default=0)
 
     def forget(self) -> None:
@@ -137,12 +136,12 @@ class Tables:
             table.forget()
 
     def freeze(self) -> FrozenTables:
-        """All tables as they are now; to be closed."""
+        """Returns a view of the present tables, which the caller has to close."""
         return FrozenTables(tuple(table.freeze() for table in self.tables))
 
     def figures(self) -> list[TableFigures]:
-        """What is told of each table. Any thread may ask: the lock need not be held, and then the
-        figures are of about now."""
+        """Returns the figures of each table. Thread-safe; without the lock they are
+        approximate."""
         return [
             TableFigures(
                 t.spec.name,
