@@ -1,11 +1,11 @@
-"""Which optimizers, schedules and constraints a shard will build, and how they want their plan.
+"""The optimizers, schedules and constraints that a shard builds, and the placement they need.
 
-An optimizer comes as ``keras.optimizers.serialize`` writes it, ``{"module", "class_name",
-"config", "registered_name"}``, as plain JSON. Beside these keys it may carry
-``excluded_from_weight_decay``, a list of variable names (see :func:`weight_decay_exclusions`),
-because Keras leaves what ``exclude_from_weight_decay`` was told out of the config.
+A serialized optimizer is the plain JSON of ``keras.optimizers.serialize``: ``{"module",
+"class_name", "config", "registered_name"}``, and optionally ``excluded_from_weight_decay``, a list
+of variable names (see :func:`weight_decay_exclusions`), because the Keras config omits the
+arguments of ``exclude_from_weight_decay``.
 
-Pure: the coordinator, the workers and the shards all ask here; nothing imports Keras.
+Coordinator, workers and shards use this module; it does not import Keras.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ELEMENTWISE = frozenset(
 """Optimizers whose update of an element depends on that element alone."""
 
 WHOLE = frozenset({"Adafactor", "Lamb", "Muon"})
-"""Optimizers that look at a whole variable: its norm, its rows and columns."""
+"""Optimizers that need a whole variable: its norm, its rows and columns."""
 
 OPTIMIZERS = ELEMENTWISE | WHOLE
 
@@ -55,7 +55,7 @@ SCHEDULES = frozenset(
 CONSTRAINTS = frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"})
 
 INITIALIZERS = frozenset({"Constant", "Ones", "RandomNormal", "RandomUniform", "Zeros"})
-"""Of rows of tables: whatever makes a row from its id alone."""
+"""Initializers of table rows: those that compute a row from its id alone."""
 
 EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
@@ -67,7 +67,7 @@ _REFUSED = {
 
 
 def check_optimizer(serialized: Mapping[str, Any]) -> None:
-    """Passes an optimizer of the allow-list with plain arguments.
+    """Checks that an optimizer is on the allow-list and has plain arguments.
 
     Raises:
         InvalidJob: names the class or argument, its value and what to write instead.
@@ -80,7 +80,7 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
 
 
 def check_arguments(name: str, config: Mapping[str, Any]) -> None:
-    """Passes plain arguments of the optimizer ``name``, and schedules of the allow-list.
+    """Checks that the arguments of optimizer ``name`` are plain, or schedules of the allow-list.
 
     Raises:
         InvalidJob: names the argument, its value and what to write instead.
@@ -98,7 +98,7 @@ def check_arguments(name: str, config: Mapping[str, Any]) -> None:
 
 
 def check_schedule(serialized: Mapping[str, Any]) -> None:
-    """Passes a schedule of the allow-list, as ``keras.optimizers.schedules.serialize`` writes it.
+    """Checks that a schedule, of ``keras.optimizers.schedules.serialize``, is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -108,7 +108,7 @@ def check_schedule(serialized: Mapping[str, Any]) -> None:
 
 
 def check_initializer(serialized: Mapping[str, Any]) -> None:
-    """Passes an initializer of the allow-list, as ``keras.initializers.serialize`` writes it.
+    """Checks that an initializer, of ``keras.initializers.serialize``, is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -117,7 +117,7 @@ def check_initializer(serialized: Mapping[str, Any]) -> None:
 
 
 def check_constraint(serialized: Mapping[str, Any]) -> None:
-    """Passes a constraint of the allow-list, as ``keras.constraints.serialize`` writes it.
+    """Checks that a constraint, of ``keras.constraints.serialize``, is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -126,7 +126,7 @@ def check_constraint(serialized: Mapping[str, Any]) -> None:
 
 
 def placement_for(optimizer: Mapping[str, Any], variables: Iterable[VariableSpec]) -> Placement:
-    """``cut`` where the update of every element depends on that element alone, else ``whole``.
+    """Returns ``cut`` if the update of each element depends on that element alone, else ``whole``.
 
     Raises:
         InvalidJob: a trainable variable has a constraint that is not on the allow-list.
@@ -149,7 +149,7 @@ def placement_for(optimizer: Mapping[str, Any], variables: Iterable[VariableSpec
 
 
 def needs_single_shard(optimizer: Mapping[str, Any]) -> str | None:
-    """Why this optimizer runs on one shard only; None where any number will do."""
+    """Returns why this optimizer runs on one shard only; None if it runs on any number."""
     norm = optimizer["config"].get("global_clipnorm")
     if not norm:
         return None
@@ -160,12 +160,12 @@ def needs_single_shard(optimizer: Mapping[str, Any]) -> str | None:
 
 
 def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, Any]:
-    """A copy of ``optimizer`` that starts from the learning rate ``value``.
+    """Returns a copy of ``optimizer`` with the learning rate ``value``.
 
     A schedule keeps its shape and gets a new height: ``initial_learning_rate`` becomes ``value``
-    (``end_learning_rate``, an absolute floor, stays). With a warm-up the learning rate meant is
-    the one warmed up to: ``warmup_target`` becomes ``value`` and the start keeps its ratio to it.
-    The values of a ``PiecewiseConstantDecay`` are all scaled so that the first is ``value``.
+    (``end_learning_rate``, an absolute floor, stays). With a warm-up ``warmup_target`` becomes
+    ``value`` and the start keeps its ratio to it. A ``PiecewiseConstantDecay`` scales all its
+    values so that the first is ``value``.
 
     Raises:
         InvalidJob: ``value`` is not a finite number of at least 0, or a schedule starts at 0 and
@@ -199,11 +199,11 @@ def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, 
 
 
 def weight_decay_exclusions(optimizer: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
-    """Names of those of the named ``variables`` that a Keras ``optimizer`` was told not to decay.
+    """Returns the names of the ``variables`` that a Keras ``optimizer`` does not decay.
 
-    For the job's description: what it returns, if anything, goes under :data:`EXCLUDED`. Takes
-    the live Keras objects, since ``exclude_from_weight_decay`` matches the optimizer's own view
-    of a variable: the Keras variable in Muon, the ``tf.Variable`` inside it elsewhere.
+    The job's description stores a non-empty result under :data:`EXCLUDED`. Takes live Keras
+    objects, since ``exclude_from_weight_decay`` matches the optimizer's own view of a variable: the
+    Keras variable in Muon, the ``tf.Variable`` inside it elsewhere.
     """
     if optimizer.weight_decay is None and type(optimizer).__name__ != "Muon":
         return []
@@ -232,7 +232,7 @@ def _check_arguments(
 def _check_class(
     serialized: Mapping[str, Any], what: str, module: str, allowed: frozenset[str]
 ) -> str:
-    """The class name, if the document says that it is Keras's own class of that name."""
+    """Returns the class name, after a check that it is an allowed class of Keras itself."""
     name = serialized.get("class_name")
     if not isinstance(name, str) or not isinstance(serialized.get("config"), Mapping):
         raise InvalidJob(f"{what} {dict(serialized)!r} is not one that Keras has serialized")
@@ -240,7 +240,7 @@ def _check_class(
         raise InvalidJob(f"{what} {name} is not supported: {_REFUSED[name]}")
     source = serialized.get("module", module)
     registered = serialized.get("registered_name")
-    # Keras writes the registered name of its own classes as None, of a user's as package>name.
+    # Keras writes None as the registered name of its own classes, package>name for a user's.
     foreign = source != module or registered not in (None, name)
     if foreign or name not in allowed:
         origin = f" from {registered or source!r}" if foreign else ""

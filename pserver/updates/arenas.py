@@ -1,4 +1,4 @@
-"""The arenas of one shard: their sizes, and the check of what comes in."""
+"""The arenas of one shard: their sizes, and the checks of incoming arrays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FLOAT32_OR_HALF = tuple(wire_dtype(e, "float32") for e in ("plain", "bfloat16",
 
 
 class ShardArenas:
-    """What ``shard`` of ``plan`` owns. Immutable.
+    """The arenas of ``shard`` of ``plan``. Immutable.
 
     Attributes:
         lengths: arena name -> elements on this shard, 0 included.
         dtypes: arena name -> dtype.
         trainable, state: names of the arenas of that role with at least one element.
-        replaced: those among ``state`` of which an update brings the new values.
-        owned: trainable and state, trainable ones first.
-        encodable: names of the arenas, empty ones included, that may travel otherwise than plain.
+        replaced: those of ``state`` for which an update brings new values instead of deltas.
+        owned: ``trainable + state``.
+        encodable: names of the arenas, empty ones included, that may be encoded on the wire.
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
@@ -40,15 +40,15 @@ class ShardArenas:
         self._gradients = self._own | dict.fromkeys(self.encodable, _FLOAT32_OR_HALF)
 
     def check(self, arrays: Mapping[str, NDArray]) -> None:
-        """Passes one array per owned arena, of its length and dtype.
+        """Checks that there is one array per owned arena, of its length and dtype.
 
         Raises:
-            InvalidArgument: names the arena, what came and what was expected.
+            InvalidArgument: names the arena, the actual and the expected array.
         """
         self._check(arrays, self._own)
 
     def check_gradients(self, arrays: Mapping[str, NDArray]) -> None:
-        """The same, but a float32 trainable arena may also be bfloat16 or float16."""
+        """Checks as :meth:`check`, but encodable arenas may also be bfloat16 or float16."""
         self._check(arrays, self._gradients)
 
     def _check(
@@ -71,7 +71,7 @@ class ShardArenas:
                 )
 
     def check_aligned(self, arrays: Mapping[str, NDArray]) -> None:
-        """Passes arrays that TensorFlow may see: it aborts the process at an unaligned one.
+        """Checks that TensorFlow may use the arrays; it aborts the process at an unaligned one.
 
         Raises:
             InvalidArgument: names the arena and what is wrong with the array.
@@ -87,20 +87,20 @@ class ShardArenas:
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")
 
     def wire_dtype(self, name: str, encoding: Encoding) -> np.dtype[Any]:
-        """What the values of an arena are in a snapshot of ``encoding``."""
+        """Returns the dtype of an arena in a snapshot of ``encoding``."""
         return wire_dtype(encoding if name in self.encodable else "plain", self.dtypes[name])
 
     def ordered(self, owned: Mapping[str, NDArray], encoding: Encoding) -> dict[str, NDArray]:
-        """All arenas in the plan's order: ``owned``, and empty arrays for the others."""
+        """Returns all arenas in the plan's order: ``owned``, and empty arrays for the others."""
         return {
             n: owned[n] if n in owned else np.empty(0, self.wire_dtype(n, encoding))
             for n in self.lengths
         }
 
     def check_slots(self, given: Slots, own: Slots, what: str) -> None:
-        """Passes slots of the names, shapes and dtypes that ``own`` has.
+        """Checks that slots ``given`` have the names, shapes and dtypes of ``own``.
 
-        Empty arrays are not counted; a shard without trainable elements takes ``iterations`` alone.
+        Ignores empty arrays, and all but ``iterations`` on a shard without trainable elements.
 
         Raises:
             CheckpointError: names ``what`` (the optimizer) and the difference.
@@ -115,8 +115,8 @@ class ShardArenas:
         other = [
             f"{k} is {have[k]}, expected {need[k]}" for k in need if have.get(k, need[k]) != need[k]
         ]
-        found = (("missing", missing), ("unknown", unknown))
-        parts = [f"{what_is} {', '.join(names)}" for what_is, names in found if names]
+        groups = (("missing", missing), ("unknown", unknown))
+        parts = [f"{kind} {', '.join(names)}" for kind, names in groups if names]
         raise CheckpointError(
             f"the optimizer slots do not fit {what}: {'; '.join(parts + other)}; "
             "resume with the optimizer that wrote them"

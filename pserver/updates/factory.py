@@ -1,4 +1,4 @@
-"""Makes the update engine that a job asks for."""
+"""Makes the update engine of a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from psrpc.core.encoding import Encoding
 from psrpc.core.plan import Plan
 
 _SMALL_NBYTES = 4 << 20
-"""Up to here one thread updates a shard as fast as several, which wait for each other, and takes
-half of the CPU time: 80 000 parameters 33 against 53 µs, 230 000 with momentum 118 against 172."""
+"""Up to this size one thread updates a shard as fast as several, which wait for each other, for
+half of the CPU time: 33 µs against 53 for 80 000 parameters, 118 against 172 for 230 000 with
+momentum."""
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
@@ -25,30 +26,28 @@ def make_engine(
     shard: int,
     wire: Encoding = "plain",
 ) -> UpdateEngine:
-    """The engine ``kind`` for ``shard`` of ``plan``.
+    """Makes the engine ``kind`` for ``shard`` of ``plan``.
 
-    ``wire`` is what gradients and snapshots will mostly be, beside plain: ``load`` compiles both.
-    Others are compiled when they first come.
-
-    ``optimizer`` is the job description's: ``keras.optimizers.serialize`` as plain JSON, see
-    :mod:`pserver.updates.allowlist`. TensorFlow is imported for kind ``keras`` only.
+    ``load`` compiles for plain and for ``wire``, the expected encoding of gradients and snapshots;
+    other encodings compile at their first use. ``optimizer`` is the serialized one of the job's
+    description, see :mod:`pserver.updates.allowlist`. Only kind ``keras`` imports TensorFlow.
 
     Raises:
-        InvalidJob: the optimizer is not on the allow-list, or not what this engine can do.
+        InvalidJob: the optimizer is not on the allow-list, or this engine does not support it.
     """
     if kind == "numpy":
         from pserver.updates.numpy_engine import NumpyEngine
 
         return NumpyEngine(optimizer, plan, shard)
     if "keras" not in sys.modules:
-        # Arenas live in TensorFlow, whatever KERAS_BACKEND a user has for other programs.
+        # Arenas live in TensorFlow; a user's KERAS_BACKEND may name another backend.
         os.environ["KERAS_BACKEND"] = "tensorflow"
     fresh = "tensorflow" not in sys.modules
     if fresh:
-        # Shards update on the CPU. TensorFlow would take memory of every GPU it sees from the
+        # Shards update on the CPU. With a visible GPU TensorFlow would take its memory from the
         # workers, and start more slowly.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-        # Or it complains of a missing GPU driver as of an error.
+        # Otherwise TensorFlow logs a missing GPU driver as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from pserver.updates.keras_engine import KerasEngine
     from pserver.updates.keras_function import use_one_thread

@@ -33,7 +33,7 @@ from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan
 
-# What XLA answers with when it cannot compile a function; running out of memory is not among it.
+# Errors of XLA when it cannot compile a function; running out of memory is not one of them.
 _NOT_COMPILED = (
     tf.errors.InternalError,
     tf.errors.InvalidArgumentError,
@@ -50,7 +50,7 @@ class KerasEngine:
     With cut placement every trainable arena is one flat Keras variable; with whole placement
     every model variable is one, with its shape, path and constraint. State arenas are flat
     variables. A compiled function takes the flat gradients, by DLPack and without a copy, and
-    updates everything; there is one for each combination of dtypes that gradients come in.
+    updates everything; each combination of gradient dtypes has its own.
 
     Raises:
         InvalidJob: the optimizer is not on the allow-list, Keras refuses its arguments, or its
@@ -88,7 +88,7 @@ class KerasEngine:
         self._whole = plan.placement == "whole"
         self._wire = wire
         self._steps: dict[tuple[bool, tuple[np.dtype[Any], ...]], FlatFunction] = {}
-        """By whether the learning rate is scaled, and the gradients' dtypes."""
+        """(learning rate is scaled, gradient dtypes) -> step."""
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         self._arenas.check(values)
@@ -123,16 +123,16 @@ class KerasEngine:
             self._compile([*parts, *state.values()])
 
     def _compile(self, values: Sequence[Any]) -> None:
-        """Compiles what the job will use, so that the first push does not wait for it.
+        """Compiles the functions that the job needs, so that the first push does not wait for it.
 
-        XLA compiles a function when it first runs, so the steps run once on zeros, and what that
-        did is undone. ``values`` are the tensors that the variables have: while they are held, an
+        XLA compiles a function at its first run, so this runs the steps once on zeros and undoes
+        their effect. ``values`` are the tensors of the variables: while this method holds them, an
         update writes elsewhere.
         """
         initial = [_initial(v) for v in self._optimizer.variables]
         encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
         self._steps, self._jit = {}, True
-        # As under a snapshot: what that takes of new memory is taken now, not while training.
+        # As during a snapshot, so that its extra memory is allocated now and not while training.
         held = [view(v) for v in self._optimizer.variables]
         for encoding in encodings:
             self._try_step([self._arenas.wire_dtype(n, encoding) for n in self._arenas.owned])
@@ -146,7 +146,7 @@ class KerasEngine:
             self.snapshot(encoding)
 
     def _try_step(self, dtypes: Sequence[np.dtype[Any]]) -> None:
-        """Runs the step on zeros. Whether XLA compiles it is known by trying."""
+        """Runs the step on zeros, without XLA if XLA fails to compile it."""
         lengths = [self._arenas.lengths[n] for n in self._arenas.owned]
         nothing = [zeros(n, dtype) for n, dtype in zip(lengths, dtypes, strict=True)]
         try:
@@ -161,7 +161,7 @@ class KerasEngine:
             self._step(nothing)
 
     def _step(self, arrays: Sequence[NDArray], rate_scale: float = 1.0) -> None:
-        """One step from an array per owned arena."""
+        """Takes one step with an array per owned arena."""
         scaled = rate_scale != 1.0
         kind = scaled, tuple([array.dtype for array in arrays])
         tensors = [to_tensor(array) for array in arrays]
@@ -169,16 +169,16 @@ class KerasEngine:
             tensors.append(tf.constant(rate_scale, tf.float32))
         step = self._steps.get(kind)
         if step is None:
-            # Not one function for both: XLA would associate products otherwise even with 1.
+            # Not one function for both: XLA would reassociate products even for a scale of 1.
             update = self._scaled_update if scaled else self._update
             step = self._steps[kind] = FlatFunction(update, *tensors, jit=self._jit)
         step(*tensors)
 
     def _scaled_update(self, *arrays: Any) -> None:
-        """:meth:`_update`, traced, with a learning rate that is multiplied by the last argument."""
+        """Traces :meth:`_update` with the learning rate multiplied by the last argument."""
         *flat, rate_scale = arrays
         current = self._optimizer._get_current_learning_rate
-        # All of Keras asks this method: for the update, for weight decay, for any schedule.
+        # Keras calls this method everywhere: for updates, weight decay and schedules.
         own = vars(self._optimizer)
         own["_get_current_learning_rate"] = lambda: tf.cast(current(), tf.float32) * rate_scale
         try:
@@ -187,7 +187,7 @@ class KerasEngine:
             del own["_get_current_learning_rate"]
 
     def _update(self, *arrays: Any) -> None:
-        """One step, traced: gradients of the trainable arenas, then what state arenas have."""
+        """Traces one step: takes gradients of the trainable arenas, then changes of state ones."""
         flat = {
             name: widened(array, self._arenas.dtypes[name])
             for name, array in zip(self._arenas.owned, arrays, strict=True)
@@ -197,7 +197,7 @@ class KerasEngine:
                 [tf.reshape(flat[p.arena][p.place], p.shape) for p in self._pieces]
             )
         else:
-            # Keras counts nothing when there is nothing to update; the other shards do.
+            # Keras does not count a step without variables, but the other shards count it.
             self._optimizer._iterations.assign_add(1)
         for name, variable in self._state.items():
             change = flat[name]
@@ -223,13 +223,13 @@ class KerasEngine:
             if name in self._views and name not in values:
                 values[name] = self._views[name]()
         if len(values) < len(self._arenas.owned):
-            # Joined once between two updates.
+            # Cached until the next update.
             self._flat = self._flat or self._joined("plain")
             values = self._flat | values
         return self._arenas.ordered(values, encoding)
 
     def _joined(self, encoding: Encoding) -> dict[str, NDArray]:
-        """New arrays of the trainable arenas that may have this encoding."""
+        """Returns new arrays of the trainable arenas that may have this encoding."""
         dtype = wire_dtype(encoding, "float32")
         names = [
             n for n in self._arenas.trainable if encoding == "plain" or n in self._arenas.encodable
@@ -269,7 +269,7 @@ class KerasEngine:
         )
 
     def _joined_slot(self, arena: str, variables: Sequence[Any]) -> NDArray:
-        """A per-element slot as one ``[shard length]`` array."""
+        """Returns a per-element slot as one ``[shard length]`` array."""
         parts = [
             np.zeros(prod(p.shape), self._arenas.dtypes[arena]) if v is None else view(v).ravel()
             for p, v in zip(self._pieces, variables, strict=True)
@@ -294,6 +294,6 @@ class KerasEngine:
 
 
 def _initial(variable: Any) -> Any:
-    """A copy of the value; one number where all elements are the same, as in nearly all slots."""
+    """Copies the value, as one number if all elements are equal, as in nearly all slots."""
     value = view(variable)
     return value.flat[0] if value.size and value.min() == value.max() else value.copy()

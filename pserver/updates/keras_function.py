@@ -1,4 +1,4 @@
-"""A compiled function of TensorFlow, and how arrays go into it and come out without a copy."""
+"""Compiled functions of TensorFlow, and conversions between arrays and tensors without a copy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def use_one_thread() -> None:
-    """Has TensorFlow compute each operation with one thread; before it computes anything."""
+    """Makes TensorFlow compute each operation with one thread; call it before any computation."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 class FlatFunction:
-    """A concrete function of tensors, called with little around it.
+    """A concrete function of tensors with a fast call.
 
     ``ConcreteFunction.__call__`` fits arguments to a signature and looks for tapes and graphs
-    that might record the call: 25 to 40 µs of Python, as much as the update of a small model
-    takes. This does what is left when there are none; the caller sees to dtypes and shapes.
+    that might record the call: 25 to 40 µs of Python, as much as the update of a small model.
+    This class skips both; the caller ensures the dtypes and shapes.
     """
 
     def __init__(self, function: Callable[..., Any], *tensors: Any, jit: bool) -> None:
@@ -38,61 +38,62 @@ class FlatFunction:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
         compiled = tf.function(function, jit_compile=jit)
         with tf.device(DEVICE):
-            # Around it another function: the operation below, by itself, would not ask XLA.
-            around = tf.function(lambda *inputs: compiled(*inputs))
-            self._concrete = around.get_concrete_function(*specs)
+            # The operation in __call__ honors jit_compile only of a nested function.
+            outer = tf.function(lambda *inputs: compiled(*inputs))
+            self._concrete = outer.get_concrete_function(*specs)
         self._captured = tuple(self._concrete.captured_inputs)
         self._dtypes = [output.dtype for output in self._concrete.outputs]
 
     def __call__(self, *tensors: Any) -> list[Any]:
-        """What the function returns, flat."""
-        found: list[Any] | None = tf.raw_ops.StatefulPartitionedCall(
+        """Calls the function and returns its flat outputs."""
+        outputs: list[Any] | None = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete, config_proto=""
         )
-        return found or []
+        return outputs or []
 
 
 class VariableView:
-    """Reads one Keras variable, without a copy."""
+    """Reads one Keras variable without a copy."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
         self._handle, self._dtype = variable.value.handle, variable.value.dtype
 
     def __call__(self) -> NDArray:
-        """The value as it is now; a later update writes elsewhere while this array lives."""
-        # What ``read_value`` does, for a third of its time: this is on the path of every pull.
+        """Returns the present value; while the array lives, a later update writes elsewhere."""
+        # Does what ``read_value`` does in a third of its time, since every pull comes here.
         return to_array(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype))
 
 
 def view(variable: Any) -> NDArray:
-    """The present value of one that is read now and then."""
+    """Returns the present value of a variable that is rarely read."""
     return VariableView(variable)()
 
 
 def to_array(tensor: Any) -> NDArray:
-    """A read-only view of ``tensor``."""
+    """Returns a read-only view of ``tensor``."""
     return frozen(np.asarray(memoryview(tensor)))
 
 
 def to_tensor(array: NDArray) -> Any:
-    """A view of ``array``: contiguous, writable, on a 64-byte boundary, or TensorFlow aborts the
-    process. bfloat16, which numpy does not give to DLPack, becomes uint16 of the same bits."""
+    """Returns a view of ``array``, which is contiguous, writable and on a 64-byte boundary, or
+    TensorFlow aborts the process. bfloat16, which numpy does not give to DLPack, becomes uint16 of
+    the same bits."""
     if array.dtype == _BFLOAT16:
         array = array.view(np.uint16)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def widened(tensor: Any, dtype: str) -> Any:
-    """In a traced function: what :func:`to_tensor` gave it, as ``dtype``."""
+    """Casts a result of :func:`to_tensor` to ``dtype``, in a traced function."""
     if tensor.dtype == tf.uint16:
         tensor = tf.bitcast(tensor, tf.bfloat16)
     return tf.cast(tensor, dtype)
 
 
 def rounded(tensor: Any, encoding: Encoding) -> Any:
-    """In a traced function: float32 as :func:`psrpc.core.encoding.round_to` would round it,
-    bfloat16 as uint16 of the same bits; ``plain`` as it is."""
+    """Rounds float32 as :func:`psrpc.core.encoding.round_to`, in a traced function; bfloat16
+    becomes uint16 of the same bits, ``plain`` stays."""
     if encoding == "plain":
         return tensor
     limit = LARGEST[encoding]
@@ -103,9 +104,9 @@ def rounded(tensor: Any, encoding: Encoding) -> Any:
 
 
 def taken(array: NDArray) -> Any:
-    """A tensor whose memory is ``array``'s, which nobody may write to any more; or a copy's, if
-    TensorFlow cannot have it as it is. TensorFlow's conversion makes a second copy on the way and
-    keeps the memory."""
+    """Returns a tensor on the memory of ``array``, which callers must not write any more, or of a
+    copy if TensorFlow cannot use it. TensorFlow's own conversion would make a second copy and keep
+    the memory."""
     if array.ctypes.data % ALIGNMENT_BYTES or not (
         array.flags.c_contiguous and array.flags.writeable
     ):
@@ -116,13 +117,13 @@ def taken(array: NDArray) -> Any:
 
 
 def copied(array: NDArray) -> Any:
-    """A tensor of its own with what is in ``array``, which may be any."""
+    """Copies any ``array`` to a new tensor."""
     with tf.device(DEVICE):
         return tf.raw_ops.DeepCopy(x=taken(array))
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> NDArray:
-    """``[length]`` zeros for :func:`to_tensor`, which take no memory while they are only read."""
+    """Makes ``[length]`` zeros for :func:`to_tensor`; they take no memory until written."""
     dtype = np.dtype(dtype)
     pages = mmap.mmap(-1, length * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, np.uint8).view(dtype)

@@ -1,7 +1,7 @@
-"""Builds the Keras objects that a document names, of the allow-list and no others.
+"""Builds Keras objects from serialized documents, of classes on the allow-list only.
 
-Keras's own deserializers make objects of any class that is registered or can be imported. Nothing
-in this source calls them; a test over the syntax trees sees to that.
+Keras's own deserializers make objects of any registered or importable class. This code base never
+calls them, which a test over the syntax trees checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: Mapping[Kind, tuple[Any, Callable[[Mapping[str, Any]], None]]] = {
 
 
 def rebuild(kind: Kind, document: Mapping[str, Any]) -> Any:
-    """The object of ``document``, which Keras's ``serialize`` of that kind wrote.
+    """Builds the object of ``document``, which Keras's ``serialize`` of that kind wrote.
 
     Raises:
         InvalidJob: its class is not on the allow-list, its arguments are not plain, or Keras
@@ -53,7 +53,7 @@ def rebuild(kind: Kind, document: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """What becomes one Keras variable: elements ``[offset, offset + size)`` of a shard's arena."""
+    """Elements ``[offset, offset + size)`` of a shard's arena that form one Keras variable."""
 
     arena: str
     offset: int
@@ -68,7 +68,7 @@ class Piece:
 
 
 def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
-    """The variables that a shard makes of its part of an arena."""
+    """Returns the pieces of a shard's part of an arena."""
     if plan.placement == "cut":
         return [Piece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
     return [
@@ -78,9 +78,9 @@ def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
 
 
 def make_variable(piece: Piece, value: Any) -> Any:
-    """The Keras variable of ``piece`` with this value, a tensor."""
-    # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
-    # letters that TensorFlow allows; the constructor takes no path.
+    """Makes the Keras variable of ``piece`` with this value, a tensor."""
+    # Optimizers read a variable's path (Muon's exclude_layers) and derive names of their own from
+    # it, which TensorFlow limits to certain characters; the constructor takes no path.
     variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
     variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
     if piece.constraint is not None:

@@ -1,4 +1,4 @@
-"""Which of a Keras optimizer's variables is which slot."""
+"""Maps the variables of a Keras optimizer to slots."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from pserver.updates.keras_objects import make_variable, pieces_of, rebuild
 from psrpc.core.plan import Plan
 
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}
-"""Slots whose shape is not the variable's: a row and a column statistic of each matrix."""
+"""Slots of another shape than the variable's: row and column statistics of each matrix."""
 
 _NOT_SLOTS = {"_variables", "_trainable_variables"}
 
 _FROM_CONFIG = {"learning_rate"}
-"""Scalars that the job decides anew on resume, so that an override takes effect."""
+"""Scalars that the job sets again on resume, so that an override takes effect."""
 
 
 class SlotVariables:
-    """The state of a built optimizer, by the names of the attributes that Keras keeps it in.
+    """The state of a built optimizer, by attribute name without leading underscore.
 
-    Keras's variable names do not tell Adafactor's rows from its columns; the attributes do, and
-    they are the same for every placement. A leading underscore is dropped. The names are in
-    checkpoints: load-bearing.
+    Keras's variable names do not distinguish Adafactor's rows from its columns; the attributes do,
+    and they are the same for every placement. Checkpoints contain the names: load-bearing.
 
     Attributes:
         elements: slot name -> one variable per model variable, of its shape, or None.
-        variables: slot name -> one variable per model variable, of a shape of its own, or None.
+        variables: slot name -> one variable per model variable, of its own shape, or None.
         scalars: name -> variable.
     """
 
@@ -53,7 +52,7 @@ class SlotVariables:
                 assert len(value) == len(variables), f"{attribute} has {len(value)} variables"
                 accounted |= {id(v) for v in value}
                 if (type(optimizer).__name__, name) in _OWN_SHAPE:
-                    # Variables without rows have an integer in their place, which nobody reads.
+                    # Keras puts an unused integer for variables without rows.
                     self.variables[name] = [
                         s if len(v.shape) >= 2 else None
                         for s, v in zip(value, variables, strict=True)
@@ -65,12 +64,11 @@ class SlotVariables:
 
 
 def slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:
-    """What the state of ``optimizer`` consists of for the variables of ``plan``, slots and scalars,
-    by the names that they have in checkpoints. ``plan`` is for one shard; no memory is taken for
-    any of it.
+    """Returns the names of the slots and scalars of ``optimizer`` in checkpoints, for the variables
+    of ``plan``, a plan of one shard. Allocates no memory for the state itself.
 
     Raises:
-        InvalidJob: shards will not build the optimizer.
+        InvalidJob: shards refuse the optimizer.
     """
     with tf.device(DEVICE):
         variables = [

@@ -1,4 +1,4 @@
-"""The update engine without TensorFlow: a few optimizers, in place, on numpy arrays."""
+"""The update engine without TensorFlow: a few optimizers that work in place on numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan, aligned_empty
 
 _BLOCK = 32 * 1024
-"""Elements worked on at a time: parameters, gradients, slots and scratch of a block stay in the
-second-level cache, so an arena passes through memory once per step and not once per operation."""
+"""Elements updated at a time: parameters, gradients, slots and scratch of a block stay in the
+second-level cache, so an arena passes through memory once per step instead of per operation."""
 
 
 class NumpyEngine:
     """An :class:`pserver.updates.engine.UpdateEngine` for SGD, Adagrad, Adam and AdamW.
 
-    The update of each element is the same sequence of correctly rounded operations wherever it
-    lies, so the bits depend neither on the number of shards nor on the block size.
+    Each element's update is the same sequence of correctly rounded operations, so the bits depend
+    neither on the number of shards nor on the block size.
 
     Raises:
-        InvalidJob: the optimizer, one of its arguments or a constraint is not among what this
-            engine does.
+        InvalidJob: the engine does not support the optimizer, an argument or a constraint.
     """
 
     def __init__(self, optimizer: Mapping[str, Any], plan: Plan, shard: int) -> None:
@@ -63,7 +62,7 @@ class NumpyEngine:
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
         arenas.check(values)
-        # Before others are made: a shard that goes back to a checkpoint has the next ones already.
+        # Frees the old arrays first: a shard that restores a checkpoint holds the new ones already.
         self._slots = {}
         self._lending.clear()
         self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
@@ -82,7 +81,7 @@ class NumpyEngine:
         self._arenas.check_gradients(gradients)
         # Exact where the scale is 1.
         rate = self._rate(self._iterations) * np.float32(rate_scale)
-        # A run that diverges says so by its loss; XLA is as silent about infinities.
+        # The loss shows that a run diverges; XLA does not warn of infinities either.
         with np.errstate(all="ignore"):
             for name in self._arenas.trainable:
                 self._update(name, gradients[name], rate)

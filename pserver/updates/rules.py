@@ -1,7 +1,7 @@
 """The optimizer formulas of the numpy engine, on one block of an arena.
 
-Each class is an optimizer of ``keras.optimizers`` (Keras 3.15): the same operations in the same
-order and the same dtype, element by element, so the bits do not depend on how an arena is cut.
+Each class computes as its namesake in ``keras.optimizers`` (Keras 3.15): the same operations in the
+same order and dtype, element by element, so the bits do not depend on how an arena is cut.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _COMMON = {
 
 
 class Rule(Protocol):
-    """One optimizer's update."""
+    """The update of one optimizer."""
 
     slots: Mapping[str, float]
-    """Slot name -> value it starts from."""
+    """Slot name -> initial value."""
 
     def factors(self, learning_rate: np.float32, iterations: int, dtype: str, /) -> Any:
-        """What is the same for all elements in one step; computed once per arena."""
+        """Computes the factors common to all elements of a step, once per arena."""
 
     def update(
         self,
@@ -45,7 +45,7 @@ class Rule(Protocol):
 
 
 class Sgd:
-    """Plain, with momentum, or with Nesterov momentum."""
+    """SGD: plain, with momentum, or with Nesterov momentum."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._momentum = config.get("momentum", 0.0)
@@ -82,7 +82,7 @@ class Sgd:
 
 
 class Adagrad:
-    """Duchi et al. 2011; epsilon stands under the root, as in Keras."""
+    """Adagrad of Duchi et al. 2011; epsilon is under the root, as in Keras."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._epsilon = config.get("epsilon", 1e-7)
@@ -115,7 +115,7 @@ class Adagrad:
 
 
 class Adam:
-    """Kingma and Ba 2014, the form before section 2.1; ``amsgrad``: Reddi et al. 2018."""
+    """Adam of Kingma and Ba 2014, the form before section 2.1; ``amsgrad``: Reddi et al. 2018."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._beta_1 = config.get("beta_1", 0.9)
@@ -176,10 +176,10 @@ _OWN = {
 
 
 def make_rule(optimizer: Mapping[str, Any]) -> Rule:
-    """The rule of a serialized optimizer.
+    """Makes the rule of a serialized optimizer.
 
     Raises:
-        InvalidJob: this engine has no such optimizer or not with these arguments.
+        InvalidJob: this engine does not support the optimizer or an argument of it.
     """
     name, config = optimizer["class_name"], optimizer["config"]
     if name not in _RULES:

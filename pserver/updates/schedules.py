@@ -1,6 +1,6 @@
-"""The learning-rate schedules of Keras in numpy, for the engine that runs without it.
+"""The learning-rate schedules of Keras in numpy, for the numpy engine.
 
-Each is the formula of ``keras.optimizers.schedules`` (Keras 3.15), computed in float32 as there.
+Each has the formula of ``keras.optimizers.schedules`` (Keras 3.15) and computes in float32 like it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from psrpc.core.errors import InvalidJob
 
 Schedule = Callable[[int], np.float32]
-"""Optimizer steps taken so far -> learning rate."""
+"""Optimizer steps so far -> learning rate."""
 
 _ONE = np.float32(1)
 _PI = np.float32(math.pi)
 
 
 def make_schedule(learning_rate: float | Mapping[str, Any]) -> Schedule:
-    """The schedule of a serialized ``learning_rate``: a number or a Keras schedule.
+    """Makes the schedule of a serialized ``learning_rate``: a number or a Keras schedule.
 
     Raises:
-        InvalidJob: no such schedule, or its first rate is an integer, with which Keras computes
-            the whole schedule in integers.
+        InvalidJob: the schedule is unknown, or a rate is an integer, with which Keras computes the
+            whole schedule in integers.
     """
     if not isinstance(learning_rate, Mapping):
         constant = np.float32(learning_rate)
