@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
-import numpy.typing as npt
 
-from pserver.client.exchanger import Exchanger, Target, Transport
-from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
+from pserver.client.exchanger import Exchanger, Transport
+from pserver.client.requests import Arrays, PullInfo, Push, Requests, Source
+from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
-from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
+from pserver.core.table_ids import RowsWanted, add_table_ids, count
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.encoding import plain
 from psrpc.core.errors import (
     DeadlinePassed,
-    InvalidArgument,
     NotReady,
     OutcomeUnknown,
     PsError,
@@ -30,7 +28,7 @@ from psrpc.core.errors import (
     Unreachable,
 )
 from psrpc.core.plan import Plan
-from psrpc.core.tables import MAX_IDS, Rows
+from psrpc.core.tables import MAX_IDS
 from psrpc.net.channel import open_channel
 from psrpc.ops.retry import GaveUp, RetryPolicy, persist
 from psrpc.ops.threads import THREADS, Threads
@@ -41,54 +39,23 @@ from psrpc.v1 import types_pb2 as types
 from psrpc.wire.codec import encode_stream
 from psrpc.wire.status import error_from_rpc
 
-__all__ = ["Outcome", "PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Source"]
-
-NDArray = npt.NDArray[Any]
-Arrays = Mapping[str, NDArray]
-"""Arena name -> the worker's whole flat array of it, ``[arena length]``, contiguous. For received
-values its dtype is their encoding on the wire: the arena's own, bfloat16 or float16. A mapping
-must keep the same arrays once it was passed."""
-
-Source = int | str | None
-"""The values to pull: None is the newest, a number those of that round, a string those of a kept
-snapshot."""
+__all__ = [
+    "Arrays",
+    "Outcome",
+    "PullInfo",
+    "Push",
+    "PushResult",
+    "RetryPolicy",
+    "ShardClient",
+    "Source",
+]
 
 DEADLINE_S = 60.0
 """Deadline of one try of a call that carries tensors."""
 
 STATUS_S = 5.0
 
-_TARGETS = 4
-"""Mappings that a client caches: a worker's two parameter sets, and two to spare."""
-
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class PullInfo:
-    """The version and generation of pulled values."""
-
-    version: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """A gradient to push: the shard's part of every arena, and of tables.
-
-    ``gradients`` is None when the gradient is not finite; the shard records it as skipped. ``rows``
-    holds row gradients by table: ascending ids of this shard, duplicates summed. ``totals`` is what
-    the batch adds to the totals of its epoch, see :mod:`psrpc.core.batch`; empty when the gradient
-    is not finite. ``grant`` comes with the lease of the attempt.
-    """
-
-    batch: BatchId
-    attempt: int
-    base_version: int
-    gradients: Gradient | None
-    rows: Mapping[int, Rows] | None = None
-    totals: Sequence[float] = ()
-    grant: bytes = b""
 
 
 class ShardClient:
@@ -149,9 +116,7 @@ class ShardClient:
         self._failed = failed
         self._counting = threading.Lock()
         self._cancels_begun = self._cancels_over = 0
-        self._targets: dict[int, tuple[Arrays, Target]] = {}
-        self._extents: list[Extent] = []
-        self._extent_messages: list[types.Extent] = []
+        self._requests = Requests(plan, shard)
         self._open(address, security, workspace, sent)
 
     def _open(
@@ -176,7 +141,7 @@ class ShardClient:
         )
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString
-        channel: Any = self._channel  # the stubs want serializers; bytes need none
+        channel: Any = self._channel  # its type requires serializers; bytes need none
         self._initialize = channel.stream_unary(path + "Initialize", response_deserializer=made)
         self._get_status = channel.unary_unary(
             path + "GetStatus",
@@ -243,7 +208,7 @@ class ShardClient:
         """
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
-        mine = {name: plain(part) for name, part in self._mine(values).items()}
+        mine = {name: plain(part) for name, part in self._requests.mine(values).items()}
         parts = streams.gradient_parts(self._plan, mine)
 
         def call() -> bool:
@@ -296,7 +261,7 @@ class ShardClient:
             ResourceExhausted: two attempts of the micro-batch are staged already.
         """
         header = pb.ExchangeHeader()
-        self._fill_push(header.push, fence, push)
+        self._requests.fill_push(header.push, fence, push)
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
@@ -313,7 +278,7 @@ class ShardClient:
             return result, self.pull(fence, None, into, rows=rows)
         header = pb.ExchangeHeader()
         header.pull.newest = True
-        self._fill_push(header.push, fence, push)
+        self._requests.fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
@@ -366,32 +331,6 @@ class ShardClient:
 
         return tried
 
-    def _fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
-        """Fills ``header`` in place."""
-        header.fence.CopyFrom(fence)
-        header.batch.CopyFrom(wire.to_batch(push.batch))
-        header.attempt = push.attempt
-        header.grant = push.grant
-        header.base_version = push.base_version
-        header.examples = push.batch.count
-        header.skipped = push.gradients is None
-        if push.gradients is None:
-            return
-        header.totals.extend(push.totals)
-        header.extents.extend(self._extents_of(push.gradients))
-        if push.rows:
-            pushed = pushed_pairs(self._plan, push.rows)
-            add_table_ids(header.rows, pushed)
-            header.extents.extend(streams.to_extents(row_extents(self._plan, pushed)))
-
-    def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
-        """Returns the checked extents of a gradient; cached, since they rarely change."""
-        extents = streams.gradient_extents(self._plan, gradient)
-        if extents != self._extents:
-            check_extents(self._plan, self._shard, extents, GRADIENTS)
-            self._extents, self._extent_messages = extents, streams.to_extents(extents)
-        return self._extent_messages
-
     def _exchange(
         self,
         header: pb.ExchangeHeader,
@@ -407,48 +346,10 @@ class ShardClient:
             header.pull.rows_only = wanted.rows_only
             header.pull.encoding = types.ENCODING_PLAIN
         if into is not None and (wanted is None or not wanted.rows_only):
-            target = self._target(into)
+            target = self._requests.target(into)
             header.pull.encoding = streams.to_encoding(target.encoding)
         gradient, batch = (push.gradients, push.batch) if push is not None else (None, None)
         rows = push.rows if push is not None else None
         return self._persist(
             lambda: self._exchanger.carry_out(header, gradient, target, rows, wanted), batch
         )
-
-    def _target(self, into: Arrays) -> Target:
-        """Returns the shard's part of ``into``; cached, since a worker has two such mappings."""
-        known = self._targets.get(id(into))
-        if known is not None and known[0] is into:
-            return known[1]
-        mine = self._mine(into)
-        target = Target(mine, self._encoding(mine))
-        if len(self._targets) >= _TARGETS:
-            self._targets.pop(next(iter(self._targets)))
-        self._targets[id(into)] = (into, target)
-        return target
-
-    def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
-        """Returns the encoding in which encodable arenas are received."""
-        for arena in self._plan.arenas:
-            if arena.encodable:
-                name: Any = mine[arena.name].dtype.name
-                return "plain" if name == arena.dtype else name
-        return "plain"
-
-    def _mine(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Returns views of the shard's part of every arena.
-
-        Raises:
-            InvalidArgument: an array is not a whole arena of the plan.
-        """
-        mine = {}
-        for arena in self._plan.arenas:
-            array = arrays[arena.name]
-            names = (arena.dtype, *VALUES) if arena.encodable else (arena.dtype,)
-            if array.shape != (arena.length,) or array.dtype.name not in names:
-                raise InvalidArgument(
-                    f"the array for arena {arena.name} is {array.dtype}{list(array.shape)};"
-                    f" expected {arena.dtype}[{arena.length}]"
-                )
-            mine[arena.name] = array[arena.cuts[self._shard] : arena.cuts[self._shard + 1]]
-        return mine

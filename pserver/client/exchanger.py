@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from pserver.client.requests import Target
 from pserver.client.row_outbox import RowOutbox
 from pserver.client.session import Session
 from pserver.core.assembly import VALUES, Extent, check_extents
@@ -22,7 +23,7 @@ from pserver.transport.mailbox import WorkerBox
 from pserver.transport.workspace import Workspace
 from pserver.wire import streams
 from pserver.wire.row_messages import pushed_parts
-from psrpc.core.encoding import Encoding, Gradient
+from psrpc.core.encoding import Gradient
 from psrpc.core.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
@@ -38,24 +39,6 @@ CONNECT_S = 3.0
 """Timeout of opening a data connection; behind a firewall that drops it the call carries all."""
 
 NDArray = npt.NDArray[Any]
-
-
-@dataclass(slots=True)
-class Target:
-    """The destination of pulled values: a shard's part of a worker's arrays.
-
-    Attributes:
-        mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
-        encoding: of the encodable arenas.
-        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
-            are outside it, None before the first look-up.
-        extents: the last checked extents of an answer; None before the first.
-    """
-
-    mine: Mapping[str, NDArray]
-    encoding: Encoding
-    places: list[int] | None = None
-    extents: Sequence[Extent] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,9 +183,7 @@ class RowReader:
             at = np.flatnonzero(shards == shard)
             for start in range(0, len(at), most):
                 some = at[start : start + most]
-                answer = self._look_up(shard, name, once[some])
-                versions[shard] = answer.version
-                _take(answer, shard, rows, present, some)
+                versions[shard], rows[some], present[some] = self._look_up(shard, spec, once[some])
         return FoundRows(rows[back], present[back], versions)
 
     def _cluster(self) -> Plan:
@@ -202,19 +200,29 @@ class RowReader:
             ]
         return self._plan
 
-    def _look_up(self, shard: int, table: str, ids: Ids) -> pb.LookUpResponse:
+    def _look_up(
+        self, shard: int, spec: TableSpec, ids: Ids
+    ) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """Reads rows of one shard; returns their version, values and presence."""
         channel: Any = self._channels[shard]
         call = channel.unary_unary(
             f"/{wire.SERVICE}/LookUp",
             pb.LookUpRequest.SerializeToString,
             pb.LookUpResponse.FromString,
         )
-        request = pb.LookUpRequest(table=table, ids=ids.astype("<i8", copy=False).tobytes())
+        request = pb.LookUpRequest(table=spec.name, ids=ids.astype("<i8", copy=False).tobytes())
         try:
             answer: pb.LookUpResponse = call(request, timeout=self._call_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, f"shard {shard} at {self._addresses[shard]}") from None
-        return answer
+        n, width = len(ids), spec.width
+        if len(answer.rows) != 4 * n * width or len(answer.present) != n:
+            raise InvalidArgument(
+                f"shard {shard} answered {len(answer.rows)} bytes of rows and {len(answer.present)}"
+                f" marks; expected {4 * n * width} and {n}"
+            )
+        rows = np.frombuffer(answer.rows, "<f4").reshape(n, width)
+        return answer.version, rows, np.frombuffer(answer.present, np.bool_)
 
     def _say_waiting(self, reason: str, waited_s: float) -> None:
         self._announce(f"waiting for {reason} ({waited_s:.0f} of {self._retry.budget_s:g} s)")
@@ -285,21 +293,3 @@ def _keys(ids: npt.ArrayLike) -> Keys:
     if array.dtype.kind == "u" and (array > np.uint64(_LARGEST)).any():
         raise InvalidArgument(f"id {array.max()} is to be looked up; expected at most {_LARGEST}")
     return array.astype(np.int64)
-
-
-def _take(
-    answer: pb.LookUpResponse,
-    shard: int,
-    rows: npt.NDArray[np.float32],
-    present: npt.NDArray[np.bool_],
-    at: npt.NDArray[np.intp],
-) -> None:
-    """Writes a shard's answer to the rows ``at``."""
-    width = rows.shape[1]
-    if len(answer.rows) != 4 * len(at) * width or len(answer.present) != len(at):
-        raise InvalidArgument(
-            f"shard {shard} answered {len(answer.rows)} bytes of rows and {len(answer.present)}"
-            f" marks; expected {4 * len(at) * width} and {len(at)}"
-        )
-    rows[at] = np.frombuffer(answer.rows, "<f4").reshape(len(at), width)
-    present[at] = np.frombuffer(answer.present, np.bool_)

@@ -40,7 +40,7 @@ class Session:
         # Holds at most the messages of the current exchange.
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         self._aged_at = time.monotonic() + deadline_s
-        untyped: Any = channel  # the stubs want serializers; bytes need none
+        untyped: Any = channel  # its type requires serializers; bytes need none
         self._call: Any = untyped.stream_stream(PATH)(self._requests(), timeout=2 * deadline_s)
         self.attached = False
         """Whether the shard has attached this worker's segment."""

@@ -20,7 +20,6 @@ from psrpc.core.errors import (
     AlreadyExists,
     CoordinatorUnreachable,
     DeadlinePassed,
-    JobFailed,
     JobMismatch,
     NotReady,
     PsError,
@@ -28,7 +27,6 @@ from psrpc.core.errors import (
     ResourceExhausted,
     StaleGeneration,
 )
-from psrpc.core.exit_status import DONE, INTERRUPTED
 from psrpc.core.plan import Plan
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.logs import get_logger
@@ -46,15 +44,12 @@ _SETTLED = ("optimizer", "engine", "wire_dtype")
 PLACE_S = 4.0
 """How long to wait for a shard index that another process holds: it may have just died."""
 
-RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)
-"""The pauses between two command streams."""
+RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)  # between two command streams
 
 
 class Coordination:
-    """Two threads, one for heartbeats and one for commands, and the calls of the main thread.
-
-    Each of them ends ``ending`` when it learns that the shard has to stop.
-    """
+    """A heartbeat thread, a command thread, and the calls of the main thread. Each of them ends
+    ``ending`` when it learns that the shard has to stop."""
 
     def __init__(
         self,
@@ -99,14 +94,11 @@ class Coordination:
         if self._thread is not None:
             self._thread.join()
 
-    # -- calls of the main thread ------------------------------------------------------------
-
     def register(self, address: Callable[[], str]) -> pb.RegisterShardResponse:
         """Registers the shard with the job and starts the heartbeats.
 
         Args:
-            address: returns the HOST:PORT for others; called at each try, since it may not be
-                known at once.
+            address: returns HOST:PORT for others; called at each try, as it may be unknown first.
 
         Raises:
             AlreadyExists: another process holds the shard's index.
@@ -149,9 +141,8 @@ class Coordination:
     ) -> None:
         """Starts the command thread for the built ``engine``, which heartbeats report from now on.
 
-        Args:
-            read: reads a checkpoint, see :func:`pserver.process.commands.obey`.
-            begun: called when the shard has begun a generation, before it tells the coordinator.
+        ``read`` reads a checkpoint, see :func:`pserver.process.commands.obey`. The thread calls
+        ``begun`` when the shard has begun a generation, before it tells the coordinator.
         """
         self._heartbeats.engine = engine
         self._heartbeats.doing = ""
@@ -172,8 +163,6 @@ class Coordination:
         return self._client.persist(
             call, self._connect_timeout_s, lambda line: log.info(line), self._ending.event
         )
-
-    # -- commands ----------------------------------------------------------------------------
 
     def _forgotten(self) -> None:
         """Makes the command thread register again, because the coordinator has restarted."""
@@ -272,14 +261,7 @@ class Coordination:
     ) -> None:
         kind = command.WhichOneof("command")
         if kind == "shutdown":
-            shutdown = command.shutdown
-            if shutdown.failed:
-                self._ending.end(JobFailed(shutdown.reason))
-            elif shutdown.reason:
-                log.info(f"the job was {shutdown.reason}")
-                self._ending.end(status=INTERRUPTED)
-            else:
-                self._ending.end(status=DONE)
+            self._ending.shut_down(command.shutdown.failed, command.shutdown.reason)
             return
         if command.begin.restore:
             self._heartbeats.doing = f"{command.begin.restore} to be restored"
@@ -300,7 +282,11 @@ class Coordination:
                     version=report.version,
                     holds=command.begin.restore or command.begin.WhichOneof("source"),
                 )
-            self._tell_ready(report)
+            try:
+                self.persist(lambda: self._client.report_shard_ready(report))
+            except StaleGeneration as error:
+                # A newer generation or a new coordinator gives another order.
+                log.info("begun for nothing", generation=report.generation, reason=str(error))
         if kind in ("begin", "revocation"):
             self._heartbeats.send_now()
 
@@ -308,13 +294,6 @@ class Coordination:
         self, engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], RestoredState]
     ) -> pb.ReportShardReadyRequest | None:
         return obey(engine, command, read)
-
-    def _tell_ready(self, report: pb.ReportShardReadyRequest) -> None:
-        try:
-            self.persist(lambda: self._client.report_shard_ready(report))
-        except StaleGeneration as error:
-            # A newer generation or a new coordinator gives another order.
-            log.info("begun for nothing", generation=report.generation, reason=str(error))
 
 
 class _Over(Exception):

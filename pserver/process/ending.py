@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable
 
-from psrpc.core.errors import PsError
-from psrpc.core.exit_status import DONE, after_signal
+from psrpc.core.errors import JobFailed, PsError
+from psrpc.core.exit_status import DONE, INTERRUPTED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.threads import THREADS, Threads
 
@@ -43,6 +43,16 @@ class Ending:
                 self.status = self.status if status is None else status
                 self.event.set()
                 self._asked.set()
+
+    def shut_down(self, failed: bool, reason: str) -> None:
+        """Ends as the coordinator's shutdown command orders."""
+        if failed:
+            self.end(JobFailed(reason))
+        elif reason:
+            log.info(f"the job was {reason}")
+            self.end(status=INTERRUPTED)
+        else:
+            self.end(status=DONE)
 
     def save_first(self, save: Callable[[], object]) -> None:
         """Makes the next :meth:`stop` call ``save``, which has to cause :meth:`end` once the state

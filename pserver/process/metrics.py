@@ -16,18 +16,18 @@ _COUNTERS = {
     "pushes_staged": ("staged", "Sync: gradients that were taken for a round."),
     "pushes_repeated": ("already_applied", "Gradients that had been applied before."),
     "pushes_skipped": ("skipped", "Gradients that were not finite and changed nothing."),
-    "pushes_refused": ("refused", "Pushes that ended in an error, whatever for."),
+    "pushes_refused": ("refused", "Pushes that ended in an error."),
     "pushes_too_stale": ("too_stale", "Gradients staler than max_staleness, not applied."),
     "pushes_uncompensated": ("uncompensated", "Stale gradients applied without a correction."),
     "apply_seconds": ("apply_s", "Time spent in updates."),
-    "gradient_bytes": ("gradient_nbytes", "Bytes of gradients that came, as they were encoded."),
+    "gradient_bytes": ("gradient_nbytes", "Bytes of received gradients, as encoded."),
 }
 
-_TABLE_GAUGES = {"rows": ("rows", "Rows there are."), "bytes": ("nbytes", "Memory of all of it.")}
+_TABLE_GAUGES = {"rows": ("rows", "Rows."), "bytes": ("nbytes", "Memory of the table.")}
 
 _TABLE_COUNTERS = {
-    "rows_created": ("created", "Rows that were made."),
-    "rows_evicted": ("evicted", "Rows that were removed."),
+    "rows_created": ("created", "Rows created by pushes."),
+    "rows_evicted": ("evicted", "Rows evicted to make room."),
     "candidates_dropped": ("candidates_dropped", "Ids forgotten before min_count."),
 }
 
@@ -64,7 +64,7 @@ def families(
     yield gauge("generation", "Of the job.", report.generation)
     yield gauge("parameter_bytes", "Of parameters in float32.", report.nbytes)
     yield gauge("staged_pushes", "Sync: gradients that wait for their round.", report.staged_now)
-    yield gauge("waiting", "Whether the shard waits for somebody.", bool(report.waiting_for))
+    yield gauge("waiting", "Whether the shard waits for others.", bool(report.waiting_for))
     if tables:
         yield from _of_tables(own, tables)
 

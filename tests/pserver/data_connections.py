@@ -79,5 +79,5 @@ def pushing(client: ShardClient) -> pb.ExchangeHeader:
     gradient = part(PLAN, normal())
     push = leased("worker-1", BATCH, 1, 0, gradient)
     header = pb.ExchangeHeader()
-    client._fill_push(header.push, fence_of(client), push)
+    client._requests.fill_push(header.push, fence_of(client), push)
     return header

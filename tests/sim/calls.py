@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
-from pserver.client.exchanger import Target
+from pserver.client.requests import Target
 from pserver.core.requests import PushRequest, Values
 from pserver.core.table_ids import RowsWanted, from_table_ids
 from pserver.transport.workspace import Workspace

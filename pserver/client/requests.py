@@ -1,0 +1,157 @@
+"""The data that a worker's requests to one shard carry, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
+from pserver.core.table_ids import add_table_ids, pushed_pairs, row_extents
+from pserver.wire import messages as wire
+from pserver.wire import streams
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+
+NDArray = npt.NDArray[Any]
+Arrays = Mapping[str, NDArray]
+"""Arena name -> the worker's whole flat array of it, ``[arena length]``, contiguous. For received
+values its dtype is their encoding on the wire: the arena's own, bfloat16 or float16. A mapping
+must keep the same arrays once it was passed."""
+
+Source = int | str | None
+"""The values to pull: None is the newest, a number those of that round, a string those of a kept
+snapshot."""
+
+_TARGETS = 4
+"""Mappings that a client caches: a worker's two parameter sets, and two to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullInfo:
+    """The version and generation of pulled values."""
+
+    version: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A gradient to push: the shard's part of every arena, and of tables.
+
+    ``gradients`` is None when the gradient is not finite; the shard records it as skipped. ``rows``
+    holds row gradients by table: ascending ids of this shard, duplicates summed. ``totals`` is what
+    the batch adds to the totals of its epoch, see :mod:`psrpc.core.batch`; empty when the gradient
+    is not finite. ``grant`` comes with the lease of the attempt.
+    """
+
+    batch: BatchId
+    attempt: int
+    base_version: int
+    gradients: Gradient | None
+    rows: Mapping[int, Rows] | None = None
+    totals: Sequence[float] = ()
+    grant: bytes = b""
+
+
+@dataclass(slots=True)
+class Target:
+    """The destination of pulled values: a shard's part of a worker's arrays.
+
+    Attributes:
+        mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
+        encoding: of the encodable arenas.
+        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
+            are outside it, None before the first look-up.
+        extents: the last checked extents of an answer; None before the first.
+    """
+
+    mine: Mapping[str, NDArray]
+    encoding: Encoding
+    places: list[int] | None = None
+    extents: Sequence[Extent] | None = None
+
+
+class Requests:
+    """Fills the headers of requests, and cuts a worker's arrays to the shard's part.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        self._plan = plan
+        self._shard = shard
+        self._targets: dict[int, tuple[Arrays, Target]] = {}
+        self._extents: list[Extent] = []
+        self._extent_messages: list[types.Extent] = []
+
+    def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
+        """Fills ``header`` in place."""
+        header.fence.CopyFrom(fence)
+        header.batch.CopyFrom(wire.to_batch(push.batch))
+        header.attempt = push.attempt
+        header.grant = push.grant
+        header.base_version = push.base_version
+        header.examples = push.batch.count
+        header.skipped = push.gradients is None
+        if push.gradients is None:
+            return
+        header.totals.extend(push.totals)
+        header.extents.extend(self._extents_of(push.gradients))
+        if push.rows:
+            pushed = pushed_pairs(self._plan, push.rows)
+            add_table_ids(header.rows, pushed)
+            header.extents.extend(streams.to_extents(row_extents(self._plan, pushed)))
+
+    def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
+        """Returns the checked extents of a gradient; cached, since they rarely change."""
+        extents = streams.gradient_extents(self._plan, gradient)
+        if extents != self._extents:
+            check_extents(self._plan, self._shard, extents, GRADIENTS)
+            self._extents, self._extent_messages = extents, streams.to_extents(extents)
+        return self._extent_messages
+
+    def target(self, into: Arrays) -> Target:
+        """Returns the shard's part of ``into``; cached, since a worker has two such mappings."""
+        known = self._targets.get(id(into))
+        if known is not None and known[0] is into:
+            return known[1]
+        mine = self.mine(into)
+        target = Target(mine, self._encoding(mine))
+        if len(self._targets) >= _TARGETS:
+            self._targets.pop(next(iter(self._targets)))
+        self._targets[id(into)] = (into, target)
+        return target
+
+    def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
+        """Returns the encoding in which encodable arenas are received."""
+        for arena in self._plan.arenas:
+            if arena.encodable:
+                name: Any = mine[arena.name].dtype.name
+                return "plain" if name == arena.dtype else name
+        return "plain"
+
+    def mine(self, arrays: Arrays) -> dict[str, NDArray]:
+        """Returns views of the shard's part of every arena.
+
+        Raises:
+            InvalidArgument: an array is not a whole arena of the plan.
+        """
+        mine = {}
+        for arena in self._plan.arenas:
+            array = arrays[arena.name]
+            names = (arena.dtype, *VALUES) if arena.encodable else (arena.dtype,)
+            if array.shape != (arena.length,) or array.dtype.name not in names:
+                raise InvalidArgument(
+                    f"the array for arena {arena.name} is {array.dtype}{list(array.shape)};"
+                    f" expected {arena.dtype}[{arena.length}]"
+                )
+            mine[arena.name] = array[arena.cuts[self._shard] : arena.cuts[self._shard + 1]]
+        return mine
