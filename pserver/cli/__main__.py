@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="how long to be without the coordinator (default: %(default)s)",
+        help="how long to go on without the coordinator (default: %(default)s)",
     )
     add(
         "--log-format",
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
             description="Prints rows of an embedding table of a running job, as they are now.",
         )
     )
-    health = commands.add_parser("healthcheck", help="say whether a shard lives, or serves")
+    health = commands.add_parser("healthcheck", help="check whether a shard is alive or serving")
     health.add_argument(
         "address",
         nargs="?",
