@@ -1,1 +1,1 @@
-"""Data sources: any record by its index, in an order that the epoch decides."""
+"""Data sources: any record by its index, in the seeded order of an epoch."""

@@ -1,9 +1,8 @@
-"""Data that fits in memory: arrays, and the arrays of an ``.npz`` file."""
+"""Data that fits in memory, as arrays."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from worker.data.source import (
     check_count,
     check_range,
     map_arrays,
+    named_arrays,
 )
 
 _HASHED_WHOLE = 64 << 20
@@ -32,17 +32,16 @@ class Arrays:
 
     Args:
         x: an array, a :class:`worker.data.ragged.Ragged` or a ``tf.RaggedTensor``, or a dict, list
-        or
-            tuple of them, with one row per record.
-        y: the labels, likewise.
-        sample_weight: what the loss of each record is multiplied by, ``[num_records]``, optional.
-            Of a model with several outputs one array for all, or a dict of arrays by the outputs'
-            names, or a list in their order, as ``keras.Model.fit`` takes it.
-        map: turns each batch ``(x, y)`` into what the model gets, say bytes into scaled floats.
-            It runs on a batch at a time, so the arrays can stay small in memory.
+            or tuple of them, with one row per record.
+        y: the labels, in the same forms.
+        sample_weight: optional factor of each record's loss, ``[num_records]``. For several
+            outputs: one array for all, a dict by output name, or a list in output order, as
+            ``keras.Model.fit`` takes it.
+        map: converts each batch ``(x, y)`` for the model, say bytes to scaled floats. It gets one
+            batch at a time, so the arrays can stay small in memory.
 
     Raises:
-        InvalidJob: the arrays have different numbers of rows, or one is none of numbers or strings.
+        InvalidJob: row counts differ, or an array holds neither numbers nor strings.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Arrays:
         named = [
             pair
             for name, nest in zip(("x", "y", "sample_weight"), self._parts, strict=False)
-            for pair in _named(name, nest)
+            for pair in named_arrays(name, nest)
         ]
         for name, array in named:
             if not array.ndim:
@@ -97,7 +96,7 @@ class Arrays:
         return batch if self._map is None else check_count("map", self._map(*batch), count)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """What the record at a position of an epoch is called in messages."""
+        """Returns how messages name the record at a position of an epoch."""
         return f"record {self._order.records_at(seed, epoch, position, position + 1)[0]}"
 
     def fingerprint(self) -> str:
@@ -106,7 +105,7 @@ class Arrays:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             pieces = [array.values, array.row_splits] if isinstance(array, Ragged) else [array]
             for piece in pieces:
-                # Rows from all over a large array: enough to tell one dataset from another.
+                # Evenly spread rows of a large array are enough to distinguish datasets.
                 step = max(1, piece.nbytes // _HASHED_WHOLE)
                 digest.update(piece[::step].tobytes())
         return digest.hexdigest()[:32]
@@ -115,30 +114,18 @@ class Arrays:
         pass
 
 
-def _named(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a nest, each by the name that a job has for it, say ``x['user'][0]``."""
-    if isinstance(nest, dict):
-        for key, value in nest.items():
-            yield from _named(f"{name}[{key!r}]", value)
-    elif isinstance(nest, list | tuple):
-        for index, value in enumerate(nest):
-            yield from _named(f"{name}[{index}]", value)
-    else:
-        yield name, nest
-
-
 def _objects(array: Array | Ragged) -> str:
-    """The first object of each type, and where it is."""
-    found: dict[type, str] = {}
+    """Returns the first object of each type and its position."""
+    shown: dict[type, str] = {}
     values = array.values if isinstance(array, Ragged) else array
     for place, one in zip(np.ndindex(values.shape), values.flat, strict=True):
-        if type(one) not in found:
-            found[type(one)] = f"{_shown(one)} at {_place(array, place)}"
-    return ", ".join(found.values())
+        if type(one) not in shown:
+            shown[type(one)] = f"{_shown(one)} at {_place(array, place)}"
+    return ", ".join(shown.values())
 
 
 def _place(array: Array | Ragged, index: tuple[int, ...]) -> str:
-    """What an element is called by its index in the array, or in the values of a Ragged."""
+    """Names the element at an index of the array, or of the values of a Ragged."""
     if isinstance(array, Ragged):
         record = int(np.searchsorted(array.row_splits, index[0], side="right")) - 1
         index = (record, index[0] - int(array.row_splits[record]), *index[1:])
@@ -152,7 +139,7 @@ def _shown(value: object) -> str:
 
 
 def check_records(records: object) -> None:
-    """Refuses all but a pair of whole numbers, the first of which is the smaller."""
+    """Refuses everything but a pair of integers with 0 <= start < stop."""
     pair = records if isinstance(records, tuple | list) and len(records) == 2 else ()
     whole = [int(one) for one in pair if _is_whole(one)]
     if len(whole) == 2 and 0 <= whole[0] < whole[1]:
@@ -167,7 +154,6 @@ def check_records(records: object) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    # NumPy's numbers, too.
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -179,8 +165,8 @@ def _as_array(values: Any) -> Array | Ragged:
     if not array.ndim or not array.dtype.hasobject:
         return array
     if all(isinstance(one, str | bytes) for one in array.flat):
-        # As pandas has strings.
+        # pandas stores strings as objects.
         return array.astype(bytes if any(isinstance(one, bytes) for one in array.flat) else str)
     if array.ndim == 1 and all(isinstance(one, list | tuple | np.ndarray) for one in array):
-        return Ragged.from_rows(array)  # as pandas has lists
+        return Ragged.from_rows(array)  # pandas stores lists as objects
     return array

@@ -21,27 +21,26 @@ from worker.data.source import Array, Batch, Map, check_count, check_range
 Column = str | int
 _SCAN_NBYTES = 1 << 24
 _DELIMITERS = (";", "\t", "|", ",")
-"""Those that files have, to be named where the job says another."""
+"""Common delimiters that an error suggests if the job's does not fit."""
 
 
 class Csv:
     """Records of a CSV file, one per line; memory holds 8 bytes per record, not the file.
 
     Args:
-        path: the file; a URL such as ``s3://bucket/data.csv`` is read where it lies, see
-            docs/urls.md.
-        y: the column of the labels: its name, or its number from 0 where there is no header.
-        x: the columns of the inputs, in this order; None means all but ``y``.
+        path: the file, or a URL such as ``s3://bucket/data.csv``, read in place (docs/urls.md).
+        y: the label column: its name, or its number from 0 in a file without a header.
+        x: the input columns, in this order; None means all but ``y``.
         header: whether the first line names the columns.
-        delimiter: what separates columns.
-        x_dtype, y_dtype: numpy dtypes; ``"str"`` leaves the text as it is.
-        map: turns each batch ``x`` ``[n, columns]``, ``y`` ``[n]`` into what the model gets.
+        delimiter: the text between columns.
+        x_dtype, y_dtype: numpy dtypes; ``"str"`` keeps the text.
+        map: converts each batch ``x`` ``[n, columns]``, ``y`` ``[n]`` for the model.
 
-    A quoted value must not contain a line break. Empty lines are skipped.
+    A quoted value must not contain a line break. The reader skips empty lines.
 
     Raises:
         InvalidJob: on first use: no such file or column; on reading: a line with another number
-            of columns, or a value that is not a number, by file, line and column.
+            of columns, or a value that is not a number; names file, line and column.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Csv:
         return self._batch(index, np.arange(start, stop))
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """What the record at a position of an epoch is called in messages."""
+        """Returns how messages name the record at a position of an epoch."""
         index = self._opened()
         [(line, _)] = index.lines(index.order.records_at(seed, epoch, position, position + 1))
         return f"line {line} of {str(self._path)!r}"
@@ -133,8 +132,8 @@ class Csv:
         return [place(column) for column in self._x], label
 
     def _other_delimiter(self, column: Column, index: _LineIndex) -> str:
-        """A hint at the delimiter that the first line seems to have, if it has ``column`` then, or
-        is a single column now; empty where none does better."""
+        """Returns a hint at a delimiter that splits the first line into more columns, if ``column``
+        is then among them or the line is a single column now; else empty."""
         for other in _DELIMITERS:
             split = next(csv.reader([index.first_line], delimiter=other), [])
             there = column in split if self._header else int(column) < len(split)
@@ -164,7 +163,7 @@ class Csv:
         columns: list[int],
         dtype: np.dtype[np.generic],
     ) -> Array:
-        """``[rows, columns]``."""
+        """Returns the cells ``[rows, columns]`` as ``dtype``."""
         cells = np.array([[row[column] for column in columns] for row in rows], np.str_)
         try:
             return cells if dtype.kind == "U" else cells.astype(dtype)
@@ -184,7 +183,7 @@ class Csv:
 
 
 def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
-    """Advice for a gap, a column of text, or fractions among integers."""
+    """Returns advice for an empty field, a column of text, or fractions among integers."""
     if not value.strip():
         what = option[0]
         return (
@@ -205,7 +204,7 @@ def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
 
 
 class _LineIndex:
-    """Where the line of each record lies. Reading needs no lock."""
+    """The position of each record's line. Reading needs no lock."""
 
     def __init__(self, found: Found, header: bool, delimiter: str) -> None:
         self.columns: list[str] = []
@@ -229,7 +228,7 @@ class _LineIndex:
         self.order = RecordOrder(self.num_records)
 
     def lines(self, records: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
-        """The line number and the text of each record."""
+        """Returns the line number and the text of each record."""
         numbers, starts, stops = self._spans[records].T
         parts = self._files.read(np.column_stack([np.zeros_like(starts), starts, stops - starts]))
         found = []
@@ -245,8 +244,8 @@ class _LineIndex:
 
 
 def _record_spans(file: DataFile) -> npt.NDArray[np.int64]:
-    """``[records, 3]``: of every line that is not blank its number as an editor counts, from 1,
-    where its text begins, and where it ends before its line break (``\\n`` or ``\\r\\n``)."""
+    """Returns ``[records, 3]``, for every line that is not empty: its number from 1, the offset of
+    its text, and the offset of its line break (``\\n`` or ``\\r\\n``)."""
     found, returns = [], []
     offset, last = 0, 0
     read = file.scan()
@@ -261,7 +260,7 @@ def _record_spans(file: DataFile) -> npt.NDArray[np.int64]:
     breaks = np.concatenate([*found, np.empty(0, np.int64)])
     cut = np.concatenate([*returns, np.empty(0, bool)])
     starts = np.concatenate([[0], breaks + 1])
-    # What follows the last line break is a line too, if only an empty one.
+    # The text after the last line break is a line too, possibly empty.
     stops = np.concatenate([breaks - cut, [offset]])
     lines = np.flatnonzero(stops > starts)
     return np.column_stack([lines + 1, starts[lines], stops[lines]]).astype(np.int64)

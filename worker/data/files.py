@@ -1,4 +1,4 @@
-"""Files that data sources read, of this machine or a store, by path or URL."""
+"""Files that data sources read, local or in a store, by path or URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer
 
 Found = Path | RemoteFile
-"""A file that is there."""
+"""A file that exists."""
 
 _PIECE_NBYTES = 1 << 16
 _PIECES = 1 << 10
@@ -31,11 +31,13 @@ log = get_logger()
 
 
 def existing_file(name: str, path: str | Path) -> Found:
-    """``path`` if a file is there, of this machine or, by its URL, of a store. ``name`` is the data
-    source's.
+    """Returns the file at ``path``, local or, for a URL, in a store.
+
+    Args:
+        name: the data source, for messages.
 
     Raises:
-        InvalidData: there is none, or the store cannot be used.
+        InvalidData: the file does not exist, or the store is unusable.
     """
     place = location(path)
     if isinstance(place, Path):
@@ -49,10 +51,10 @@ def existing_file(name: str, path: str | Path) -> Found:
 
 
 def existing_files(name: str, paths: Sequence[str | Path]) -> list[Found]:
-    """As :func:`existing_file`, of several; those that match a pattern by their names.
+    """As :func:`existing_file`, for several paths; files that match a pattern come sorted by name.
 
     Raises:
-        InvalidData: one is not there, or none matches a pattern.
+        InvalidData: a file does not exist, or no file matches a pattern.
     """
     found: list[Found] = []
     for path in paths:
@@ -74,11 +76,10 @@ def existing_files(name: str, paths: Sequence[str | Path]) -> list[Found]:
 
 @contextmanager
 def local_copy(found: Found) -> Iterator[Path]:
-    """Where a file can be read by libraries that want a path: itself, or a copy for as long as the
-    context lasts.
+    """Yields a local path of a file for libraries that need one; it may be a temporary copy.
 
     Raises:
-        InvalidData: it cannot be copied.
+        InvalidData: copying fails.
     """
     if isinstance(found, Path):
         yield found
@@ -89,31 +90,31 @@ def local_copy(found: Found) -> Iterator[Path]:
 
 
 Scan = Callable[[int, int], bytes]
-"""Offset and length: up to so many bytes, fewer at the end of the file alone. The offset grows from
-call to call; what follows may be read with it. For one thread."""
+"""Takes offset and length; returns that many bytes, fewer only at the end of the file. Offsets must
+grow from call to call; a call may read ahead. For one thread."""
 
 
 class LocalFile:
-    """An open file of this machine. Reading needs no lock."""
+    """An open local file. Reading needs no lock."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError: it cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self.name = str(path)
         self._file: BinaryIO = path.open("rb")
         self.descriptor = self._file.fileno()
         self.nbytes = os.fstat(self.descriptor).st_size
 
     def scan(self) -> Scan:
-        """Reads the file from its beginning on."""
+        """Returns a reader that starts at the beginning of the file."""
         return lambda offset, length: os.pread(self.descriptor, length, offset)
 
     def close(self) -> None:
-        """May be repeated."""
+        """Closes the file; may be called again."""
         self._file.close()
 
 
 class StoredFile:
-    """A file of a store. It needs no closing."""
+    """A file in a store. It needs no closing."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.name = file.url
@@ -121,7 +122,7 @@ class StoredFile:
         self.file = file
 
     def scan(self) -> Scan:
-        """See :class:`LocalFile`. Says how far it is."""
+        """As :meth:`LocalFile.scan`; logs its progress."""
         now = MonotonicClock().now
         progress = Announcer(
             lambda reason, waited_s: log.info(
@@ -154,7 +155,7 @@ class DataFiles:
     """Open files. Any thread may :meth:`read`."""
 
     def __init__(self, found: Sequence[Found]) -> None:
-        """Raises OSError: one cannot be opened."""
+        """Raises OSError if a file cannot be opened."""
         self.files: list[DataFile] = []
         try:
             for one in found:
@@ -165,7 +166,7 @@ class DataFiles:
         self._local = all(isinstance(file, LocalFile) for file in self.files)
 
     def read(self, spans: npt.NDArray[np.int64]) -> list[bytes]:
-        """The bytes of ``[n, 3]`` spans: number of the file, offset, length."""
+        """Returns the bytes of ``[n, 3]`` spans: file number, offset, length."""
         if not self._local:
             return self._read_stored(spans)
         descriptors = [file.descriptor for file in self.files if isinstance(file, LocalFile)]
@@ -175,23 +176,24 @@ class DataFiles:
 
     def _read_stored(self, spans: npt.NDArray[np.int64]) -> list[bytes]:
         parts = [(self.files[file], offset, length) for file, offset, length in spans.tolist()]
-        stored = read_ranges(
-            [(file.file, at, n) for file, at, n in parts if isinstance(file, StoredFile)]
+        rest = iter(
+            read_ranges(
+                [(file.file, at, n) for file, at, n in parts if isinstance(file, StoredFile)]
+            )
         )
-        rest = iter(stored)
         return [
             os.pread(file.descriptor, length, offset) if isinstance(file, LocalFile) else next(rest)
             for file, offset, length in parts
         ]
 
     def close(self) -> None:
-        """May be repeated."""
+        """Closes all files; may be called again."""
         for file in self.files:
             file.close()
 
 
 def hash_files(files: Sequence[Found], *settings: object) -> str:
-    """The fingerprint of files read with ``settings``; where they lie does not matter."""
+    """Returns the fingerprint of files read with ``settings``, independent of their location."""
     digest = hashlib.sha256(repr(settings).encode())
     for file in files:
         hash_file(file, digest)
@@ -199,8 +201,8 @@ def hash_files(files: Sequence[Found], *settings: object) -> str:
 
 
 def hash_file(file: Found, digest: Any) -> None:
-    """Feeds the size of a file and its contents, or of a large file 1 024 evenly spread pieces of
-    64 KiB, to ``digest``."""
+    """Feeds the size and contents of a file to ``digest``; of a large file 1 024 evenly spread
+    pieces of 64 KiB."""
     nbytes = file.stat().st_size if isinstance(file, Path) else file.nbytes
     digest.update(nbytes.to_bytes(8, "little"))
     spread = _spread(nbytes)
@@ -210,7 +212,7 @@ def hash_file(file: Found, digest: Any) -> None:
 
 
 def _spread(nbytes: int) -> list[tuple[int, int]]:
-    """Offset and length of each piece."""
+    """Returns offset and length of each piece."""
     if nbytes <= _PIECE_NBYTES * _PIECES:
         return [(at, min(_PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, _PIECE_NBYTES)]
     return [((nbytes - _PIECE_NBYTES) * i // (_PIECES - 1), _PIECE_NBYTES) for i in range(_PIECES)]

@@ -17,31 +17,31 @@ from worker.data.ragged import in_numpy, joined, take
 from worker.data.source import Batch, arrays_of, check_count, check_range, map_arrays
 
 KEPT_BLOCKS = 3
-"""Shuffled blocks in memory: the one being read, and two that a batch may reach into."""
+"""Shuffled blocks in memory: the current one, and two that a batch may reach into."""
 
 
 class Function:
     """Records ``[start, stop)`` from ``make(start, stop)``: a batch of them, ``(x, y)`` or ``(x, y,
     sample_weight)`` in NumPy's arrays, or a ``tf.data.Dataset``.
 
-    The dataset yields single records, in order and unbatched. Neither may shuffle: blocks of
-    ``block_records`` records are asked for, in a seeded order, and shuffled in memory; up to three
-    blocks are kept there. A dataset that shuffles is refused: its records would be others each time
-    that a block is made, and some would never be trained.
+    The dataset yields single records, in order and unbatched. The source calls ``make`` for blocks
+    of ``block_records`` records in a seeded order and shuffles each in memory, where it keeps up to
+    three. It refuses a dataset that shuffles: each call would give other records for a block, and
+    training would miss some.
 
-    Rows of different lengths are a ``worker.Ragged``, or what a dataset has as sparse or ragged
-    tensors. Of one that has them as dense tensors, make a batch of it:
+    Rows of different lengths are a ``worker.Ragged``, or sparse or ragged tensors of a dataset.
+    Turn a dataset of dense tensors of different lengths into a batch:
     ``next(iter(dataset.ragged_batch(stop - start)))``.
 
     Args:
-        make: the function. Called again for a block whenever it is needed.
-        num_records: how many records there are in all.
+        make: the function; may be called several times for a block.
+        num_records: the total number of records.
         block_records: records of a block. Larger shuffles better and needs more memory.
-        content: says what the records are, where that is known: resuming with another is refused.
+        content: optional version of the records; a run does not resume with another one.
 
     Raises:
-        InvalidJob: the function makes fewer or more records than it was asked for, or a dataset
-            that batches or shuffles.
+        InvalidJob: the function makes fewer or more records than requested, or a dataset that
+            batches or shuffles.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Function:
         self._block_records = block_records
         self._content = content
         self._order = BlockOrder(num_records, block_records)
-        # Held while a block is made, so that two threads do not make the same one.
+        # Held while making a block, so that two threads do not make the same one.
         self._lock = Lock()
         self._blocks: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
 
@@ -83,14 +83,14 @@ class Function:
         return self._made(start, stop)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """What the record at a position of an epoch is called in messages."""
+        """Returns how messages name the record at a position of an epoch."""
         [(block, low, _)] = self._order.pieces(seed, epoch, position, position + 1)
         start, _ = self._order.range_of(block)
         return f"record {start + self._order.shuffled(seed, epoch, block)[low]}"
 
     def fingerprint(self) -> str:
-        """Of the sizes and ``content``: what a function makes may be different each time
-        (augmentation)."""
+        """Hashes the sizes and ``content``, not the records: augmentation may change them per
+        call."""
         text = f"{self._records} {self._block_records}"
         if self._content:
             text += f" {self._content}"
@@ -114,8 +114,8 @@ class Function:
             return self._blocks[key]
 
     def _made(self, start: int, stop: int) -> Batch:
-        """Records ``[start, stop)`` as one batch; takes one more than that of a dataset, to see too
-        many."""
+        """Returns records ``[start, stop)`` as one batch; takes one more from a dataset to detect a
+        surplus."""
         name = f"the dataset of records [{start}, {stop})"
         dataset = self._make(start, stop)
         if isinstance(dataset, tuple):
@@ -131,11 +131,11 @@ class Function:
                 f"{name} is shuffled; leave .shuffle(...) out: Function shuffles the records "
                 "itself, each epoch anew, and needs record i to be the same each time"
             )
-        # Batched by TensorFlow, not record by record in Python: 30 times faster. One more than
-        # was asked for shows a dataset that gives too many, an endless one too.
+        # Batching in TensorFlow is 30 times faster than record by record in Python. One record
+        # more than requested shows a dataset that gives too many, also an endless one.
         try:
             batches = list(dataset.take(wanted + 1).batch(wanted + 1))
-        except Exception as error:  # of TensorFlow, which was not imported here
+        except Exception as error:  # TensorFlow's; this module does not import it
             if not re.search("Cannot (batch tensors|add tensor to the batch)", str(error)):
                 raise
             _check_unbatched(name, dataset, wanted)
@@ -162,12 +162,12 @@ _STEPS = {
     "_PaddedBatchDataset": "batch",
     "_ShuffleDataset": "shuffle",
 }
-"""What datasets of TensorFlow's classes do. None of these names is public: one that changes is a
-mistake that is named less well."""
+"""The steps of TensorFlow's private dataset classes. A renamed class only makes an error less
+exact."""
 
 
 def dataset_steps(dataset: Any) -> list[str]:
-    """Those of the steps "batch" and "shuffle" that a ``tf.data.Dataset`` is made by."""
+    """Returns the steps "batch" and "shuffle" that a ``tf.data.Dataset`` is built from."""
     steps, todo = [], [dataset]
     while todo:
         each = todo.pop()
@@ -177,7 +177,7 @@ def dataset_steps(dataset: Any) -> list[str]:
 
 
 def _check_unbatched(name: str, dataset: Any, wanted: int) -> None:
-    """Refuses elements that are batches, by how the dataset is made or by what is in them."""
+    """Refuses elements that are batches, judged by the dataset's steps or its elements."""
     elements = list(dataset.take(wanted + 1))
     firsts = [next(arrays_of(element)) for element in elements]
     records = sum(int(first.shape[0]) for first in firsts if first.shape.rank)
@@ -195,11 +195,9 @@ def _part(batch: Batch, low: int, high: int) -> Batch:
 
 
 def _joined(pieces: list[Batch]) -> Batch:
-    """Batches of equal structure end to end."""
-    if len(pieces) == 1:
-        return pieces[0]
-    joined: Batch = _concatenated(pieces)
-    return joined
+    """Joins batches of equal structure end to end."""
+    batch: Batch = pieces[0] if len(pieces) == 1 else _concatenated(pieces)
+    return batch
 
 
 def _concatenated(nests: list[Any]) -> Any:

@@ -17,31 +17,27 @@ from psrpc.core.text import counted
 from worker.data.arrays import Arrays, Key, check_records
 from worker.data.files import existing_file, hash_files, local_copy
 from worker.data.ragged import Ragged, take
-from worker.data.source import (
-    Array,
-    Batch,
-    Map,
-)
+from worker.data.source import Array, Batch, Map
 
 
 class Npz:
-    """Arrays of an ``.npz`` file, read into memory when they are first needed.
+    """Arrays of an ``.npz`` file, read into memory on first use.
 
     Args:
         path: the file. ``Path(__file__).parent / "data.npz"`` lies beside the job file; other
-            relative paths are relative to the working directory. What a URL such as
-            ``s3://bucket/data.npz`` names is copied to a temporary file first, see docs/urls.md.
+            relative paths are relative to the working directory. A URL such as
+            ``s3://bucket/data.npz`` is first copied to a temporary file, see docs/urls.md.
         x: the key of the inputs, or a dict ``{name of the input: key}``. Two keys ``(values,
             row_splits)`` in place of one make a :class:`worker.data.ragged.Ragged`.
         y: the key of the labels.
         sample_weight: the key of the weights, optional.
         map: as for :class:`Arrays`.
-        records: ``(start, stop)`` to use a part of the file alone, such as ``(0, 100)`` for the
-            first hundred; a pair, counted from 0, without ``stop`` itself. None uses all.
+        records: ``(start, stop)`` uses only these records of the file, counted from 0 and without
+            ``stop`` itself, such as ``(0, 100)`` for the first hundred. None uses all.
 
     Raises:
-        InvalidJob: ``records`` is no such pair; on first use: no such file, no ``.npz`` file, no
-            such key in it, fewer records than ``stop``.
+        InvalidJob: ``records`` is no such pair; on first use: no such file or key, no ``.npz``
+            file, or fewer records than ``stop``.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class Npz:
         return self._arrays().read_range(start, stop)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """What the record at a position of an epoch is called in messages."""
+        """Returns how messages name the record at a position of an epoch."""
         return self._arrays().record_name(seed, epoch, position)
 
     def fingerprint(self) -> str:
@@ -99,9 +95,8 @@ class Npz:
         name = str(self._path)
         x, y, weight = self._keys
         try:
-            # No pickles: a data file must not be able to run code. Opened here, since numpy does
-            # not close what it opens of a damaged file.
-            # And not by np.load, which takes whatever it does not know for a pickle.
+            # No pickles: a data file must not be able to run code. open() here, because numpy
+            # leaves a damaged file open; not np.load, which takes unknown formats for pickles.
             with path.open("rb") as opened, NpzFile(opened, allow_pickle=False) as file:
                 inputs = (
                     {name: self._column(file, key) for name, key in x.items()}
@@ -136,5 +131,5 @@ class Npz:
                     f"Npz: records is {self._records}, and array {key!r} of {str(self._path)!r} "
                     f"has {counted(len(array), 'record')}; expected a stop of at most {len(array)}"
                 )
-            array = take(array, np.arange(start, stop))  # no view: the rest is let go
+            array = take(array, np.arange(start, stop))  # a copy, which frees the rest
         return array

@@ -1,4 +1,4 @@
-"""Records of different lengths: in NumPy as data sources have them, in TensorFlow as models do."""
+"""Records of different lengths: in NumPy for data sources, in TensorFlow for models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Ragged:
     a ``tf.RaggedTensor`` ``[rows, None, ...]``.
 
     Args:
-        values: ``[n, ...]``, those of all rows, one row after the other.
+        values: ``[n, ...]``, the values of all rows, row after row.
         row_splits: ``[rows + 1]``, integers that ascend from 0 to n: row i is
             ``values[row_splits[i]:row_splits[i + 1]]``.
 
     Raises:
-        InvalidJob: ``row_splits`` do not cut ``values`` so.
+        InvalidJob: ``row_splits`` do not ascend from 0 to n.
     """
 
     values: Array
@@ -49,11 +49,11 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Any], dtype: npt.DTypeLike | None = None) -> Ragged:
-        """Of rows that are lists or arrays; ``dtype`` is NumPy's choice where it is not given, and
-        int64 where all rows are empty."""
+        """Makes one from rows that are lists or arrays. Without ``dtype`` NumPy chooses it; if all
+        rows are empty it is int64."""
         arrays = [np.asarray(row, dtype) for row in rows]
         splits = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-        # An empty list says nothing of the dtype: NumPy would take it for floats.
+        # NumPy would make an empty list float.
         filled = [array for array in arrays if len(array)]
         return cls(np.concatenate(filled) if filled else np.empty(0, dtype or np.int64), splits)
 
@@ -61,7 +61,7 @@ class Ragged:
         return len(self.row_splits) - 1
 
     def __getitem__(self, rows: slice) -> Ragged:
-        """The rows of a slice without a step; values are a view."""
+        """Returns the rows of a slice without a step; values are a view."""
         first, stop, step = rows.indices(len(self))
         assert step == 1
         splits = self.row_splits[first : max(first, stop) + 1]
@@ -74,16 +74,16 @@ class Ragged:
 
     @property
     def ndim(self) -> int:
-        """One more than that of ``values``."""
+        """``values.ndim + 1``."""
         return self.values.ndim + 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of ``values``."""
+        """The dtype of ``values``."""
         return self.values.dtype
 
     def take(self, rows: npt.NDArray[np.int64]) -> Ragged:
-        """The rows of these numbers, in their order; a copy."""
+        """Returns a copy of the rows with these numbers, in their order."""
         starts = self.row_splits[rows]
         lengths = self.row_splits[rows + 1] - starts
         splits = np.concatenate([[0], np.cumsum(lengths)])
@@ -92,19 +92,19 @@ class Ragged:
 
 
 def take(array: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """The rows of these numbers of an array or a :class:`Ragged`; a copy."""
+    """Returns a copy of the rows with these numbers, of an array or a :class:`Ragged`."""
     return array.take(rows) if isinstance(array, Ragged) else np.take(array, rows, axis=0)
 
 
 def part(array: Any, low: int, high: int) -> Any:
-    """Rows ``[low, high)`` of an array or a :class:`Ragged`, C-contiguous; a view where it can
-    be."""
+    """Returns rows ``[low, high)`` of an array or a :class:`Ragged`, C-contiguous, as a view if
+    possible."""
     rows = array[low:high]
     return rows if isinstance(rows, Ragged) else np.ascontiguousarray(rows)
 
 
 def joined(arrays: Sequence[Any]) -> Any:
-    """Arrays, or all of them :class:`Ragged`, end to end."""
+    """Joins arrays, or :class:`Ragged` only, end to end."""
     if not isinstance(arrays[0], Ragged):
         return np.concatenate(arrays)
     ends = np.cumsum([0, *(len(each.values) for each in arrays)])
@@ -113,14 +113,15 @@ def joined(arrays: Sequence[Any]) -> Any:
 
 
 def in_numpy(value: Any) -> Any:
-    """A tensor as an array, and a ragged or sparse one as a :class:`Ragged`; anything else as it
-    is. Sparse rows must be filled from their beginning, as ``tf.io.VarLenFeature`` gives them.
+    """Converts a tensor to an array, a ragged or sparse one to a :class:`Ragged`; keeps the rest.
+
+    Sparse rows must be filled from their beginning, as ``tf.io.VarLenFeature`` gives them.
 
     Raises:
         InvalidJob: it has other dimensions than ``[rows, None, ...]``, or gaps.
     """
     if "tensorflow" not in sys.modules:
-        return value  # so it is none of TensorFlow's
+        return value  # it cannot be a tensor
     import tensorflow as tf
 
     if isinstance(value, tf.SparseTensor):
@@ -148,13 +149,13 @@ def in_numpy(value: Any) -> Any:
 
 
 def as_tensor(array: Any) -> Any:
-    """What a model gets: a ``tf.Tensor`` of an array, a ``tf.RaggedTensor`` of a :class:`Ragged`
-    and of what :func:`in_numpy` makes one of."""
+    """Converts an array to a ``tf.Tensor``, and a :class:`Ragged`, a ragged or a sparse tensor to a
+    ``tf.RaggedTensor``."""
     import tensorflow as tf
 
     if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
         array = in_numpy(array)
     if not isinstance(array, Ragged):
         return tf.convert_to_tensor(array)
-    # They were looked at when it was made.
+    # Ragged has checked the splits.
     return tf.RaggedTensor.from_row_splits(array.values, array.row_splits, validate=False)

@@ -1,9 +1,8 @@
-"""Where records come from: the interface of all data sources.
+"""The interface of all data sources.
 
-A batch is a tuple ``(x, y)`` or ``(x, y, sample_weight)``; each part is an array or a
+A batch is a tuple ``(x, y)`` or ``(x, y, sample_weight)``. Each part is an array or a
 :class:`worker.data.ragged.Ragged`, or a dict, list or tuple of them, whose first axis counts the
-records. Sources open their files on first use,
-not when they are made, so that a job file stays cheap to load.
+records. Sources open their files on first use, which keeps job files cheap to load.
 """
 
 from __future__ import annotations
@@ -21,49 +20,50 @@ from worker.data.ragged import in_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Any, ...]
-"""``(x, y)`` or ``(x, y, sample_weight)``: C-contiguous arrays and ``Ragged``, in nests of any
-shape."""
+"""``(x, y)`` or ``(x, y, sample_weight)``: C-contiguous arrays and ``Ragged``, nested in
+any way."""
 
 Map: TypeAlias = Callable[..., Batch]
-"""``f(x, y)`` or ``f(x, y, sample_weight)``: a batch of records in, as many records out."""
+"""``f(x, y)`` or ``f(x, y, sample_weight)``: returns a batch with as many records as it gets."""
 
 
 class DataSource(Protocol):
-    """Records that can be read in a seeded order. Thread-safe: a trainer reads ahead of itself.
+    """Records in a seeded order. Thread-safe, because a trainer reads ahead in another thread.
 
-    A source may also have ``record_name(seed, epoch, position)``: what an error calls the record at
-    a position of an epoch, such as ``"line 7 of 'x.csv'"``.
+    A source may also have ``record_name(seed, epoch, position)``, which names the record at a
+    position of an epoch for error messages, such as ``"line 7 of 'x.csv'"``.
     """
 
     @property
     def num_records(self) -> int:
-        """How many records there are; opens the source when it must."""
+        """The number of records; opens the source if necessary."""
 
     def read(self, seed: int, batch: BatchId) -> Batch:
-        """The records at the positions of ``batch`` in its epoch's seeded order. Over an epoch
-        every record has exactly one position. The same arguments give the same records in every
-        process.
+        """Returns the records at the positions of ``batch`` in its epoch's seeded order.
+
+        Every record has exactly one position in an epoch. The same arguments give the same records
+        in every process.
 
         Raises:
-            InvalidJob: positions outside the data, or the source does not hold what it says.
+            InvalidJob: positions lie outside the data, or the data is not as declared.
         """
 
     def read_range(self, start: int, stop: int) -> Batch:
-        """Records ``[start, stop)`` in the order of the source, for evaluation."""
+        """Returns records ``[start, stop)`` in the order of the source, for evaluation."""
 
     def fingerprint(self) -> str:
-        """A short hash of the contents, the same on every machine; resuming with data of another
-        fingerprint is refused. Takes well under a second, whatever the size."""
+        """Returns a short hash of the contents, equal on every machine. A run does not resume with
+        data of another fingerprint. Takes well under a second for any size."""
 
     def close(self) -> None:
-        """Lets go of files and memory; a later read opens the source again."""
+        """Releases files and memory; a later read opens the source again."""
 
 
 _T = TypeVar("_T")
 
 
 def map_arrays(function: Callable[[Any], _T], nest: Any) -> Any:
-    """``nest`` with ``function`` applied to each array in its dicts, lists and tuples."""
+    """Returns ``nest`` with ``function`` applied to each array in its dicts, lists and tuples."""
     if isinstance(nest, dict):
         return {key: map_arrays(function, value) for key, value in nest.items()}
     if isinstance(nest, list | tuple):
@@ -72,7 +72,8 @@ def map_arrays(function: Callable[[Any], _T], nest: Any) -> Any:
 
 
 def arrays_of(nest: Any) -> Iterator[Any]:
-    """The arrays in a nest, :class:`worker.data.ragged.Ragged` among them, in a fixed order."""
+    """Yields the arrays and :class:`Ragged <worker.data.ragged.Ragged>` of a nest in a fixed
+    order."""
     if isinstance(nest, dict):
         for key in sorted(nest):
             yield from arrays_of(nest[key])
@@ -81,6 +82,18 @@ def arrays_of(nest: Any) -> Iterator[Any]:
             yield from arrays_of(value)
     else:
         yield nest
+
+
+def named_arrays(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a nest, each with its path in it, such as ``x['user'][0]``."""
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from named_arrays(f"{name}[{key!r}]", value)
+    elif isinstance(nest, list | tuple):
+        for index, value in enumerate(nest):
+            yield from named_arrays(f"{name}[{index}]", value)
+    else:
+        yield name, nest
 
 
 def check_range(name: str, first: int, stop: int, records: int) -> None:
@@ -92,9 +105,8 @@ def check_range(name: str, first: int, stop: int, records: int) -> None:
 
 
 def check_count(name: str, batch: object, expected: int) -> Batch:
-    """``batch``, in NumPy, if it is one of ``expected`` records; an error that names both counts if
-    not. ``name`` says who made it.
-    """
+    """Returns ``batch`` in NumPy; refuses it unless it has ``expected`` records. ``name`` is its
+    producer, for messages."""
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         shape = counted(len(batch), "part") if isinstance(batch, tuple) else type(batch).__name__
         raise InvalidData(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")

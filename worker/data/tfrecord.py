@@ -25,25 +25,25 @@ _FOOTER_NBYTES = 4
 class TfRecords:
     """Records of TFRecord files, uncompressed.
 
-    The files are indexed when first used (16 bytes of memory per record), so records are shuffled
-    one by one over all files. The checksums of the records' lengths are checked then; those of
-    the data are not.
+    On first use an index of the files is built (16 bytes of memory per record), so that the order
+    shuffles single records over all files. It checks the checksums of the records' lengths, not
+    those of the data.
 
     Args:
-        files: a path, a pattern such as ``data/train-*.tfrecord``, or a list of them. Files that
-            match a pattern are taken in the order of their names. URLs such as
-            ``s3://bucket/train-*.tfrecord`` are read where they lie, see docs/urls.md.
+        files: a path, a pattern such as ``data/train-*.tfrecord``, or a list of them. A pattern
+            takes files in the order of their names. URLs such as ``s3://bucket/train-*.tfrecord``
+            are read in place, see docs/urls.md.
         parse: turns one serialized record, a scalar string tensor, into ``(x, y)`` or ``(x, y,
-            sample_weight)`` tensors, say with ``tf.io.parse_single_example``. It is compiled, so
-            it must consist of TensorFlow operations. A sparse tensor, as ``tf.io.VarLenFeature``
-            gives it, becomes a row of a ragged one.
+            sample_weight)`` tensors, say with ``tf.io.parse_single_example``. TensorFlow compiles
+            it, so it must consist of TensorFlow operations. A sparse tensor, as
+            ``tf.io.VarLenFeature`` gives it, becomes a row of a ragged one.
         batched: whether ``parse`` turns many serialized records ``[n]`` into a batch instead, say
-            with ``tf.io.parse_example``, which is faster. Sparse tensors become ragged, too; others
-            may be: ``tf.io.RaggedFeature``.
+            with ``tf.io.parse_example``, which is faster. Sparse tensors become ragged here too;
+            ``tf.io.RaggedFeature`` works as well.
 
     Raises:
-        InvalidJob: on first use: no such file, or one that is damaged or no TFRecord file; on
-            reading: records whose dense tensors have different lengths.
+        InvalidJob: on first use: a file does not exist, is damaged or no TFRecord file; on
+            reading: the dense tensors of records have different lengths.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TfRecords:
         return self._batch(index, np.arange(start, stop))
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """What the record at a position of an epoch is called in messages."""
+        """Returns how messages name the record at a position of an epoch."""
         return f"record {self._opened().order.records_at(seed, epoch, position, position + 1)[0]}"
 
     def fingerprint(self) -> str:
@@ -107,7 +107,7 @@ class TfRecords:
 
 
 def _compiled(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
-    """``parse``, of many records ``[n]``, as a compiled function that runs on the CPU."""
+    """Compiles ``parse`` of many records ``[n]`` to run on the CPU."""
     import tensorflow as tf
 
     function = tf.function(parse, input_signature=[tf.TensorSpec([None], tf.string)])
@@ -129,14 +129,14 @@ def _compiled(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
 
 
 def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``parse``, of one record, for many of them ``[n]``."""
+    """Turns ``parse`` of one record into a function of many ``[n]``."""
     import tensorflow as tf
 
     def dense(tensor: Any) -> Any:
-        """Of a sparse tensor its values: a row of a ragged one."""
+        """Returns the values of a sparse tensor, as a row of a ragged one."""
         if not isinstance(tensor, tf.SparseTensor):
             return tensor
-        # Where a value stands in its row would be lost.
+        # The position of a value in its row would be lost.
         filled = tf.range(tf.size(tensor.values, tf.int64))[:, tf.newaxis]
         whole = tf.debugging.assert_equal(
             tensor.indices, filled, "parse gave a sparse tensor that is not filled from its start"
@@ -163,7 +163,7 @@ def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _RecordIndex:
-    """Where each record lies. Reading needs no lock."""
+    """The position of each record. Reading needs no lock."""
 
     def __init__(self, found: list[Found]) -> None:
         self._files = DataFiles(found)
@@ -180,7 +180,7 @@ class _RecordIndex:
         self.order = RecordOrder(self.num_records)
 
     def serialized(self, records: npt.NDArray[np.int64]) -> list[bytes]:
-        """The data of each record."""
+        """Returns the data of each record."""
         return self._files.read(self._spans[records])
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class _RecordIndex:
 
 
 def _scan(file: DataFile) -> npt.NDArray[np.int64]:
-    """``[records, 2]``: offset and length of the data of each record."""
+    """Returns ``[records, 2]``: offset and length of the data of each record."""
     spans: list[tuple[int, int]] = []
     headers: list[bytes] = []
     read = file.scan()
@@ -220,8 +220,8 @@ def _scan(file: DataFile) -> npt.NDArray[np.int64]:
 
 
 def masked_crc32c(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """``[n]``: CRC-32C (Castagnoli, RFC 3720 appendix B.4) of each row ``[n, nbytes]``, masked as
-    TFRecord files mask it (tensorflow/core/lib/hash/crc32c.h)."""
+    """Returns ``[n]``: CRC-32C (Castagnoli, RFC 3720 appendix B.4) of each row ``[n, nbytes]``,
+    masked as in TFRecord files (tensorflow/core/lib/hash/crc32c.h)."""
     crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crc = _CRC_TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))

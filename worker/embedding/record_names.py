@@ -1,4 +1,4 @@
-"""Names the record that an error is about, so that it can be found in the data."""
+"""Adds the name of the bad record to an error, so that the user finds it in the data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from worker.data.ragged import Ragged
-from worker.data.source import DataSource, arrays_of
+from worker.data.source import DataSource, arrays_of, named_arrays
 from worker.embedding.rows import OutsideVocabulary
 
 
 @contextmanager
 def naming_record(x: Any, count: int, name: Callable[[int], str]) -> Iterator[None]:
-    """Adds to an error on an id which of ``count`` records has it, where that is known.
+    """Adds to an error about an id the name of the record that has it, where that is known.
 
     Args:
-        x: their inputs, as the source gave them.
-        name: of the record at a place among them; empty if it has none.
+        x: the inputs of ``count`` records, as the source gave them.
+        name: returns the name of the record at a place among them; empty if it has none.
     """
     try:
         yield
@@ -34,39 +34,27 @@ def naming_record(x: Any, count: int, name: Callable[[int], str]) -> Iterator[No
 
 
 def name_in_batch(source: DataSource, seed: int, batch: BatchId) -> Callable[[int], str]:
-    """Names records of a batch of a source that says how it names them."""
+    """Returns a function that names records of a batch; it gives "" if the source has no names."""
     named = getattr(source, "record_name", None)
     return lambda place: "" if named is None else named(seed, batch.epoch, batch.first + place)
 
 
 def not_finite(source: DataSource, seed: int, batch: BatchId) -> str:
-    """What of a batch of training data is NaN or infinite, by its records; empty where nothing is,
-    or the source gives it no more."""
+    """Describes the NaN and infinite values of a batch of training data by record; empty if there
+    are none or the source cannot read the batch again."""
     try:
         parts = source.read(seed, batch)
         name = name_in_batch(source, seed, batch)
         found = [
             f"{label} {_bad_records(array, batch.count, name)}"
             for part, value in zip(("x", "y", "sample_weight"), parts, strict=False)
-            for label, array in _labelled(part, value)
+            for label, array in named_arrays(part, value)
             if not _finite(array)
         ]
     except Exception:
-        # Code of the user's; it has been run for this batch before, and an error is no answer.
+        # User code that already ran for this batch: an error here does not explain the NaN.
         return ""
     return "; ".join(found)
-
-
-def _labelled(label: str, nest: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a nest, with what they are called in it."""
-    if isinstance(nest, dict):
-        for key, value in nest.items():
-            yield from _labelled(f"{label}[{key!r}]", value)
-    elif isinstance(nest, list | tuple):
-        for index, value in enumerate(nest):
-            yield from _labelled(f"{label}[{index}]", value)
-    else:
-        yield label, nest
 
 
 def _values(array: Any) -> Any:
@@ -79,7 +67,7 @@ def _finite(array: Any) -> bool:
 
 
 def _bad_records(array: Any, count: int, name: Callable[[int], str]) -> str:
-    """``has a NaN in record 37``: the first few of those that an array has."""
+    """Returns ``has a NaN in record 37``, with the first ``_NAMED`` bad records of an array."""
     values = [_values(array[place : place + 1]) for place in range(count)]
     bad = [place for place, value in enumerate(values) if not _finite(value)]
     what = "a NaN" if any(np.isnan(values[place]).any() for place in bad) else "an infinite value"
@@ -91,12 +79,12 @@ def _bad_records(array: Any, count: int, name: Callable[[int], str]) -> str:
 
 
 _NAMED = 3
-"""Records that are named; of more their number."""
+"""Records that a message names; it counts the others."""
 
 
 def _place(error: OutsideVocabulary, x: Any, count: int) -> int | None:
-    """Which of the records has the id. A model may join, cut or change ids before a layer has them,
-    so it is looked for in the records, too."""
+    """Returns the place of the record that has the id. A model may join, cut or change ids before a
+    layer gets them, so this also searches the records."""
     arrays = list(arrays_of(x))
     ragged = [array for array in arrays if isinstance(array, Ragged)]
     place = error.place[0] if error.place is not None and error.place[1] == count else None
