@@ -23,19 +23,19 @@ _OF_KERAS = {
     "mask_zero": "padding=0",
     "embeddings_initializer": "initializer",
 }
-"""Arguments of ``keras.layers.Embedding``, and what they are called here."""
+"""Arguments of ``keras.layers.Embedding`` and their names here."""
 
 
 def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
-    """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
-    never changes, modulo ``vocabulary``, or modulo ``STRINGS`` where there is none. Without
-    TensorFlow: :func:`psrpc.core.tables.hashed`."""
+    """Returns the table ids of strings, int64 in their shape: FarmHash's Fingerprint64, which never
+    changes, modulo ``vocabulary``, or modulo ``STRINGS`` without one.
+    :func:`psrpc.core.tables.hashed` does the same without TensorFlow."""
     return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
 
 
 @keras.saving.register_keras_serializable("worker")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turns ids into rows of a table that lives on the shards alone; it has no weights.
+    """Turns ids into rows of a table that only the shards store; the layer has no weights.
 
     Ids are integers or strings, in a dense tensor ``[...]``, a ``tf.RaggedTensor`` or a
     ``tf.SparseTensor`` ``[batch, ...]``. The rows have the layer's compute dtype, and the shape
@@ -45,13 +45,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
       ``[..., k]``, and ``[batch, width]`` of ragged and sparse ids: their sum, their ``mean``, or
       their sum divided by the square root of their number (``sqrtn``); zeros of no ids.
 
-    Which ids there are is found by running the model up to its Embedding layers, ahead of the
-    step. So they must not depend on parameters or rows, and a layer must not be called inside of
-    a loop or a condition that TensorFlow runs.
+    A worker finds the ids by running the model up to its Embedding layers, ahead of the step. So
+    ids must not depend on parameters or rows, and a layer must not be called inside a loop or a
+    condition that TensorFlow runs.
 
-    Outside of a job there are no rows, and calling it is an error. ``coordinator export`` writes
-    models that have them: of a fixed vocabulary in an ordinary ``keras.layers.Embedding``, of a
-    growing table in a SavedModel.
+    Calling the layer outside of a job is an error. ``coordinator export`` writes models that have
+    the rows: a fixed vocabulary in a ``keras.layers.Embedding``, a growing table in a SavedModel.
 
     Args:
         width: elements of a row.
@@ -63,18 +62,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             the job's.
         min_count: updates that an id has to take part in before it gets a row of its own.
         max_rows: rows over all shards; None is no limit.
-        evict: which rows make room for others then: ``age``, those not updated for longest, or
+        evict: which rows a full table removes: ``age``, those not updated for longest, or
             ``frequency``, those updated least often; None: a full table is an error.
-        keep_evicted: rows that make room are kept in checkpoints, for ``coordinator export
-            --evicted``.
-        out_of_vocabulary: what an id outside the vocabulary is: an ``error``, ``clip``\\ ped to the
-            nearest id, or ``drop``\\ ped: zeros, and no part of what is combined.
-        padding: the id, or string, that stands for none and is dropped; without a combiner it is
-            masked for the layers that follow.
-        table: its name; the layer's own where it is None. Layers that name one table share it.
+        keep_evicted: checkpoints keep evicted rows, for ``coordinator export --evicted``.
+        out_of_vocabulary: treatment of an id outside the vocabulary: ``error``, ``clip`` to the
+            nearest id, or ``drop``: zeros, which a combiner leaves out.
+        padding: the id, or string, that means no id and is dropped; without a combiner the layer
+            masks it for the layers that follow.
+        table: the table's name; None takes the layer's. Layers with the same table share it.
 
     Raises:
-        InvalidJob: an argument is not what it can be, or the ids are not; says which.
+        InvalidJob: an argument or the ids are invalid; names which.
     """
 
     def __init__(
@@ -97,17 +95,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         others = [name for name in _OF_KERAS if layer.pop(name, None)]
         super().__init__(**layer)
         if others:
-            name, *_ = others
             raise self._refused(
-                f"has {name}, as keras.layers.Embedding has; here say {_OF_KERAS[name]}"
+                f"has {others[0]}, as keras.layers.Embedding has; here say {_OF_KERAS[others[0]]}"
             )
-        for what, value, none in (
-            ("width", width, False),
-            ("vocabulary", vocabulary, True),
-            ("min_count", min_count, False),
-            ("max_rows", max_rows, True),
-        ):
-            self._check_whole(what, value, none)
+        self._check_whole("width", width)
+        self._check_whole("vocabulary", vocabulary, none=True)
+        self._check_whole("min_count", min_count)
+        self._check_whole("max_rows", max_rows, none=True)
         self._check_choice("combiner", combiner, (*get_args(Combiner), None))
         self._check_choice("evict", evict, (*get_args(Eviction), None))
         self._check_choice("keep_evicted", keep_evicted, (False, True))
@@ -142,27 +136,25 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = padding is not None and combiner is None
         self._initializer = initializer
         self._strings = False
-        # All rows of its table, in a model that is to be exported.
+        # All rows of the table, in a model for export.
         self._rows: keras.layers.Embedding | None = None
-        # Of a growing table the id of each row there, and last, of that for all others, the highest
-        # that there is.
+        # The id of each row of a growing table; the last, the highest int64, is the row of all
+        # other ids.
         self._ids: tf.Tensor | None = None
         if held.tables is not None:
             values = self.options.rows_of(held.tables, held.grown)
             if vocabulary is None:
                 ids = held.grown[self.options.name]
                 self._ids = tf.constant(np.append(ids, np.iinfo(np.int64).max), tf.int64)
-            # Rows are float32, whatever the layer computes in.
+            # Rows are float32 for every compute dtype.
             self._rows = keras.layers.Embedding(len(values), width, name=self.name, dtype="float32")
             self._rows.build((None,))
             self._rows.set_weights([values])
             held.held.append((self._rows, self.options.name))
 
-    # -- Keras's side -------------------------------------------------------------------------
-
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def call(self, inputs: Any) -> Any:
-        """The rows of ``inputs``; see the class."""
+        """Returns the rows of ``inputs``; see the class."""
         if isinstance(inputs, tf.RaggedTensor):
             return self._ragged(inputs)
         if isinstance(inputs, tf.SparseTensor):
@@ -171,43 +163,38 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if self.combiner is None:
             return tf.cast(rows, self.compute_dtype)
         if there is None:
-            total = tf.reduce_sum(rows, -2)
             count = tf.cast(tf.shape(inputs)[-1], rows.dtype)
         else:
-            # What is not there is zero.
-            total = tf.reduce_sum(rows, -2)
             count = tf.reduce_sum(tf.cast(there, rows.dtype), -1)[..., tf.newaxis]
-        return self._combined(total, count)
+        # Rows of dropped ids are zero.
+        return self._combined(tf.reduce_sum(rows, -2), count)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """As Keras asks for it when a functional model is made."""
+        """Checks ids and returns the output of a functional model, for Keras."""
         self._check_dtype(inputs.dtype)
         self._strings |= inputs.dtype == "string"
         shape = tuple(inputs.shape)
         if self.combiner is not None:
-            # The first is the batch's.
+            # The first axis is the batch.
             self._check_rank(len(shape) - 1)
             shape = shape[:-1]
         return keras.KerasTensor((*shape, self.width), dtype=self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """As Keras asks for it."""
+        """Returns the output shape, for Keras."""
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.width)
 
-    def compute_mask(
-        self,
-        inputs: Any,
-        previous_mask: Any,  # noqa: ARG002  # Keras's name; ids have no mask
-    ) -> Any:
-        """As Keras asks for it: where dense ids are not padding, as with its ``mask_zero``."""
+    # previous_mask is Keras's name; ids have no mask.
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:  # noqa: ARG002
+        """Returns where dense ids are not padding, as ``mask_zero`` of Keras's layer does."""
         if not self.supports_masking or isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
             return None
         padding = str(self.padding) if inputs.dtype == "string" else self.padding
         return keras.ops.not_equal(inputs, padding)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer anew."""
+        """Returns the arguments that rebuild the layer."""
         options, initializer = self.options, self._initializer
         if not isinstance(initializer, str):
             initializer = keras.saving.serialize_keras_object(initializer)
@@ -229,13 +216,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """The inverse of :meth:`get_config`."""
+        """Inverse of :meth:`get_config`."""
         config = dict(config)
         if isinstance(config["initializer"], dict):
             config["initializer"] = rebuild("initializer", config["initializer"])
         return cls(**config)
-
-    # -- kinds of ids -------------------------------------------------------------------------
 
     def _ragged(self, inputs: tf.RaggedTensor) -> Any:
         rows, there = self._find(inputs.flat_values)
@@ -273,15 +258,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _combined(self, total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         if self.combiner != "sum":
-            # No ids are zeros, not 0 / 0.
+            # Without ids the result is 0, not 0 / 0.
             count = tf.maximum(count, 1)
             total /= tf.sqrt(count) if self.combiner == "sqrtn" else count
         return tf.cast(total, self.compute_dtype)
 
-    # -- rows ---------------------------------------------------------------------------------
-
     def _find(self, inputs: tf.Tensor) -> Found:
-        """The rows of ids in a dense tensor."""
+        """Returns the rows of ids in a dense tensor."""
         if not isinstance(inputs, tf.Tensor):
             inputs = tf.convert_to_tensor(inputs)
         self._check_dtype(inputs.dtype.name)
@@ -291,19 +274,18 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if inputs.dtype == tf.string:
             ids = string_ids(inputs, self.vocabulary)
             if padding is not None:
-                # No string has this id.
+                # No string hashes to this id.
                 ids = tf.where(inputs == str(padding), tf.constant(-1, tf.int64), ids)
                 padding = -1
         elif isinstance(padding, str):
             raise self._refused(f"has padding={padding!r}, but was given numbers; give the id")
         else:
             ids = tf.cast(inputs, tf.int64)
-        strings = inputs.dtype == tf.string
-        rule = IdRule(self.name, self.out_of_vocabulary, padding, strings)
+        rule = IdRule(self.name, self.out_of_vocabulary, padding, inputs.dtype == tf.string)
         asked = Asked(self.options, rule, ids)
-        source = present()
         if self._rows is not None:
             return self._all_rows(asked)
+        source = present()
         if source is None:
             raise self._refused(
                 f"has no rows here: those of table {self.options.name!r} live on the shards of a "
@@ -313,7 +295,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def more_than_keras(self) -> str:
-        """What ``keras.layers.Embedding`` cannot do of what this layer does; empty if all."""
+        """The first feature of this layer that ``keras.layers.Embedding`` lacks; empty if none."""
         if self.vocabulary is None:
             return "a growing table"
         if self.combiner is not None:
@@ -325,9 +307,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return "ids that are strings" if self._strings else ""
 
     def _all_rows(self, asked: Asked) -> Found:
-        assert self._rows is not None  # the caller has looked
-        ids, rule = asked.ids, asked.rule
-        there = None
+        assert self._rows is not None  # the caller checks
+        ids, rule, there = asked.ids, asked.rule, None
         if rule.drops:
             there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
             if rule.out_of_vocabulary == "drop":
@@ -336,19 +317,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             at = tf.reshape(tf.searchsorted(self._ids, tf.reshape(ids, [-1])), tf.shape(ids))
             ids = tf.where(tf.gather(self._ids, at) == ids, at, tf.size(self._ids) - 1)
         elif there is not None or rule.out_of_vocabulary == "clip":
-            assert self.vocabulary is not None  # it has no ids
+            assert self.vocabulary is not None  # without _ids it has one
             ids = tf.clip_by_value(ids, 0, self.vocabulary - 1)
         rows = tf.cast(self._rows(ids), tf.float32)
         if there is not None:
             rows = tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows))
         return rows, there
 
-    # -- checks -------------------------------------------------------------------------------
-
     def _check_dtype(self, dtype: str) -> None:
         if self._rows is not None:
-            # Of an exported model. Keras also traces models of the user's own class with floats,
-            # whatever they are called with, and its own layer casts these, too.
+            # In an exported model: Keras traces subclassed models with floats, whatever their
+            # inputs are, and its own layer casts these too.
             return
         if dtype != "string" and not dtype.startswith(("int", "uint")):
             raise self._refused(
@@ -361,7 +340,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if not rank:
             raise self._refused("was given a scalar; there is nothing to combine")
 
-    def _check_whole(self, what: str, value: Any, none: bool) -> None:
+    def _check_whole(self, what: str, value: Any, *, none: bool = False) -> None:
         if none and value is None:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -374,6 +353,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _refused(self, why: str) -> InvalidJob:
         error = InvalidJob(f"layer {self.name!r} {why}")
-        # Keras leaves a message alone that it has added its own words to.
+        # Keras adds its own text to a message without this mark.
         error._keras_call_info_injected = True  # type: ignore[attr-defined]
         return error

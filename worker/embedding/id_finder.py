@@ -1,4 +1,4 @@
-"""Finds the ids that a batch has for embedding tables, ahead of the step that needs their rows."""
+"""Finds a batch's ids for embedding tables, ahead of the step that needs their rows."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Model(Protocol):
         *,
         training: bool,
     ) -> object:
-        """Runs it once with ``values``, for the sake of what it asks ``tables``."""
+        """Runs the model once with ``values``, so that its layers query ``tables``."""
 
     def handles(self) -> Sequence[tf.Tensor]:
-        """The resources of its variables, where a run reads these instead of ``values``."""
+        """Returns the resources of variables that a run reads instead of ``values``."""
 
 
 @dataclass(frozen=True)
 class IdsTrace:
-    """What finds the ids of batches of one signature.
+    """Finds the ids of batches of one signature.
 
     Attributes:
         tables: each once, as the layers name them, in the order of the calls.
-        calls: of layers, in order; tables by their index in the finder's.
-        shapes: of the ids of each call; dimensions that differ from batch to batch are None.
-        find: gives the ids of each call for the tensors of ``(seeds, batch)``, flat.
+        calls: the calls of layers in order; tables by their index in the finder's.
+        shapes: the shape of each call's ids; None for dimensions that differ between batches.
+        find: returns the ids of each call for the flattened tensors of ``(seeds, batch)``.
     """
 
     tables: tuple[TableOptions, ...]
@@ -57,10 +57,10 @@ class IdsTrace:
 
 @dataclass(frozen=True, eq=False)
 class FoundIds:
-    """What a batch asks of tables: the rows that it needs, and where the calls find theirs.
+    """The rows that a batch needs, and the place of each call's ids among them.
 
     Attributes:
-        places: of each call, int32, in ``shapes`` where those say more than None.
+        places: of each call, int32, in ``shapes`` where those are known.
         orders: of each table, see :class:`worker.embedding.rows.ByRow`.
     """
 
@@ -74,8 +74,8 @@ class FoundIds:
 class IdFinder:
     """Runs a model's graph up to its Embedding layers, on the CPU. Thread-safe.
 
-    Of each signature of a batch the model is traced once, with rows of zeros, and what does not
-    lead to ids is cut off.
+    It traces the model once per batch signature, with rows of zeros, and cuts off the operations
+    that do not lead to ids.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class IdFinder:
         *,
         training: bool = True,
     ) -> None:
-        """``variables`` and ``tables`` are the plan's; ``training`` is how the model is run."""
+        """``variables`` and ``tables`` are the plan's; ``training`` is passed to the model."""
         self._model = model
         self._variables = variables
         self._tables = tables
@@ -96,15 +96,14 @@ class IdFinder:
         self._traces: dict[object, IdsTrace] = {}
 
     def __call__(self, seeds: tf.Tensor, batch: Batch, signature: object) -> FoundIds:
-        """The rows that ``batch`` needs; tensors on the host.
+        """Returns the rows that ``batch`` needs; tensors are on the host.
 
         Args:
             seeds: int64 ``[seed generators, 2]``.
             signature: the structure, dtypes and shapes of ``batch``.
 
         Raises:
-            InvalidJob: the model's ids cannot be found ahead of the step, or are not in their
-                table.
+            InvalidJob: the ids depend on parameters or rows, or are not in their table.
         """
         trace = self._traces.get(signature)
         if trace is None:
@@ -120,7 +119,7 @@ class IdFinder:
         return FoundIds(needed, trace.calls, trace.shapes, places, orders)
 
     def _of_plan(self, trace: IdsTrace) -> IdsTrace:
-        """``trace`` with tables by their index in the plan."""
+        """Returns ``trace`` with tables by their index in the plan."""
         planned = {table.name: index for index, table in enumerate(self._tables)}
         calls = []
         for call in trace.calls:
@@ -132,10 +131,8 @@ class IdFinder:
                 )
             calls.append(Call(planned[name], call.rule))
         used = {trace.tables[call.table].name for call in trace.calls}
-        different = same_tables(
-            trace.tables, [table for table in self._tables if table.name in used]
-        )
-        if different:
+        planned_tables = [table for table in self._tables if table.name in used]
+        if different := same_tables(trace.tables, planned_tables):
             raise InvalidJob(f"this model differs from the job's description: {different}")
         return IdsTrace(trace.tables, tuple(calls), trace.shapes, trace.find)
 
@@ -148,11 +145,11 @@ def trace_ids(
     *,
     training: bool = True,
 ) -> IdsTrace:
-    """Traces ``model`` for batches like ``batch``; tables by their index in the result's.
+    """Traces ``model`` for batches like ``batch``; tables by their index in the result.
 
     Raises:
-        InvalidJob: ids depend on parameters or rows, or a layer is called in a loop; names the
-            layer. Or layers disagree on their table.
+        InvalidJob: ids depend on parameters or rows, a layer is called in a loop (names the
+            layer), or layers disagree on their table.
     """
     asked: list[Asked] = []
 
@@ -168,7 +165,7 @@ def trace_ids(
                     "ids must be known before the step runs"
                 )
         asked.extend(source.asked)
-        # Not what went in: an input cannot be both fed and fetched.
+        # Copies, because a graph cannot both feed and fetch a tensor.
         return [tf.identity(each.ids) for each in asked]
 
     specs = (
@@ -186,7 +183,7 @@ def trace_ids(
         whole = tf.compat.v1.wrap_function(flat_run, flat)
     hidden = len(variables) + 1
     given = list(whole.inputs[: len(flat)])
-    # By reference: two may be equal tensors.
+    # By identity: two tensors may be equal.
     names = {id(tensor): index for index, tensor in enumerate(given)}
     read = _captured(whole, model.handles())
     needed: set[int] = set()
@@ -214,7 +211,7 @@ def trace_ids(
 def _pruned(
     whole: Any, given: Sequence[tf.Tensor], feeds: Sequence[int], hidden: int
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """``whole`` cut down to what leads to ids from the inputs ``feeds``."""
+    """Cuts ``whole`` down to the path from the inputs ``feeds`` to ids."""
     trace = Trace(whole.prune([given[index] for index in feeds], list(whole.outputs)))
 
     def find(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -224,16 +221,15 @@ def _pruned(
 
 
 def _captured(whole: Any, handles: Sequence[tf.Tensor]) -> set[int]:
-    """The inputs of ``whole`` that stand for ``handles``, by identity."""
+    """Returns the inputs of ``whole`` that stand for ``handles``, by identity."""
     theirs = {id(handle) for handle in handles}
     return {id(inner) for outer, inner in whole.graph.captures if id(outer) in theirs}
 
 
 def _sources(tensor: tf.Tensor) -> set[int]:
-    """The placeholders that ``tensor`` is computed from, by identity."""
+    """Returns the placeholders that ``tensor`` is computed from, by identity."""
     found: set[int] = set()
-    seen = set()
-    todo = [tensor]
+    seen, todo = set(), [tensor]
     while todo:
         each = todo.pop()
         if id(each) in seen:
@@ -248,8 +244,7 @@ def _sources(tensor: tf.Tensor) -> set[int]:
 def table_specs(
     plan: Plan, ids: FoundIds, orders: Sequence[tf.Tensor] = ()
 ) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Of the places of each call, of ``orders``, and of the rows of each table, as a step is traced
-    for them."""
+    """Returns the specs of a step's places of each call, ``orders``, and rows of each table."""
     return (
         tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
         tuple(tf.TensorSpec([None], tf.int32) for _ in orders),
@@ -258,8 +253,8 @@ def table_specs(
 
 
 def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> list[tf.Tensor]:
-    """The gradients of the rows of each table, float32: one for each row where ``tables`` has
-    orders, else one for each id of the batch."""
+    """Returns the gradients of each table's rows, float32: one per row if ``tables`` has orders,
+    else one per id of the batch."""
     gradients = []
     for index, (table, change) in enumerate(zip(plan.tables, changes, strict=True)):
         if change is None:
@@ -267,13 +262,12 @@ def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> li
                 f"the loss does not depend on table {table.name!r} for this batch, but did when "
                 "the job was described; let it always do so"
             )
-        # Of one gather.
-        assert isinstance(change, tf.IndexedSlices)
+        assert isinstance(change, tf.IndexedSlices)  # the gradient of one gather
         if not tables.orders:
             gradients.append(tf.convert_to_tensor(change.values))
             continue
-        # By one thread, always in the same order: faster, too, than what sums up unsorted gradients
-        # with several.
+        # One thread sums in a fixed order; this is also faster than summing unsorted gradients with
+        # several threads.
         order = tables.orders[index]
         places = tf.gather(change.indices, order)
         gradients.append(tf.math.segment_sum(tf.gather(change.values, order), places))

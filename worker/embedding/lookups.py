@@ -1,7 +1,7 @@
-"""Where ``worker.Embedding`` layers take their rows from while a model runs.
+"""The source of the rows of ``worker.Embedding`` layers while a model runs.
 
-A run of the model is entered with :func:`look_up`; the layers that it calls ask whatever was given
-there, in the order of the calls, which is the same in every run of one model.
+The caller of a model enters :func:`look_up` with a source; the layers query it in the order of
+their calls, which is the same in every run of one model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.embedding.table_options import TableOptions
 
 @dataclass(frozen=True)
 class Asked:
-    """One call: which table, what its ids mean, and the ids, int64 of any dense shape."""
+    """One call: the table, the meaning of its ids, and the ids, int64 of any dense shape."""
 
     table: TableOptions
     rule: IdRule
@@ -30,20 +30,20 @@ class Asked:
 
 
 Found = tuple[tf.Tensor, tf.Tensor | None]
-"""Rows, float32 ``[*ids.shape, width]``, zeros where an id comes to none, and a bool of the shape
-of the ids, whether it came to one; None where all do."""
+"""Rows, float32 ``[*ids.shape, width]``, zeros for ids without one; and a bool in the shape of the
+ids, whether each has a row; None means all have."""
 
 
 class LookUps(Protocol):
     """Finds rows for layers."""
 
     def find(self, asked: Asked) -> Found:
-        """The rows of ``asked``."""
+        """Returns the rows of ``asked``."""
 
 
 class NoRows:
-    """Answers zeros, and remembers what was asked for: for building a model, and for finding out
-    which ids a batch has. What comes of the rows can be traced back to ``taint``, a scalar."""
+    """Returns zeros and records the calls, for building a model and for finding the ids of a batch.
+    Tensors computed from the rows can be traced back to ``taint``, a scalar."""
 
     def __init__(self, taint: tf.Tensor | None = None) -> None:
         self.asked: list[Asked] = []
@@ -61,15 +61,14 @@ class NoRows:
 
 @dataclass
 class FetchedRows:
-    """Answers rows that were fetched for the batch.
+    """Returns rows that were fetched for the batch.
 
     Attributes:
         rows: of each table of the plan, float32 ``[at least 1, width]``.
-        calls: that the run makes, in order.
-        places: of each call, int32: where its ids are among the rows of its table; -1 is none.
-        orders: of each table, see :class:`worker.embedding.rows.ByRow`; none where gradients are
-        summed up
-            outside of the step.
+        calls: the calls of the run, in order.
+        places: of each call, int32: the place of each id among its table's rows; -1 is none.
+        orders: of each table, see :class:`worker.embedding.rows.ByRow`; empty if gradients are
+            summed outside of the step.
     """
 
     rows: Sequence[tf.Tensor]
@@ -77,13 +76,13 @@ class FetchedRows:
     places: Sequence[tf.Tensor]
     orders: Sequence[tf.Tensor] = ()
     _done: int = field(default=0, init=False)
-    _found: dict[int, tf.Tensor] = field(default_factory=dict, init=False)
+    _rows_of: dict[int, tf.Tensor] = field(default_factory=dict, init=False)
 
     def find(self, asked: Asked) -> Found:
         """See :class:`LookUps`.
 
         Raises:
-            InvalidJob: the model calls its layers in another order than when its ids were found.
+            InvalidJob: the model calls its layers in another order than for finding its ids.
         """
         index = self._done
         if index >= len(self.calls) or self.calls[index].rule != asked.rule:
@@ -92,17 +91,17 @@ class FetchedRows:
                 "call its Embedding layers in the same order each time"
             )
         self._done += 1
-        if index not in self._found:
+        if index not in self._rows_of:
             self._gather(self.calls[index].table)
-        found = self._found[index]
+        rows = self._rows_of[index]
         if not asked.rule.drops:
-            return found, None
+            return rows, None
         there = self.places[index] >= 0
-        return tf.where(there[..., tf.newaxis], found, tf.zeros_like(found)), there
+        return tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows)), there
 
     def _gather(self, table: int) -> None:
-        """The rows of all calls that ask ``table``, at once: so the table has one gradient, of ids
-        in the order of :class:`worker.embedding.rows.ByRow`."""
+        """Gathers the rows of all calls on ``table`` at once, so that the table has one gradient,
+        with ids in the order of :class:`worker.embedding.rows.ByRow`."""
         mine = [index for index, call in enumerate(self.calls) if call.table == table]
         flat = [tf.reshape(self.places[index], [-1]) for index in mine]
         rows = self.rows[table]
@@ -110,9 +109,9 @@ class FetchedRows:
         parts = tf.split(gathered, [tf.size(each) for each in flat])
         for index, part in zip(mine, parts, strict=True):
             places = self.places[index]
-            found = tf.reshape(part, tf.concat([tf.shape(places), [rows.shape[1]]], 0))
-            found.set_shape([*places.shape, rows.shape[1]])
-            self._found[index] = found
+            shaped = tf.reshape(part, tf.concat([tf.shape(places), [rows.shape[1]]], 0))
+            shaped.set_shape([*places.shape, rows.shape[1]])
+            self._rows_of[index] = shaped
 
 
 _present = threading.local()
@@ -120,7 +119,7 @@ _present = threading.local()
 
 @contextmanager
 def look_up(source: LookUps | None) -> Iterator[None]:
-    """The layers that this thread calls within ask ``source``; None changes nothing."""
+    """Makes layers that this thread calls in the block query ``source``; None changes nothing."""
     before = present()
     _present.source = before if source is None else source
     try:
@@ -130,14 +129,14 @@ def look_up(source: LookUps | None) -> Iterator[None]:
 
 
 def present() -> LookUps | None:
-    """What layers ask on this thread now."""
+    """Returns the source that layers on this thread query now."""
     source: LookUps | None = getattr(_present, "source", None)
     return source
 
 
 class _Held(threading.local):
-    """Tables that layers hold which are made by this thread, and where they hold them; None where
-    they hold none."""
+    """Tables whose rows layers hold themselves if this thread makes them, and the Keras layers in
+    which they hold them. ``tables`` is None outside of :func:`holding`."""
 
     def __init__(self) -> None:
         self.tables: Mapping[str, Any] | None = None
@@ -146,20 +145,21 @@ class _Held(threading.local):
 
 
 held = _Held()
-"""Of this thread."""
+"""The tables of this thread."""
 
 
 @contextmanager
 def holding(
-    tables: Mapping[str, Any] | None,
-    grown: Mapping[str, Any] | None = None,
+    tables: Mapping[str, Any] | None, grown: Mapping[str, Any] | None = None
 ) -> Iterator[list[tuple[keras.layers.Embedding, str]]]:
-    """Layers that this thread makes within hold all rows of their tables, and work by themselves;
-    ``tables`` and the ids of those that have ``grown`` are of
-    :func:`worker.export.tables.whole_tables`. Gives the layers of Keras in which they hold the
-    rows, each with the name of its table. None is as if it were not called.
+    """Makes layers that this thread creates in the block hold all rows of their tables themselves.
 
-    Making a layer raises InvalidJob (PS405) within, if its table is not there or has another shape.
+    ``tables``, and the ids ``grown`` of growing tables, come from
+    :func:`worker.export.tables.whole_tables`; None changes nothing. Yields the Keras layers that
+    hold the rows, each with the name of its table.
+
+    Creating a layer in the block raises InvalidJob (PS405) if its table is missing or has another
+    shape.
     """
     held.tables, held.grown, held.held = tables, grown or {}, []
     try:

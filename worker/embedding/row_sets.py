@@ -1,4 +1,4 @@
-"""Where the rows of batches are received: two areas, taken in turns."""
+"""The memory that receives the rows of batches: two areas, used in turn."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from psrpc.ops.threads import BLOCK, in_lanes
 from worker.embedding.rows import ByRow, RowsNeeded, RowValues
 
 _FEW = 64
-"""Rows that are so few are summed up one by one, where that takes fewer calls of NumPy."""
+"""So few rows are summed one by one, if that takes fewer NumPy calls."""
 
 
 log = get_logger()
 
 HEADROOM = 1.5
-"""An area has room for so many times the rows of a first batch."""
+"""An area has room for the rows of the first batch times this."""
 
 
 @dataclass(eq=False)
 class ReceivedRows:
-    """The rows of one batch, and where they are received.
+    """The rows of one batch, and the memory that receives them.
 
     Attributes:
-        values: of each table, float32 ``[n, width]``, where n is at least 1; aligned.
-        versions: of each shard, the version that its part has; set by who has received it.
+        values: of each table, float32 ``[n, width]``, n at least 1; aligned.
+        versions: of each shard, the version of its part; the receiver sets it.
     """
 
     needed: RowsNeeded
@@ -39,7 +39,7 @@ class ReceivedRows:
     versions: tuple[int, ...] = ()
 
     def wanted(self, shard: int, *, rows_only: bool = False) -> RowsWanted:
-        """What to ask ``shard`` for."""
+        """Returns the request to ``shard``."""
         parts = self.needed.on_shard(shard)
         return RowsWanted(
             {table: self.needed.ids[table][part] for table, part in parts.items()},
@@ -49,55 +49,57 @@ class ReceivedRows:
 
 
 class RowSets:
-    """Gives out places for rows. One thread uses it.
+    """Provides memory for rows. One thread uses it.
 
-    Each is good until the second call after: those of a batch may be in use while the next batch's
-    are received. Rows that do not fit their area have memory of their own.
+    Memory stays valid until the second next call: a step may use the rows of one batch while those
+    of the next arrive. Rows that do not fit their area get memory of their own.
     """
 
     def __init__(
         self, tables: Sequence[TableSpec], areas: Sequence[npt.NDArray[np.uint8]] = ()
     ) -> None:
-        """``areas`` are uint8, each starts on a 64-byte boundary; none: all memory is their own."""
+        """``areas`` are uint8 and start on a 64-byte boundary; without them all rows get own
+        memory."""
         self._tables = tables
         self._areas = [area for area in areas if area.size] or [np.empty(0, np.uint8)]
         self._turn = 0
-        self._told = not areas
+        self._logged = not areas
 
     def place(self, needed: RowsNeeded) -> ReceivedRows:
-        """Where the rows of a batch go."""
+        """Returns memory for the rows of a batch."""
         area = self._areas[self._turn % len(self._areas)]
         self._turn += 1
         values: list[RowValues] = []
         start = 0
         for table, ids in zip(self._tables, needed.ids, strict=True):
-            # A row that is there even if there is no id: what is dropped is gathered from it.
+            # At least one row: the step gathers it for dropped ids.
             shape = (max(1, ids.size), table.width)
             nbytes = shape[0] * shape[1] * 4
             if start + nbytes <= area.size:
                 flat = area[start : start + nbytes].view(np.float32)
                 start += aligned_nbytes(nbytes)
             else:
-                self._tell(area, needed)
+                self._log_overflow(area, needed)
                 flat = aligned_empty(shape[0] * shape[1], "float32")
             if not ids.size:
                 flat.fill(0)
             values.append(flat.reshape(shape))
         return ReceivedRows(needed, tuple(values))
 
-    def _tell(self, area: npt.NDArray[np.uint8], needed: RowsNeeded) -> None:
-        if not self._told:
-            self._told = True
-            log.info(
-                "the rows of some batches go over the network",
-                nbytes=rows_nbytes(self._tables, needed),
-                room=area.nbytes,
-                why="a batch needs more rows than the first one, by which memory was shared",
-            )
+    def _log_overflow(self, area: npt.NDArray[np.uint8], needed: RowsNeeded) -> None:
+        if self._logged:
+            return
+        self._logged = True
+        log.info(
+            "the rows of some batches go over the network",
+            nbytes=rows_nbytes(self._tables, needed),
+            room=area.nbytes,
+            why="a batch needs more rows than the first one, by which memory was shared",
+        )
 
 
 def rows_nbytes(tables: Sequence[TableSpec], needed: RowsNeeded) -> int:
-    """Bytes of the rows of a batch, as they lie in an area."""
+    """Returns the bytes that the rows of a batch take in an area."""
     return sum(
         aligned_nbytes(max(1, ids.size) * table.width * 4)
         for table, ids in zip(tables, needed.ids, strict=True)
@@ -105,16 +107,17 @@ def rows_nbytes(tables: Sequence[TableSpec], needed: RowsNeeded) -> int:
 
 
 class RowSums:
-    """Gives each shard its part of the gradients of rows. One thread uses it.
+    """Sums the gradients of rows for each shard. One thread uses it.
 
-    What it gives is good until the next call. Where boxes of shared memory are given, sums are made
-    there, for the shard to read (:class:`pserver.client.row_outbox.RowOutbox`); what does not fit,
-    or without boxes, has memory of its own."""
+    A result is valid until the next call. The sums lie in boxes of shared memory, which the shard
+    reads (:class:`pserver.client.row_outbox.RowOutbox`); without boxes, or if they do not fit, in
+    own memory.
+    """
 
     def __init__(
         self, tables: Sequence[TableSpec], boxes: Sequence[npt.NDArray[np.uint8]] = ()
     ) -> None:
-        """``boxes``: by shard, uint8 from a 64-byte boundary."""
+        """``boxes``: one per shard, uint8 from a 64-byte boundary."""
         self._tables = tables
         self._boxes = boxes
         self._own: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
@@ -122,7 +125,7 @@ class RowSums:
     def sum(
         self, needed: RowsNeeded, orders: Sequence[ByRow], gradients: Sequence[RowValues]
     ) -> tuple[Mapping[int, Rows], ...] | None:
-        """What each shard gets, by the index of the table; None if a sum is not finite.
+        """Returns each shard's part by the index of the table; None if a sum is not finite.
 
         Args:
             gradients: of each table, float32 ``[ids, width]``, one for each id of the batch.
@@ -155,8 +158,8 @@ class RowSums:
 def not_finite(
     needed: RowsNeeded, orders: Sequence[ByRow], gradients: Sequence[RowValues]
 ) -> tuple[int, int] | None:
-    """The index of a table and an id with a gradient that is not finite; None where only a sum is
-    not. ``gradients`` are as :meth:`RowSums.sum` takes them; without ``orders``, by row."""
+    """Returns the index of a table and an id whose gradient is not finite; None if only a sum is
+    not. ``gradients`` are as in :meth:`RowSums.sum`; without ``orders``, by row."""
     for table, values in enumerate(gradients):
         bad: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(values).all(axis=1))
         found = np.flatnonzero(
@@ -171,11 +174,13 @@ def not_finite(
 
 
 def sum_rows(gradients: RowValues, by: ByRow, part: slice, into: RowValues) -> bool:
-    """Writes to ``into``, ``[n, width]``, the sums of the rows ``part``, each in the order of the
-    batch; whether all of them are finite.
+    """Writes the sums of the rows ``part`` to ``into``, ``[n, width]``, each added in batch order.
 
     Args:
         gradients: ``[ids, width]``, one for each id of the batch.
+
+    Returns:
+        Whether all sums are finite.
     """
     finite = []
 
@@ -192,7 +197,7 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
     counts = by.starts[rows.start + 1 : rows.stop + 1] - starts
     finite = True
     step = max(1, BLOCK // into.shape[1])
-    # The first of each row; most have no other.
+    # Copies the first gradient of each row; most rows have no other.
     for start in range(0, len(into), step):
         block = into[start : start + step]
         first = by.order[starts[start : start + step]]
@@ -200,9 +205,9 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
         finite = finite and bool(np.isfinite(block).all())
     several, number = np.flatnonzero(counts > 1), 1
     with np.errstate(over="ignore", invalid="ignore"):
-        # The next gradient of all rows that have one, while they are many, or have few more; then
-        # row by row. Both add in the order of the batch, so that a sum does not depend on the rows
-        # which are summed up with it.
+        # Adds the next gradient of all rows that have one, while they are many or have few more;
+        # then goes row by row. Both add in batch order, so that a sum does not depend on the other
+        # rows.
         while len(several) > _FEW or 0 < len(several) >= counts[several].max() - number:
             sums = into[several]
             sums += gradients[by.order[starts[several] + number]]
@@ -213,7 +218,7 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
         for row in several:
             rest = gradients[by.order[starts[row] + number : starts[row] + counts[row]]]
             rest[0] += into[row]
-            # Along the rows NumPy adds one after the other, but numbers in a line in pairs.
+            # NumPy adds sequentially along rows, but pairwise in one dimension.
             into[row] = rest.sum(axis=0) if rest.shape[1] > 1 else np.add.accumulate(rest)[-1]
             finite = finite and bool(np.isfinite(into[row]).all())
     return finite

@@ -1,4 +1,4 @@
-"""Which rows of the embedding tables a batch needs, and where each of its ids finds its own."""
+"""Finds the embedding rows that a batch needs, and the row of each of its ids."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from psrpc.core.tables import MAX_IDS, Ids, Rows, TableSpec, shard_of
 Places = npt.NDArray[np.int32]
 RowValues = npt.NDArray[np.float32]
 Kept = npt.NDArray[np.bool_] | None
-"""Which of some ids come to a row; None is all."""
+"""Which ids have a row; None means all."""
 
 OutOfVocabulary = Literal["error", "clip", "drop"]
 
 _MAX_PACKED = 2**31 - 1
-"""Ids from 0 to this leave room for their place in 64 bits."""
+"""Ids from 0 to this fit 64 bits together with their place."""
 
 
 @dataclass(frozen=True)
 class IdRule:
-    """What the ids of one call of a layer mean. ``padding`` is the id that stands for none, and
-    ``layer`` the name for messages; ``strings`` are what the layer was given."""
+    """The meaning of the ids of one call of a layer. ``padding`` is the id that means none,
+    ``layer`` the name for messages; ``strings`` is whether the layer got strings."""
 
     layer: str
     out_of_vocabulary: OutOfVocabulary = "error"
@@ -35,7 +35,7 @@ class IdRule:
 
     @property
     def drops(self) -> bool:
-        """Whether an id may come to no row."""
+        """Whether an id may have no row."""
         return self.padding is not None or self.out_of_vocabulary == "drop"
 
 
@@ -61,7 +61,8 @@ class RowsNeeded:
     cuts: tuple[tuple[int, ...], ...]
 
     def on_shard(self, shard: int) -> dict[int, slice]:
-        """The part of each table that is there, by the index of the table; none that is empty."""
+        """Returns the shard's part of each table, by the index of the table, without empty
+        parts."""
         return {
             table: slice(cuts[shard], cuts[shard + 1])
             for table, cuts in enumerate(self.cuts)
@@ -69,8 +70,8 @@ class RowsNeeded:
         }
 
     def split(self, values: Sequence[RowValues], shards: int) -> tuple[dict[int, Rows], ...]:
-        """What each shard gets of ``values``, one array ``[n or more, width]`` for each table:
-        views, by the index of the table."""
+        """Splits ``values``, one array ``[n or more, width]`` per table, by shard: views, by the
+        index of the table."""
         return tuple(
             {
                 table: Rows(self.ids[table][part], values[table][part])
@@ -81,12 +82,12 @@ class RowsNeeded:
 
 
 class OutsideVocabulary(InvalidJob):
-    """A layer was given an id that its table does not have.
+    """A layer got an id that its table does not have.
 
     Attributes:
         bad_id: the first such id.
-        place: where it stands along the first axis of the layer's ids, and how long that axis is;
-            None where the layer was given a scalar.
+        place: its position along the first axis of the layer's ids, and the length of that axis;
+            None for a scalar.
     """
 
     def __init__(self, message: str, bad_id: int, place: tuple[int, int] | None) -> None:
@@ -97,12 +98,11 @@ class OutsideVocabulary(InvalidJob):
 
 @dataclass(frozen=True, eq=False)
 class ByRow:
-    """Where the ids of one table stand in a batch, those of one row after those of another.
+    """The places of one table's ids in a batch, grouped by row.
 
     Attributes:
-        order: int32, places in all ids of the table, those of one call after those of the other;
-            none of ids that come to no row. In the order of the rows, and as in the batch where
-            several share one.
+        order: int32, places in all ids of the table, call after call, without ids that have no row;
+            sorted by row, and by place within a row.
         starts: int64 ``[rows + 1]``: row r has ``order[starts[r]:starts[r + 1]]``, at least one.
     """
 
@@ -113,12 +113,14 @@ class ByRow:
 def find_rows(
     tables: Sequence[TableSpec], calls: Sequence[Call], found: Sequence[Ids], shards: int
 ) -> tuple[RowsNeeded, tuple[Places, ...], tuple[ByRow, ...]]:
-    """The rows that a batch needs; of each call the places of its ids among those of its table,
-    int32 in the shape of ``found``, -1 where an id comes to no row; and of each table the order of
-    its ids by their row.
+    """Returns the rows that a batch needs, and the mappings between ids and rows.
 
     Args:
-        found: the ids that each of ``calls`` was given, int64 of any shape.
+        found: the ids that each of ``calls`` got, int64 of any shape.
+
+    Returns:
+        The rows; for each call the places of its ids among its table's rows, int32 in the shape of
+        ``found``, -1 for ids without a row; and for each table the order of its ids by row.
 
     Raises:
         OutsideVocabulary: an id is not in its table.
@@ -154,7 +156,8 @@ def find_rows(
 
 
 def _joined(table: TableSpec, rules: Sequence[IdRule], found: Sequence[Ids]) -> tuple[Ids, Kept]:
-    """All ids that a table is asked for, in one piece, within its vocabulary, and which count."""
+    """Concatenates all ids of a table, checked against its vocabulary; also returns which have a
+    row."""
     flat, kept = [], []
     for rule, given in zip(rules, found, strict=True):
         each, counts = _checked(table, rule, given.reshape(-1), given.shape)
@@ -170,14 +173,13 @@ def _joined(table: TableSpec, rules: Sequence[IdRule], found: Sequence[Ids]) -> 
 
 
 def _sorted(ids: Ids, kept: Kept) -> tuple[Ids, ByRow]:
-    """Those of ``ids`` that are ``kept``, each once and ascending, and the order of all that are
-    equal to each."""
+    """Returns the unique ids of those in ``kept``, ascending, and the places of each."""
     places = np.arange(ids.size) if kept is None else np.flatnonzero(kept)
     ids = ids if kept is None else ids[kept]
     numbers, unique = ids, None
     if not (ids.size and ids.min() >= 0 and ids.max() <= _MAX_PACKED):
         unique, numbers = np.unique(ids, return_inverse=True)
-    # To sort numbers is several times as fast as to find the order that sorts them.
+    # Sorting packed numbers is several times as fast as argsort.
     keys = numbers << 32
     keys |= places
     keys.sort()
@@ -189,15 +191,15 @@ def _sorted(ids: Ids, kept: Kept) -> tuple[Ids, ByRow]:
 
 
 def _by_shard(unique: Ids, by: ByRow, shards: int) -> tuple[Ids, ByRow, tuple[int, ...]]:
-    """Ascending ids and their order, sorted by shard; and where shards begin and end."""
+    """Sorts ascending ids and their places by shard; also returns where shards begin and end."""
     if shards == 1:
         return unique, by, (0, unique.size)
     shard = shard_of(unique, shards).astype(np.uint16)
-    # Stable, so that ids of one shard still ascend; by radix for so short integers.
+    # Stable keeps the ids of a shard ascending; numpy sorts uint16 by radix.
     rows = np.argsort(shard, kind="stable")
     counts = np.diff(by.starts)[rows]
     starts = np.append(0, np.cumsum(counts))
-    # From where each row has moved, for all of its places.
+    # The distance that each row has moved, for all of its places.
     moved = np.repeat(by.starts[rows] - starts[:-1], counts)
     moved += np.arange(by.order.size)
     sizes = np.bincount(shard, minlength=shards)
@@ -205,8 +207,8 @@ def _by_shard(unique: Ids, by: ByRow, shards: int) -> tuple[Ids, ByRow, tuple[in
 
 
 def _checked(table: TableSpec, rule: IdRule, ids: Ids, shape: tuple[int, ...]) -> tuple[Ids, Kept]:
-    """``ids`` within the vocabulary, and which of them count; None is all. They are flat; the layer
-    was given them in ``shape``."""
+    """Checks flat ``ids`` against the vocabulary; also returns which have a row. ``shape`` is that
+    of the layer's ids."""
     kept = None if rule.padding is None else ids != rule.padding
     if table.vocabulary is None or not ids.size:
         return ids, kept

@@ -1,4 +1,4 @@
-"""What a ``worker.Embedding`` says of its table, and the plan's description of it."""
+"""The table options of a ``worker.Embedding``, and the plan's description of the table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class TableOptions:
     """One table, as a layer describes it; see :class:`worker.embedding.embedding.Embedding`.
 
     ``initializer`` is that of :class:`psrpc.core.tables.TableSpec`; ``optimizer`` is serialized,
-    None is the job's. ``layer`` is the name of the layer that says so, for messages."""
+    None takes the job's. ``layer`` is the name of the describing layer, for messages.
+    """
 
     name: str
     width: int
@@ -43,26 +44,25 @@ class TableOptions:
     def rows_of(
         self, tables: Mapping[str, npt.NDArray[np.float32]], grown: Collection[str] = ()
     ) -> npt.NDArray[np.float32]:
-        """All rows of the table of those of a checkpoint, of which some have ``grown``, see
-        :func:`worker.export.tables.whole_tables`.
+        """Returns all rows of the table from the ``tables`` of a checkpoint.
+
+        Args:
+            grown: names of growing tables, see :func:`worker.export.tables.whole_tables`.
 
         Raises:
-            InvalidJob: it is not there, or has another shape; with PS405.
+            InvalidJob: the table is missing, or has another shape; with PS405.
         """
         rows = tables.get(self.name)
         growing = self.vocabulary is None
         known = None if rows is None else (None if growing else len(rows), rows.shape[1])
-        if (
-            rows is None
-            or known != (self.vocabulary, self.width)
-            or growing != (self.name in grown)
-        ):
+        own = (self.vocabulary, self.width)
+        if rows is None or known != own or growing != (self.name in grown):
             there = ", ".join(
                 f"{name!r} of {'a growing number of' if name in grown else t.shape[0]} rows of "
                 f"{t.shape[1]}"
                 for name, t in tables.items()
             )
-            mine = "a growing number of" if self.vocabulary is None else self.vocabulary
+            mine = "a growing number of" if growing else self.vocabulary
             raise InvalidJob(
                 f"layer {self.layer!r} has table {self.name!r} of {mine} rows of {self.width}, and "
                 f"the checkpoint has {there or 'no table'}; export with the job that wrote it",
@@ -71,13 +71,13 @@ class TableOptions:
         return rows
 
     def spec(self, optimizer: Mapping[str, Any], seed: int) -> TableSpec:
-        """For the plan.
+        """Returns the table of the plan.
 
         Args:
             optimizer: the job's, serialized.
 
         Raises:
-            InvalidJob: the optimizer that it comes to cannot update rows.
+            InvalidJob: the chosen optimizer cannot update rows.
         """
         chosen = self.optimizer or optimizer
         spec = TableSpec(
@@ -105,10 +105,10 @@ class TableOptions:
 
 
 def tables_of(options: Iterable[TableOptions]) -> list[TableOptions]:
-    """Each table once, in the order in which they are first named.
+    """Returns each table once, in the order of first mention.
 
     Raises:
-        InvalidJob: two layers say different things of one table; names both.
+        InvalidJob: two layers give a table different options; names both.
     """
     tables: dict[str, TableOptions] = {}
     for each in options:
@@ -130,7 +130,7 @@ def _difference(first: TableOptions, second: TableOptions) -> str:
 
 
 def same_tables(mine: Sequence[TableOptions], plan: Sequence[TableSpec]) -> str:
-    """In what this model's tables differ from the plan's; empty where they do not."""
+    """Returns the first difference between this model's tables and the plan's; empty if none."""
     theirs = {table.name: table for table in plan}
     for each in mine:
         other = theirs.pop(each.name, None)
@@ -145,10 +145,10 @@ def same_tables(mine: Sequence[TableOptions], plan: Sequence[TableSpec]) -> str:
 
 
 def table_initializer(layer: str, initializer: Any) -> dict[str, Any]:
-    """A Keras initializer, or its name, as :class:`psrpc.core.tables.TableSpec` has it.
+    """Converts a Keras initializer, or its name, to that of :class:`psrpc.core.tables.TableSpec`.
 
     Raises:
-        InvalidJob: rows cannot be initialized so.
+        InvalidJob: the initializer does not work for single rows.
     """
     if isinstance(initializer, type):
         initializer = initializer()
@@ -177,7 +177,7 @@ def table_initializer(layer: str, initializer: Any) -> dict[str, Any]:
 
 
 def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
-    """An optimizer of a table as ``keras.optimizers.serialize`` writes it; None is the job's.
+    """Returns a table's optimizer as ``keras.optimizers.serialize`` writes it; None is the job's.
 
     Raises:
         InvalidJob: it cannot update rows.
@@ -219,15 +219,15 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RowwiseAdagrad:
-    """Adagrad with one accumulator for each row, to which the mean of its squared gradients is
-    added: as in DLRM (Naumov et al. 2019) and FBGEMM. For ``worker.Embedding(optimizer=...)``.
+    """Adagrad with one accumulator per row, which sums the means of its squared gradients, as in
+    DLRM (Naumov et al. 2019) and FBGEMM. For ``worker.Embedding(optimizer=...)``.
 
-    Of a row w with gradient g, and with s for the accumulator::
+    For a row w with gradient g and accumulator s::
 
         s ← s + mean(g²);   w ← w − learning_rate · g / (√s + epsilon)
 
-    The defaults are FBGEMM's, but for ``learning_rate``, which is Keras's. It is a number, or a
-    schedule of ``keras.optimizers.schedules``.
+    The defaults are FBGEMM's, but ``learning_rate`` has Keras's; it is a number, or a schedule of
+    ``keras.optimizers.schedules``.
     """
 
     learning_rate: Any = 0.001
@@ -235,7 +235,7 @@ class RowwiseAdagrad:
     epsilon: float = 1e-8
 
     def serialized(self) -> dict[str, Any]:
-        """As ``keras.optimizers.serialize`` writes its own.
+        """Returns the optimizer in the form of ``keras.optimizers.serialize``.
 
         Raises:
             InvalidJob: the learning rate is neither a number nor a schedule.

@@ -1,4 +1,4 @@
-"""Which device a worker computes on, and how tensors get there and back."""
+"""Chooses a worker's device, and moves tensors to it and back."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ HOST = "/CPU:0"
 
 @dataclass(frozen=True)
 class Device:
-    """Where steps run. ``name`` as TensorFlow has it, ``label`` for people."""
+    """The device of steps: ``name`` for TensorFlow, ``label`` for people."""
 
     name: str
     label: str
 
     @property
     def is_host(self) -> bool:
-        """Tensors on it are in the memory that NumPy and gRPC use."""
+        """Whether its tensors are in the memory that NumPy and gRPC use."""
         return self.name == HOST
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """TensorFlow calls within it run on this device."""
+        """Returns a context in which TensorFlow calls run on this device."""
         return contextlib.nullcontext() if self.is_host else tf.device(self.name)
 
     def receive(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """``tensors`` of the host on this device: themselves on the host, else copies."""
+        """Copies ``tensors`` from the host to this device; on the host returns them as they are."""
         return tuple(tensors) if self.is_host else tuple(map(self._copy, tensors))
 
     def send(self, tensor: tf.Tensor) -> tf.Tensor:
-        """``tensor`` of this device on the host: itself there, else a copy."""
+        """Copies ``tensor`` from this device to the host; on the host returns it as it is."""
         if self.is_host:
             return tensor
         with tf.device(HOST):
             return tf.identity(tensor)
 
     def place(self, batch: Batch) -> Batch:
-        """A batch of arrays as tensors on this device, ragged ones of :class:`Ragged`. Any thread
-        may call it."""
+        """Converts a batch of arrays to tensors on this device, :class:`Ragged` to ragged tensors.
+        Any thread may call it."""
 
         def place_array(array: Array | Ragged) -> Any:
             with tf.device(HOST):
@@ -69,15 +69,15 @@ class Device:
 def configure_devices(
     gpu: str, *, memory_fraction: float | None = None, intra_op_threads: int | None = None
 ) -> Device:
-    """Chooses the device and sets TensorFlow up for it; once per process, before its first op.
+    """Chooses the device and configures TensorFlow; once per process, before the first op.
 
     Args:
         gpu: ``auto`` (the first GPU if there is one, else the CPU), ``none`` or an index.
-        memory_fraction: of the GPU's memory, at most so much; otherwise it grows as needed.
+        memory_fraction: limit as a fraction of the GPU's memory; None lets it grow as needed.
         intra_op_threads: threads of one operation; None leaves it to TensorFlow.
 
     Raises:
-        InvalidArgument: that GPU is not there, or a value is out of range.
+        InvalidArgument: the GPU does not exist, or a value is out of range.
     """
     if intra_op_threads is not None:
         if intra_op_threads < 1:
@@ -103,12 +103,12 @@ def configure_devices(
             chosen, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
         )
     label = tf.config.experimental.get_device_details(chosen).get("device_name", f"gpu {index}")
-    # The chosen one is the only visible one, so TensorFlow numbers it 0.
+    # TensorFlow numbers the only visible GPU 0.
     return Device("/GPU:0", str(label))
 
 
 def choose_gpu(gpu: str, count: int) -> int | None:
-    """The index that ``gpu`` means where there are ``count`` GPUs; None is the CPU.
+    """Returns the index that ``gpu`` means among ``count`` GPUs; None is the CPU.
 
     Raises:
         InvalidArgument: there is no such GPU, or ``gpu`` is not a choice.
@@ -130,8 +130,8 @@ def choose_gpu(gpu: str, count: int) -> int | None:
 
 
 def _total_memory_bytes(device: Any) -> int:
-    """All memory of a GPU. From the driver, which counts GPUs as TensorFlow does, because
-    TensorFlow itself does not say. Makes no context on the GPU."""
+    """Returns the total memory of a GPU. Asks the driver, which numbers GPUs as TensorFlow does,
+    because TensorFlow does not tell. Creates no context on the GPU."""
     index = int(device.name.rsplit(":", 1)[1])
     handle, nbytes = ctypes.c_int(), ctypes.c_size_t()
     try:
@@ -155,24 +155,23 @@ def _total_memory_bytes(device: Any) -> int:
 class ParameterBuffers:
     """One set of parameters: every arena of the plan whole, in plan order.
 
-    ``arrays[name]`` is ``[length]``; ``tensors``, in the order of the plan, are the same memory as
-    TensorFlow sees it, on the CPU, bfloat16 as uint16. Writing the array changes the tensor, so
-    nobody may write while a step that was given the tensors runs, or while a result of that step
-    is in use: an output of a step may be the very buffer of an input (the gradient of
-    ``sum(w * w) / 2`` is ``w``). Whoever pulls while gradients are on their way takes turns with
-    two sets.
+    ``arrays[name]`` is ``[length]``; ``tensors``, in the order of the plan, are views of the same
+    memory in TensorFlow, on the CPU, bfloat16 as uint16. Writing an array changes its tensor, so no
+    thread may write while a step that got the tensors runs, or while a result of that step is in
+    use: an output of a step may be the buffer of an input (the gradient of ``sum(w * w) / 2`` is
+    ``w``). A worker that pulls while it still pushes gradients alternates between two sets.
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """``arrays``: aligned and writable, arenas in the order of the plan, in their own dtype or
-        rounded. They stay the caller's."""
+        """``arrays``: aligned and writable, arenas in plan order, in their own dtype or rounded.
+        The caller keeps owning them."""
         self.arrays = arrays
-        # Once for good: TensorFlow does not take over a buffer that it does not own alone.
+        # Made once: TensorFlow does not reuse a buffer that it shares.
         self.tensors: Sequence[tf.Tensor] = tuple(map(tensor_of, arrays.values()))
 
     @classmethod
     def of(cls, plan: Plan) -> ParameterBuffers:
-        """Zeros in memory of their own, not rounded."""
+        """Makes buffers of zeros in own memory, not rounded."""
         arrays = {arena.name: aligned_empty(arena.length, arena.dtype) for arena in plan.arenas}
         for array in arrays.values():
             array.fill(0)
@@ -180,8 +179,8 @@ class ParameterBuffers:
 
 
 def tensor_of(array: Array) -> tf.Tensor:
-    """``array``, which is aligned, as TensorFlow sees it; the same memory."""
+    """Returns a tensor that shares the memory of ``array``, which must be aligned."""
     if array.dtype.name == "bfloat16":
-        # DLPack of NumPy does not know it.
+        # NumPy's DLPack does not support it.
         array = array.view(np.uint16)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,4 +1,4 @@
-"""TensorFlow without its chatter."""
+"""Silences TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ STDOUT, STDERR = 1, 2
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow. What it writes to stderr meanwhile, which no setting of its own turns
-    off, is shown only if the import fails."""
+    """Imports TensorFlow. Hides its output to stderr, which no TensorFlow setting turns off, unless
+    the import fails."""
     if "tensorflow" in sys.modules:
         return
-    # Level 2 still complains of a missing GPU driver as an error. Python exceptions are not logs.
+    # Level 2 still logs a missing GPU driver as an error. Python exceptions are not affected.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     collecting = gc.isenabled()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
-            # Modules make many objects and no garbage; looking for it takes a quarter of the time.
+            # The import makes no garbage, and collection takes a quarter of its time.
             gc.disable()
-            with redirected(STDERR, said.fileno()):
+            with redirected(STDERR, output.fileno()):
                 import tensorflow  # noqa: F401
         except BaseException:
-            said.seek(0)
-            os.write(STDERR, said.read())
+            output.seek(0)
+            os.write(STDERR, output.read())
             raise
         finally:
-            # What is there now will not be garbage later either.
+            # The imported objects never become garbage.
             gc.freeze()
             if collecting:
                 gc.enable()
@@ -39,9 +39,9 @@ def import_tensorflow() -> None:
 
 @contextmanager
 def redirected(descriptor: int, target: int) -> Iterator[int]:
-    """What anybody in this process writes to ``descriptor``, C++ code too, goes to ``target``.
+    """Sends all output of this process to ``descriptor``, also from C++, to ``target``.
 
-    Gives a descriptor of where it went before.
+    Yields a descriptor of the previous target.
     """
     stream = {STDOUT: sys.stdout, STDERR: sys.stderr}[descriptor]
     stream.flush()

@@ -9,18 +9,18 @@ from typing import Any
 import tensorflow as tf
 
 _CONFIG = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString()
-"""As TensorFlow itself calls its functions: what has no GPU kernel runs on the CPU."""
+"""TensorFlow's own setting for functions: operations without a GPU kernel run on the CPU."""
 
 TRACING = threading.RLock()
-"""Held while a model is traced: two threads do it, the trainer's and the one that reads ahead, and
-a Keras model is not made for both at once."""
+"""Held while tracing a model: the trainer's thread and the read-ahead thread both trace, and a
+Keras model is not safe for two at once."""
 
 
 class Trace:
     """One trace of a ``tf.function``, for tensors of fixed dtypes and shapes.
 
-    What ``tf.function`` does for a call in Python (binding, checks, tapes) takes longer than a
-    small step. None of it is needed here.
+    The Python part of a ``tf.function`` call (binding, checks, tapes) takes longer than a small
+    step; this class skips it.
     """
 
     def __init__(self, concrete: Any) -> None:
@@ -30,15 +30,15 @@ class Trace:
         self._dtypes = [output.dtype for output in concrete.outputs]
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """``inputs`` are the function's arguments as ``tf.nest.flatten`` gives them, of ragged
-        tensors the components."""
+        """``inputs`` are the function's arguments as ``tf.nest.flatten`` gives them, ragged tensors
+        as components."""
         captured = self._concrete.captured_inputs
         try:
             outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
                 args=[*inputs, *captured], Tout=self._dtypes, f=self._concrete, config_proto=_CONFIG
             )
         except tf.errors.OpError:
-            # Called in its own way, a function also says which line of the user's code it was.
+            # The error of a normal call also names the line of the user's code.
             flat, _ = self._concrete.structured_input_signature
             arguments = tf.nest.pack_sequence_as(flat, list(inputs), expand_composites=True)
             outputs = list(self._concrete(*arguments))

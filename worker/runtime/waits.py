@@ -1,4 +1,4 @@
-"""What a worker waits for, said aloud and told to the coordinator."""
+"""Tracks what a worker waits for, for its log and the coordinator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Reason = str | Callable[[], str]
 
 
 class Waits:
-    """``with waits.on("shard 1"):`` around whatever may take long.
+    """``with waits.on("shard 1"):`` marks an operation that may take long.
 
-    One thread waits; any other may call :meth:`reason` and :meth:`tick`, which is what makes the
-    words come out although the waiting thread is blocked. Entering and leaving is two assignments,
-    so it may be used on every step.
+    One thread waits; any other may call :meth:`reason` and :meth:`tick`, which log the wait while
+    the waiting thread is blocked. Entering and leaving are two assignments, cheap enough for every
+    step.
     """
 
     def __init__(self, say: Callable[[str, float], object]) -> None:
@@ -26,8 +26,8 @@ class Waits:
         self._ticked = 0
 
     def on(self, reason: Reason) -> Waits:
-        """What is awaited; a function is asked when somebody wants to know. Within the ``with`` it
-        may be called again to change the words of the same wait."""
+        """Sets the reason of the wait; a function is called when the reason is needed. May be
+        called again within the ``with`` to change the reason of the same wait."""
         self._reason = reason
         return self
 
@@ -43,15 +43,15 @@ class Waits:
         self._reason = None
 
     def reason(self) -> str:
-        """What is awaited now, in words; empty when nothing is."""
+        """Returns the reason of the current wait; empty if there is none."""
         reason = self._reason
         return reason if isinstance(reason, str) else reason() if reason is not None else ""
 
     def tick(self, now: float) -> None:
-        """Announces a wait that has lasted; call it about once a second, from one thread."""
+        """Announces a wait that has lasted; one thread calls it about once a second."""
         reason, count = self.reason(), self._count
         if not reason or count != self._ticked:
-            # A wait that ended and began anew between two ticks is not one long wait.
+            # A new wait began since the last tick, even if its reason is the same.
             self._announcer.over()
         if reason:
             self._announcer.waiting(reason, now)
