@@ -1,1 +1,1 @@
-"""What users write: the job, its settings and phases, and how a job file is loaded."""
+"""The user's job: its fields, settings and phases, and the loader of job files."""

@@ -1,4 +1,4 @@
-"""Checks of the values that the fields of a job are given."""
+"""Checks of the values of a job's fields."""
 
 from __future__ import annotations
 
@@ -9,13 +9,37 @@ from numbers import Integral, Real
 from psrpc.core.errors import InvalidSetting
 
 
+def check_model(model: object) -> None:
+    """Refuses values other than a function that makes the model."""
+    if hasattr(model, "trainable_variables") and not isinstance(model, type):
+        raise InvalidSetting(
+            f"model is {show(model)}, a model; expected a function without arguments "
+            "that makes one: each process makes its own (model=build, not model=build())"
+        )
+    if not callable(model):
+        raise InvalidSetting(
+            f"model is {show(model)}; expected a function without arguments that makes the model"
+        )
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuses values that are neither an optimizer, its name, nor a function that makes one."""
+    if optimizer is not None and not (
+        isinstance(optimizer, str) or callable(optimizer) or hasattr(optimizer, "get_config")
+    ):
+        raise InvalidSetting(
+            f"optimizer is {show(optimizer)}; expected a Keras optimizer, its name or a "
+            "function that makes one"
+        )
+
+
 def check_loss(loss: object) -> None:
-    """Refuses what is neither a loss nor a nest of losses."""
+    """Refuses values that are neither a loss nor a nest of losses."""
     if isinstance(loss, Mapping | list | tuple) and loss:
         for part in loss.values() if isinstance(loss, Mapping) else loss:
             check_loss(part)
         return
-    # Other classes are callable too, but mean an object that was not made.
+    # Other classes are callable too, but were probably meant to be called.
     if loss is not None and (
         not (isinstance(loss, str) or callable(loss))
         or (isinstance(loss, type) and not _is_loss_class(loss))
@@ -27,15 +51,14 @@ def check_loss(loss: object) -> None:
 
 
 def _is_loss_class(kind: type) -> bool:
-    """Whether it is a ``keras.losses.Loss``, of which Keras makes one. Keras is not imported for
-    the question."""
+    """Whether ``kind`` is a ``keras.losses.Loss``, judged without importing Keras."""
     return any(
         base.__name__ == "Loss" and base.__module__.startswith("keras.") for base in kind.__mro__
     )
 
 
 def check_loss_weights(weights: object) -> None:
-    """Refuses what is neither a number nor a nest of numbers."""
+    """Refuses values that are neither a number nor a nest of numbers."""
     if isinstance(weights, Mapping | list | tuple) and weights:
         for part in weights.values() if isinstance(weights, Mapping) else weights:
             check_loss_weights(part)
@@ -48,7 +71,7 @@ def check_loss_weights(weights: object) -> None:
 
 
 def check_class_weight(weights: object) -> None:
-    """Refuses what is neither None nor a dict from classes, whole numbers, to weights."""
+    """Refuses values other than None and a dict from integer classes to weights."""
     if weights is None:
         return
     if not isinstance(weights, Mapping) or not weights:
@@ -56,7 +79,7 @@ def check_class_weight(weights: object) -> None:
             f"class_weight is {show(weights)}; expected a dict such as {{0: 1.0, 1: 5.0}}"
         )
     for each, weight in weights.items():
-        # NumPy's numbers, too.
+        # Integral and Real include NumPy's numbers.
         if isinstance(each, bool) or not isinstance(each, Integral):
             raise InvalidSetting(f"class_weight has the class {show(each)}; expected whole numbers")
         number = float(weight) if isinstance(weight, Real) else weight
@@ -64,7 +87,7 @@ def check_class_weight(weights: object) -> None:
 
 
 def check_metrics(metrics: object) -> None:
-    """Refuses what is neither a list of metrics nor a nest of such lists."""
+    """Refuses values that are neither a list of metrics nor a nest of such lists."""
     if isinstance(metrics, Mapping):
         for part in metrics.values():
             check_metrics(part if isinstance(part, list | tuple) else [part])
@@ -84,14 +107,14 @@ def check_metrics(metrics: object) -> None:
 
 
 def show(value: object) -> str:
-    """A value and its type, for a message."""
+    """Formats a value and its type for a message."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuses all but whole numbers of at least ``least``, and at most ``most``."""
-    # bool is an int to Python, and True records a batch to nobody.
+    """Refuses everything but integers from ``least`` to ``most``."""
+    # bool is an int in Python, but True is no batch size.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSetting(
             f"{name} is {show(value)}; expected a whole number of at least {least}"
@@ -101,13 +124,13 @@ def check_integer(name: str, value: object, least: int, most: int | None = None)
 
 
 def check_boolean(name: str, value: object) -> None:
-    """Refuses all but True and False."""
+    """Refuses everything but True and False."""
     if not isinstance(value, bool):
         raise InvalidSetting(f"{name} is {show(value)}; expected True or False")
 
 
 def check_fraction(name: str, value: object, most: float) -> None:
-    """Refuses all but numbers above 0 and at most ``most``."""
+    """Refuses everything but numbers above 0 and at most ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise InvalidSetting(
             f"{name} is {show(value)}; expected a number above 0 and at most {most}"
@@ -115,20 +138,20 @@ def check_fraction(name: str, value: object, most: float) -> None:
 
 
 def check_not_negative(name: str, value: object) -> None:
-    """Refuses all but finite numbers of at least 0."""
+    """Refuses everything but finite numbers of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidSetting(f"{name} is {show(value)}; expected a number of at least 0")
 
 
 def check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
-    """Refuses all but ``choices``."""
+    """Refuses everything but ``choices``."""
     if value not in choices:
         raise InvalidSetting(f"{name} is {show(value)}; expected {' or '.join(map(str, choices))}")
 
 
 def check_source(name: str, value: object) -> None:
-    """Refuses what has not the methods of a data source."""
-    # A look at the class: isinstance on the protocol would read num_records, that is, the file.
+    """Refuses values without the methods of a data source."""
+    # Checks the class: isinstance on the protocol would read num_records, and so the file.
     if isinstance(value, type) or not all(
         hasattr(type(value), part)
         for part in ("num_records", "read", "read_range", "fingerprint", "close")

@@ -24,12 +24,14 @@ from worker.job.checks import (
     check_loss,
     check_loss_weights,
     check_metrics,
+    check_model,
     check_not_negative,
+    check_optimizer,
     check_source,
     show,
 )
 from worker.job.phases import phases_of
-from worker.job.plateau import parse_keep_best, parse_reduce_lr, parse_stop_early
+from worker.job.plateau import check_plateau, parse_keep_best
 
 if TYPE_CHECKING:
     import keras
@@ -39,6 +41,8 @@ Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 Compression = Literal["topk", "int8"]
 ScaleLr = Literal["linear"]
+
+_COUNTS = ("batch_size", "epochs", "full_checkpoint_every", "keep_checkpoints", "local_steps")
 
 ModelFactory: TypeAlias = "Callable[[], keras.Model | tf.Module]"
 Loss: TypeAlias = "str | keras.losses.Loss | Callable[..., Any] | Mapping[str, Any] | Sequence[Any]"
@@ -50,7 +54,7 @@ Optimizer: TypeAlias = "str | keras.optimizers.Optimizer | Callable[..., Any]"
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One training run. ``--set field=value`` overrides any field that is not code or data, and
-    ``--set optimizer.argument=value`` an argument of the optimizer.
+    ``--set optimizer.argument=value`` overrides an argument of the optimizer.
 
     Attributes:
         model: Function that makes the model: a Keras model, or a plain ``tf.Module``. Each process
@@ -74,7 +78,7 @@ class Job:
             parameters as they are trained; an export takes the averages, as Keras does when ``fit``
             ends. None takes the optimizer that the model is compiled with.
         train: Training data, a data source (``worker.data.source``). docs/data.md lists the
-        sources.
+            sources.
         eval: Evaluation data, or None. Each epoch is evaluated on it, and training does not wait:
             where an epoch takes less time than an evaluation, some epochs are not evaluated, with
             a warning; see ``evaluate_every_epoch``.
@@ -178,7 +182,7 @@ class Job:
             most one half; at least one element is sent.
 
     Raises:
-        InvalidJob: a field holds what it cannot; the message names it, the value and the fix.
+        InvalidJob: a field is invalid; the message names it, the value and the fix.
     """
 
     model: ModelFactory
@@ -225,7 +229,7 @@ class Job:
     topk: float = 0.01
 
     def __new__(cls, **given: Any) -> Self:
-        """Refuses what is no field before Python does, which does not name the nearest one."""
+        """Refuses unknown fields with the nearest known name, which Python's own error lacks."""
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
@@ -237,13 +241,7 @@ class Job:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in (
-            "batch_size",
-            "epochs",
-            "full_checkpoint_every",
-            "keep_checkpoints",
-            "local_steps",
-        ):
+        for name in _COUNTS:
             check_integer(name, getattr(self, name), 1)
         check_integer("seed", self.seed, 0, (1 << 64) - 1)
         try:
@@ -263,29 +261,11 @@ class Job:
         check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
         check_choice("compression", self.compression, ("topk", "int8", None))
         check_fraction("topk", self.topk, 0.5)
-        if hasattr(self.model, "trainable_variables") and not isinstance(self.model, type):
-            raise InvalidSetting(
-                f"model is {show(self.model)}, a model; expected a function without arguments "
-                "that makes one: each process makes its own (model=build, not model=build())"
-            )
-        if not callable(self.model):
-            raise InvalidSetting(
-                f"model is {show(self.model)}; expected a function without arguments that makes "
-                "the model"
-            )
+        check_model(self.model)
         check_loss(self.loss)
         check_loss_weights(self.loss_weights)
         check_class_weight(self.class_weight)
-        if not (
-            self.optimizer is None
-            or isinstance(self.optimizer, str)
-            or callable(self.optimizer)
-            or hasattr(self.optimizer, "get_config")
-        ):
-            raise InvalidSetting(
-                f"optimizer is {show(self.optimizer)}; expected a Keras optimizer, its name or a "
-                "function that makes one"
-            )
+        check_optimizer(self.optimizer)
         check_metrics(self.metrics)
         if self.keep_best is not None:
             parse_keep_best(self.keep_best)
@@ -298,50 +278,32 @@ class Job:
             raise InvalidSetting(
                 "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
             )
-        self._check_plateaus()
+        for name in ("stop_early", "reduce_lr"):
+            check_plateau(self, name)
         check_source("train", self.train)
         if self.eval is not None:
             check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
             raise InvalidSetting(f"init_from is {show(self.init_from)}; expected a path")
 
-    def _check_plateaus(self) -> None:
-        for name, parse in (("stop_early", parse_stop_early), ("reduce_lr", parse_reduce_lr)):
-            text = getattr(self, name)
-            if text is None:
-                continue
-            parse(text)
-            if self.eval is None:
-                raise InvalidSetting(f"{name} is {text!r}, but eval is None; nothing is evaluated")
-            if name == "reduce_lr" and self.then is not None:
-                raise InvalidSetting(
-                    f"reduce_lr and then exclude each other: then is {self.then!r}, and a run that "
-                    "has another learning rate than at first follows no rule"
-                )
-            if name == "reduce_lr" and self.local_steps > 1:
-                raise InvalidSetting(
-                    "reduce_lr and local_steps exclude each other: the learning rate of local "
-                    "steps is the worker's own; give the optimizer a schedule"
-                )
-
     def policy(self) -> Policy:
-        """What the job begins with.
+        """Returns the policy of the first phase.
 
         Raises:
-            InvalidJob: settings that do not fit the mode, or each other, or a rule that never ends.
+            InvalidJob: settings do not fit the mode or each other, or a rule never ends.
         """
         return phases_of(self).first
 
     def then_policy(self) -> Policy | None:
-        """What follows after ``then_after`` epochs; None without a rule. Raises as :meth:`policy`
-        does."""
+        """Returns the policy after ``then_after`` epochs; None without a rule. Raises as
+        :meth:`policy`."""
         return phases_of(self).then
 
     def total_updates(self) -> int:
-        """Updates that every shard applies over the whole job, n of them in an epoch without
-        rounds, n = ``ceil(N / (batch_size * local_steps))``, and ``ceil(n / M)`` in sync mode, M
+        """Returns the updates that every shard applies over the whole job. An epoch without rounds
+        has n = ``ceil(N / (batch_size * local_steps))``; in sync mode it has ``ceil(n / M)``, M
         being the micro-batches that a round takes, since a round never crosses an epoch. Reads the
-        size of the training data. Raises as :meth:`policy` does."""
+        size of the training data. Raises as :meth:`policy`."""
         phases = phases_of(self)
         batches = batches_per_epoch(self.train.num_records, self.batch_size * self.local_steps)
         updates = phases.first_epochs * -(-batches // phases.first.taken)
@@ -351,6 +313,6 @@ class Job:
         return updates
 
     def optimizer_updates(self) -> int:
-        """What a function of ``total_updates`` that makes the optimizer is given: H local steps for
-        each update of the shards."""
+        """Returns the ``total_updates`` that the optimizer function gets: H local steps per
+        update."""
         return self.total_updates() * self.local_steps

@@ -1,4 +1,4 @@
-"""Loads a user's job file, and tells the user's errors from ours."""
+"""Loads a user's job file, and separates the user's errors from ours."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _COMPILED = re.compile(
     r"|symbolic `tf\.Tensor` as a Python `bool`( is not allowed)?"
     r"|numpy\(\) is only available when eager execution is enabled"
 )
-"""Words of TensorFlow and Keras about a tensor that has no value yet."""
+"""Messages of TensorFlow and Keras about a tensor that has no value yet."""
 _NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
 
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A job, and where it came from.
+    """A job, and its origin.
 
     Attributes:
-        job: with all overrides but those of ``optimizer.*`` applied.
+        job: with all overrides applied, except those of ``optimizer.*``.
         path: of the job file, absolute.
-        sha256: of the bytes that were run, in hex.
+        sha256: of the bytes that ran, in hex.
         name: of the file, without ``.py``.
         optimizer_arguments: overrides ``optimizer.*``, as text, for ``override_optimizer``.
     """
@@ -55,13 +55,13 @@ class LoadedJob:
 
 
 def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
-    """Runs the file at ``path`` and takes its ``job``, with ``--set`` settings applied.
+    """Runs the file at ``path`` and returns its ``job``, with ``--set`` settings applied.
 
-    The file's folder comes first on ``sys.path``, so that it can import its siblings. Every call
-    runs the file anew.
+    Puts the file's folder first on ``sys.path``, so that the file can import its siblings. Every
+    call runs the file again.
 
     Raises:
-        InvalidJob: no such file, no ``job`` in it, or a setting that does not fit.
+        InvalidJob: the file or its ``job`` does not exist, or a setting does not fit.
         UserCodeFailed: the file raised.
     """
     shown, path = str(path), Path(path).absolute()
@@ -103,10 +103,10 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _user_text(error: BaseException) -> str:
-    """The traceback from the first frame of the user's code on. Empty where no frame is the
-    user's: then a library refused what the job gave it, and its message says why."""
+    """Returns the traceback from the first frame of the user's code. Empty without such a frame:
+    then a library refused a value of the job, and its message says why."""
     if str(error).startswith(_TRACED):
-        # TensorFlow has made a function of the user's code; the frames are in its message.
+        # TensorFlow compiled the user's code; its message contains the frames.
         frames = re.findall(r'( *File "(.*)", line .*\n(?: {6,}.*\n)*)', str(error))
         shown = [text for text, name in frames if not _is_library(name)]
         return f"{_TRACED}\n{''.join(shown)}\n" if shown else ""
@@ -119,26 +119,26 @@ def _user_text(error: BaseException) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    """Whether a file is not the user's but ours, TensorFlow's, or Python's."""
+    """Whether a file belongs to us, TensorFlow or Python rather than to the user."""
     return filename.startswith(_NOT_THE_USERS) or any(
         part in filename for part in ("site-packages", "__autograph_generated_file")
     )
 
 
 def _reason(error: BaseException) -> str:
-    """Class and message of an exception in one line, without the wrapping of Keras and TensorFlow:
-    the first puts "Exception encountered when calling ..." before it, the second the frames."""
+    """Returns class and message of an exception in one line, without the text that Keras
+    ("Exception encountered when calling ...") and TensorFlow (frames) put before it."""
     lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line]
     if not lines:
         return type(error).__name__
     prefix = f"{type(error).__name__}: "
     if lines[0] == _TRACED:
-        said = [at for at, line in enumerate(lines) if re.match(_NAMES_AN_ERROR, line)]
-        lines, prefix = lines[said[-1] if said else -1 :], ""
+        errors = [at for at, line in enumerate(lines) if re.match(_NAMES_AN_ERROR, line)]
+        lines, prefix = lines[errors[-1] if errors else -1 :], ""
     reason = lines[0]
     if _WRAPPED in reason:
-        # Keras has the cause a line further down, and another one before what it could not infer.
+        # Keras puts the cause a line further down, two lines down if it could not infer a spec.
         reason = " ".join(lines[: 3 if "".join(lines[1:2]).endswith("Error encountered:") else 2])
     if compiled := _COMPILED.search(reason):
         where = _last_line(error)
@@ -148,7 +148,7 @@ def _reason(error: BaseException) -> str:
             "functions cannot be used there; use keras.ops or tf"
         )
     if twice := _USED_TWICE.match(reason):
-        # As of an input and the table of its ids.
+        # For example an input and the table of its ids.
         reason += (
             " Inputs and layers share these names: give one of them another. In worker.Embedding "
             f"table={twice[1]!r} names the table alone; layers that say the same share it"
@@ -157,7 +157,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The innermost line of the user's code, ``job.py, line 12``; empty where there is none."""
+    """Returns the innermost line of the user's code, ``job.py, line 12``; empty if none."""
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
     frames += re.findall(r'File "(.*)", line (\d+)', str(error))
     own = [(Path(name).name, line) for name, line in frames if not _is_library(name)]
@@ -179,12 +179,12 @@ class _BytesLoader(SourceLoader):
 
 
 def job_module(path: Path) -> ModuleType:
-    """The module of a job file that was loaded last of this name."""
+    """Returns the module of the last loaded job file of this name."""
     return sys.modules[_module_name(path)]
 
 
 def _module_name(path: Path) -> str:
-    """One that hides no real module, even if the file is called keras.py."""
+    """Returns a name that hides no real module, even for a file keras.py."""
     return f"_job_{path.stem}"
 
 

@@ -1,4 +1,4 @@
-"""The names of a model's outputs, by which jobs give losses, weights, metrics and labels."""
+"""The names of a model's outputs, the keys of losses, weights, metrics and labels."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from worker.job.job import Job
 
 
 def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str]) -> None:
-    """Refuses keys of the job's loss, loss_weights and metrics that are no outputs, lists that have
-    another length than there are outputs, and weights by output for losses that are not: Keras
-    would take them in the order in which they stand.
+    """Checks the job's loss, loss_weights and metrics against the outputs.
+
+    Refuses keys that are no outputs, lists of another length than the outputs, and weights by
+    output for losses that are not: Keras would match those by their order.
 
     Args:
         model: a ``keras.Model``.
-        outputs: of a call of it, or symbolic.
-        own: the fields that the job gives; the others are those of ``compile``.
+        outputs: of a call of the model, or symbolic.
+        own: the fields that the job gives; the others come from ``compile``.
 
     Raises:
         InvalidJob: names the field, the key and the outputs.
     """
 
-    def said(field: str) -> str:
+    def place(field: str) -> str:
         return f"{field} in {'the job' if field in own else 'compile() of the model'} has"
 
     names = _names(model, outputs)
     if isinstance(job.loss, Mapping) and names is None and hasattr(outputs, "shape"):
         raise InvalidJob(
-            f"{said('loss')} the keys {listed(job.loss)}, but the model has one output, which has "
+            f"{place('loss')} the keys {listed(job.loss)}, but the model has one output, which has "
             "no name; give the loss itself, in place of a dict"
         )
     for field in ("loss", "loss_weights", "metrics"):
-        _check(said(field), getattr(job, field), names)
+        _check(place(field), getattr(job, field), names)
     several = _several(model, outputs)
     for field in ("loss", "metrics"):
         given = getattr(job, field)
         if several and isinstance(given, list | tuple) and len(given) not in (0, len(several)):
             of_each = "[...]" if field == "metrics" else "..."
             raise InvalidJob(
-                f"{said(field).removesuffix(' has')} is {list(given)}, but "
+                f"{place(field).removesuffix(' has')} is {list(given)}, but "
                 f"{_counted(several)}; say which are of which: {field}={_form(several, of_each)}"
             )
     weights = job.loss_weights
@@ -49,26 +50,25 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
         return
     if not isinstance(job.loss, Mapping):
         raise InvalidJob(
-            f"{said('loss_weights')} the keys {listed(weights)}, but loss is not given by output; "
+            f"{place('loss_weights')} the keys {listed(weights)}, but loss is not given by output; "
             "give a dict of losses with the same keys"
         )
     for key in weights:
         if key not in job.loss:
             raise InvalidJob(
-                f"{said('loss_weights')} the key {key!r}, for which there is no loss; loss has "
+                f"{place('loss_weights')} the key {key!r}, for which there is no loss; loss has "
                 f"{listed(job.loss)}"
             )
 
 
 def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
     """Refuses labels under keys that are no outputs, losses of outputs without labels, and one
-    array for several outputs, of which Keras would take the rows.
+    array for several outputs, whose rows Keras would take. The job's loss may leave out outputs.
 
     Args:
-        job: whose loss may leave out outputs.
         model: as in :func:`check_output_names`.
-        outputs: the same.
-        labels: of a few records.
+        outputs: as in :func:`check_output_names`.
+        labels: the labels of a few records.
 
     Raises:
         InvalidJob: names the key and the outputs.
@@ -91,14 +91,18 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
 
 
 def _check_number(job: Job, labels: Any, outputs: list[Any]) -> None:
-    """Refuses labels that are not as many arrays as there are outputs, or losses."""
+    """Refuses labels with another number of arrays than there are outputs, or losses."""
     trained = len(outputs)
     if isinstance(job.loss, Mapping | list | tuple):
         losses = job.loss.values() if isinstance(job.loss, Mapping) else job.loss
         trained = sum(loss is not None for loss in losses)
     arrays = len(labels) if isinstance(labels, list | tuple) else None
     if arrays is None or arrays not in (len(outputs), trained):
-        given = f"one array of shape {_shape(labels)}" if arrays is None else f"{arrays} arrays"
+        given = (
+            f"one array of shape {shown_shape(labels.shape[1:])}"
+            if arrays is None
+            else f"{arrays} arrays"
+        )
         raise InvalidJob(
             f"the labels are {given}, but {_counted(outputs)}; give one array for each: "
             f"y={_form(outputs)}"
@@ -106,8 +110,8 @@ def _check_number(job: Job, labels: Any, outputs: list[Any]) -> None:
 
 
 def _check_alone(job: Job, labels: Any) -> None:
-    """Refuses labels in a nest for the loss of one array."""
-    # Keras takes one array in a list where losses are given so.
+    """Refuses nested labels for the loss of one array."""
+    # Keras takes one array in a list if the losses are in a list.
     listed_losses = isinstance(job.loss, Mapping | list | tuple) and not isinstance(labels, Mapping)
     if listed_losses or not _takes_arrays(job.loss):
         return
@@ -117,20 +121,19 @@ def _check_alone(job: Job, labels: Any) -> None:
 
 
 def _takes_arrays(loss: Any) -> bool:
-    """Whether a loss takes no labels in a nest, as one of the user's own class may."""
-    # Keras, which is not imported here, makes a Loss of a function or a name.
+    """Whether a loss takes only plain arrays; one of a user's class may take a nest."""
+    # Keras, not imported here, makes a Loss of a function or a name.
     return not hasattr(loss, "reduction") or type(loss).__module__.startswith("keras.")
 
 
 def check_weight_names(job: Job, model: Any, outputs: Any, weights: Any) -> None:
-    """Refuses sample weights under keys that are no outputs, outputs with a loss and none, and
-    lists of another number. One array is for the losses of all outputs.
+    """Refuses sample weights under keys that are no outputs, missing weights of an output with a
+    loss, and lists of another length. One array is for the losses of all outputs.
 
     Args:
-        job: as in :func:`check_label_names`.
-        model: the same.
-        outputs: the same.
-        weights: of a few records.
+        model: as in :func:`check_output_names`.
+        outputs: as in :func:`check_output_names`.
+        weights: the sample weights of a few records.
 
     Raises:
         InvalidJob: names the key and the outputs.
@@ -161,7 +164,7 @@ def check_weight_names(job: Job, model: Any, outputs: Any, weights: Any) -> None
 
 
 def weights_as_outputs(model: Any, outputs: Any, weights: Any) -> Any:
-    """Sample weights by output in the form of the outputs, dict or list, which Keras asks for."""
+    """Returns sample weights in the form of the outputs, dict or list, as Keras requires."""
     if isinstance(outputs, Mapping) and isinstance(weights, list | tuple):
         return by_output(model, outputs, weights)
     if isinstance(outputs, list | tuple) and isinstance(weights, Mapping):
@@ -170,9 +173,9 @@ def weights_as_outputs(model: Any, outputs: Any, weights: Any) -> Any:
 
 
 def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
-    """What is ``given`` to several outputs, by their names: a dict, or a list in their order, which
-    of outputs in a dict is that of the sorted names, as Keras takes it. Empty where that does not
-    fit, or there is one output."""
+    """Returns the values ``given`` for several outputs by output name. They are a dict, or a list
+    in output order; for outputs in a dict, Keras uses the order of the sorted names. Empty if the
+    number differs, or for one output."""
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(outputs, Mapping):
@@ -187,8 +190,8 @@ def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
 
 
 def _several(model: Any, outputs: Any) -> list[Any] | None:
-    """The names of several outputs, or their numbers; None where there is one, or a nest within the
-    nest."""
+    """Returns the names of several outputs, or their numbers; None for one output, or nested
+    nests."""
     if not isinstance(outputs, Mapping | list | tuple) or len(outputs) < 2:
         return None
     each = outputs.values() if isinstance(outputs, Mapping) else outputs
@@ -199,40 +202,41 @@ def _several(model: Any, outputs: Any) -> list[Any] | None:
 
 
 def _counted(outputs: list[Any]) -> str:
-    """``the model has 2 outputs, 'a', 'b'``."""
+    """Returns ``the model has 2 outputs, 'a', 'b'``."""
     named = f", {listed(outputs)}" if isinstance(outputs[0], str) else ""
     return f"the model has {len(outputs)} outputs{named}"
 
 
 def _form(outputs: list[Any], of_each: str = "...") -> str:
-    """How what belongs to several outputs is written: ``{'a': ..., 'b': ...}``."""
+    """Returns the notation of values for several outputs: ``{'a': ..., 'b': ...}``."""
     if not isinstance(outputs[0], str):
         return f"({', '.join([of_each] * len(outputs))})"
     return f"{{{', '.join(f'{name!r}: {of_each}' for name in outputs)}}}"
 
 
-def _shape(array: Any) -> str:
-    return f"[{', '.join(['n', *('any' if d is None else str(d) for d in array.shape[1:])])}]"
+def shown_shape(shape: Iterable[int | None]) -> str:
+    """Formats the shape of records, ``[n, 8]``, from that of one record."""
+    return f"[{', '.join(['n', *('any' if each is None else str(each) for each in shape)])}]"
 
 
 def _names(model: Any, outputs: Any) -> list[Any] | None:
-    """None where outputs have no names."""
+    """Returns the names of outputs; None if they have none."""
     names = outputs if isinstance(outputs, Mapping) else getattr(model, "output_names", None)
     return list(names) if names else None
 
 
-def _check(said: str, given: Any, names: list[Any] | None) -> None:
+def _check(place: str, given: Any, names: list[Any] | None) -> None:
     if names is None or not isinstance(given, Mapping):
         return
     for key in given:
         if key not in names:
             outputs = "output is" if len(names) == 1 else "outputs are"
             raise InvalidJob(
-                f"{said} the key {key!r}, but the model's {outputs} {listed(names)}"
+                f"{place} the key {key!r}, but the model's {outputs} {listed(names)}"
                 f"{did_you_mean(str(key), list(map(str, names)))}"
             )
 
 
 def listed(names: Iterable[Any]) -> str:
-    """``'a', 'b'``."""
+    """Returns ``'a', 'b'``."""
     return ", ".join(map(repr, names))

@@ -1,4 +1,4 @@
-"""``--set key=value``: changes to a job that need no change of its file."""
+"""``--set key=value``: changes a job without a change of its file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIMIZER_PREFIX = "optimizer."
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to read a value, and what to call it in an error."""
+    """The parser of a value, and its description in an error."""
 
     expected: str
     parse: Callable[[str], Any]
@@ -116,16 +116,12 @@ FIELDS: dict[str, _Kind | None] = {
     "compression": _or_none(_NAME),
     "topk": _FLOAT,
 }
-"""Every field of a job; None marks those that no text can express."""
+"""Every field of a job; None marks those that text cannot express."""
 
 _OPTIONAL = frozenset(
     {
-        "clipnorm",
-        "clipvalue",
-        "ema_overwrite_frequency",
-        "global_clipnorm",
-        "gradient_accumulation_steps",
-        "weight_decay",
+        *("clipnorm", "clipvalue", "ema_overwrite_frequency", "global_clipnorm"),
+        *("gradient_accumulation_steps", "weight_decay"),
     }
 )
 """Arguments of Keras optimizers that None switches off."""
@@ -134,15 +130,19 @@ _OPTIONAL = frozenset(
 def override_job(
     job: Job, settings: Iterable[str], asked: Collection[str] = (), unread: Collection[str] = ()
 ) -> tuple[Job, dict[str, str]]:
-    """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
-    for :func:`override_optimizer`. Of one key the last setting counts. In another mode than its
-    own, what the job says for that alone is left out, see ``worker.job.phases``. Settings that the
-    job file has ``asked`` for by itself are passed over, see ``worker.job.settings``; those
-    ``unread`` are named in it, but it has not asked for them.
+    """Applies ``key=value`` settings to a job; the last setting of a key counts. A change of mode
+    drops the fields that only fit the job's own mode, see ``worker.job.phases``.
+
+    Args:
+        asked: settings that the job file read itself (``worker.job.settings``); skipped here.
+        unread: settings that the job file mentions but did not read.
+
+    Returns:
+        The job, and the settings ``optimizer.*`` as text, for :func:`override_optimizer`.
 
     Raises:
-        InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
-            read or that the job refuses.
+        InvalidJob: no ``=``, an unknown key (names the nearest known one), or a value that cannot
+            be read or that the job refuses.
     """
     fields: dict[str, Any] = {}
     arguments: dict[str, str] = {}
@@ -180,12 +180,13 @@ def override_job(
 
 
 def check_rounds(job: Job, settings: Iterable[str]) -> None:
-    """Refuses settings that ask for ``replicas`` where ``job``, which has them applied, trains
-    without rounds. Its file may say ``replicas`` for a mode that it is not run in, and a run is
-    known by its settings without the mode, so this is for those who begin one.
+    """Refuses ``replicas`` in ``settings`` if ``job``, with them applied, trains without rounds.
+
+    Only for the start of a run: the file may have ``replicas`` for a mode that is not used, and the
+    settings that identify a run do not include the mode.
 
     Raises:
-        InvalidJob: says the mode, and what to do.
+        InvalidJob: names the mode and the fix.
     """
     asked = any(setting.partition("=")[0].strip() == "replicas" for setting in settings)
     if asked and job.replicas is not None and "sync" not in (job.mode, job.then):
@@ -198,12 +199,12 @@ def check_rounds(job: Job, settings: Iterable[str]) -> None:
 def override_optimizer(
     serialized: Mapping[str, Any], arguments: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A serialized optimizer (``keras.optimizers.serialize``) with plain arguments replaced.
+    """Replaces plain arguments of a serialized optimizer (``keras.optimizers.serialize``).
 
     ``learning_rate`` replaces the initial value of a schedule and keeps its shape.
 
     Raises:
-        InvalidJob: an argument that this optimizer does not have, or a value it cannot take.
+        InvalidJob: the optimizer lacks the argument, or cannot take the value.
     """
     changed = copy.deepcopy(dict(serialized))
     config = changed["config"]
@@ -223,7 +224,7 @@ def override_optimizer(
 
 
 def kind_of(value: Any) -> _Kind:
-    """What may replace ``value``."""
+    """Returns the kind of text that may replace ``value``."""
     if isinstance(value, bool):
         return _BOOLEAN
     if isinstance(value, int):
@@ -234,7 +235,7 @@ def kind_of(value: Any) -> _Kind:
 
 
 def parsed(setting: str, kind: _Kind, text: str) -> Any:
-    """``text`` as a value of its kind; an InvalidJob that names the ``setting`` otherwise."""
+    """Parses ``text``; raises an InvalidJob that names the ``setting`` if that fails."""
     try:
         return kind.parse(text)
     except (ValueError, KeyError):

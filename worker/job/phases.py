@@ -1,4 +1,4 @@
-"""The consistency policies of a job: what it begins with, and what its rule goes over to."""
+"""The consistency policies of a job: the first one, and the one that ``then`` switches to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psrpc.core.policy import SETTINGS, Mode, Policy, fitting
 
 
 class PolicyFields(Protocol):
-    """The fields of :class:`worker.job.job.Job` that phases depend on, beside :data:`SETTINGS`."""
+    """The fields of :class:`worker.job.job.Job` that phases depend on, besides :data:`SETTINGS`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -35,7 +35,7 @@ class PolicyFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """``first`` for ``first_epochs`` epochs, then ``then``, which is None without a rule; then
+    """``first`` for ``first_epochs`` epochs, then ``then``. Without a rule ``then`` is None and
     ``first_epochs`` are all epochs of the job."""
 
     first: Policy
@@ -44,15 +44,15 @@ class Phases:
 
 
 def phases_of(job: PolicyFields) -> Phases:
-    """The policies of ``job``. With a rule, a setting belongs to each phase whose mode it fits.
+    """Returns the policies of ``job``. With a rule, a setting belongs to all phases it fits.
 
     Raises:
-        InvalidJob: settings that fit no phase, or not each other; the message says why.
+        InvalidJob: settings fit no phase, or not each other; says why.
     """
     settings = {name: getattr(job, name) for name in SETTINGS if name != "mode"}
     modes = _modes(job)
     for name, value in _changed(job, settings).items():
-        # A job may say for which rounds it is made, and be run without any.
+        # A job with replicas may run in a mode without rounds.
         if name != "replicas" and not any(fitting(mode, {name: value}) for mode in modes):
             _refuse(job, name, value)
     policies = [Policy(mode=mode, **fitting(mode, settings)) for mode in modes]
@@ -61,14 +61,14 @@ def phases_of(job: PolicyFields) -> Phases:
     _check_prefetch(job, policies)
     if len(policies) == 1:
         return Phases(policies[0], job.epochs, None)
-    assert job.then_after is not None  # _modes has refused it
+    assert job.then_after is not None  # checked by _modes
     return Phases(policies[0], job.then_after, policies[1])
 
 
 def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a job file that are made for its own mode, by name, with their defaults: what
-    to leave out when it is run in ``mode`` beside the fields ``given``. A rule is among
-    them, since it begins with the mode of the file."""
+    """Returns the fields of a job file that only fit its own mode, with their defaults: those to
+    reset for a run in ``mode`` with the fields ``given``. They include a rule, since it begins with
+    the mode of the file."""
     modes: tuple[Mode, ...] = (mode, given["then"]) if given.get("then") else (mode,)
     names = {"then", "then_after"} | {
         name for name in SETTINGS if not any(fitting(each, {name: 0}) for each in modes)
@@ -77,16 +77,16 @@ def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> d
         names |= {"scale_lr", "warmup_epochs"}
     if set(modes) == {"sync"}:
         names.add("prefetch_rows")
-    # Replicas do no harm, and a later change to sync may want them.
+    # Replicas have no effect, and a later change to sync may need them.
     names -= {"mode", "replicas"}
     return {name: default for name, default in _defaults(job).items() if name in names}
 
 
 def _modes(job: PolicyFields) -> tuple[Mode, ...]:
-    """Of the phases, in order.
+    """Returns the modes of the phases, in order.
 
     Raises:
-        InvalidJob: half a rule, or one that changes nothing or never ends.
+        InvalidJob: a rule is incomplete, changes nothing, or never takes effect.
     """
     if job.then is None:
         if job.then_after is not None:
@@ -163,7 +163,7 @@ def _check_prefetch(job: PolicyFields, policies: list[Policy]) -> None:
 
 
 def _refuse(job: PolicyFields, name: str, value: Any) -> None:
-    """Raises what a policy of the first mode says of a setting that does not fit it."""
+    """Raises the error of the first mode's policy about a setting that does not fit it."""
     setting: dict[str, Any] = {name: value}
     try:
         Policy(mode=job.mode, **setting)

@@ -1,11 +1,11 @@
-"""What ``Job.stop_early`` and ``Job.reduce_lr`` mean: a result of evaluations, and settings."""
+"""Parses ``Job.stop_early``, ``Job.reduce_lr`` and ``Job.keep_best``."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
 from psrpc.options.config_keys import did_you_mean
@@ -15,11 +15,10 @@ Direction = Literal["min", "max"]
 
 _LESS = ("loss", "error", "crossentropy")
 MORE = ("accuracy", "auc", "precision", "recall")
-"""Parts of the names of Keras metrics that say which way is better."""
-
+"""Parts of Keras metric names that tell the better direction."""
 
 STOP_EARLY: Mapping[str, Any] = {"patience": 0, "min_delta": 0.0, "restore_best": False}
-"""Settings and their defaults: those of ``keras.callbacks.EarlyStopping``."""
+"""Settings and defaults of ``keras.callbacks.EarlyStopping``."""
 
 REDUCE_LR: Mapping[str, Any] = {
     "factor": 0.1,
@@ -28,26 +27,58 @@ REDUCE_LR: Mapping[str, Any] = {
     "cooldown": 0,
     "min_lr": 0.0,
 }
-"""The same of ``keras.callbacks.ReduceLROnPlateau``."""
+"""Settings and defaults of ``keras.callbacks.ReduceLROnPlateau``."""
 
 
 def parse_stop_early(text: object) -> dict[str, Any]:
-    """``min:loss patience=3``: the metric, whether less of it is better, and the settings.
+    """Parses ``min:loss patience=3`` to the metric, whether less of it is better, and the settings.
 
     Raises:
-        InvalidJob: no name, no direction, or a setting that is none or out of range.
+        InvalidJob: the name or direction is missing, or a setting is unknown or out of range.
     """
     return _parse("stop_early", text, STOP_EARLY)
 
 
 def parse_reduce_lr(text: object) -> dict[str, Any]:
-    """``min:loss factor=0.5 patience=2``; as :func:`parse_stop_early`."""
-    found = _parse("reduce_lr", text, REDUCE_LR)
-    if not 0 < found["factor"] < 1:
+    """Parses ``min:loss factor=0.5 patience=2``; as :func:`parse_stop_early`."""
+    parsed = _parse("reduce_lr", text, REDUCE_LR)
+    if not 0 < parsed["factor"] < 1:
         raise InvalidSetting(
-            f"reduce_lr has factor={found['factor']:g}; expected a number above 0 and below 1"
+            f"reduce_lr has factor={parsed['factor']:g}; expected a number above 0 and below 1"
         )
-    return found
+    return parsed
+
+
+class PlateauFields(Protocol):
+    """The fields of :class:`worker.job.job.Job` that :func:`check_plateau` depends on."""
+
+    @property
+    def eval(self) -> object: ...
+    @property
+    def then(self) -> object: ...
+    @property
+    def local_steps(self) -> int: ...
+
+
+def check_plateau(job: PlateauFields, name: str) -> None:
+    """Refuses ``stop_early`` or ``reduce_lr``, by ``name``, if it cannot be parsed or does not fit
+    other fields."""
+    text = getattr(job, name)
+    if text is None:
+        return
+    (parse_stop_early if name == "stop_early" else parse_reduce_lr)(text)
+    if job.eval is None:
+        raise InvalidSetting(f"{name} is {text!r}, but eval is None; nothing is evaluated")
+    if name == "reduce_lr" and job.then is not None:
+        raise InvalidSetting(
+            f"reduce_lr and then exclude each other: then is {job.then!r}, and a run that "
+            "has another learning rate than at first follows no rule"
+        )
+    if name == "reduce_lr" and job.local_steps > 1:
+        raise InvalidSetting(
+            "reduce_lr and local_steps exclude each other: the learning rate of local "
+            "steps is the worker's own; give the optimizer a schedule"
+        )
 
 
 def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,8 +90,8 @@ def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, A
             f"{field} is {text!r}; expected a result and settings, such as "
             f"'{'min' if less else 'max'}:{name} patience={number}'"
         )
-    name, direction = parse_objective(field, words[0] if words else "")
-    found: dict[str, Any] = {"metric": name, "lower": direction == "min", **defaults}
+    name, direction = _objective(field, words[0] if words else "")
+    parsed: dict[str, Any] = {"metric": name, "lower": direction == "min", **defaults}
     given = set()
     for word in words[1:]:
         key, equals, value = str(word).partition("=")
@@ -70,12 +101,12 @@ def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, A
             hint = did_you_mean(key, defaults) or f"; its settings are {', '.join(defaults)}"
             raise InvalidSetting(f"{field} has no setting {word!r}{hint}", code="PS104")
         given.add(key)
-        found[key] = _value(field, key, value, defaults[key])
-    return found
+        parsed[key] = _value(field, key, value, defaults[key])
+    return parsed
 
 
 _SHORT = re.compile(r"(?:(min|max):)?([A-Za-z_]\w*)[:=](\d+)")
-"""Patience without its name."""
+"""A patience without its name."""
 
 
 def _value(field: str, key: str, text: str, default: Any) -> Any:
@@ -95,16 +126,15 @@ def _value(field: str, key: str, text: str, default: Any) -> Any:
 
 
 def parse_keep_best(text: object) -> tuple[str, Direction]:
-    """The name of the result and the direction in which it gets better.
+    """Returns the name of the result and its better direction.
 
     Raises:
-        InvalidJob: no name, or one of which the direction is not known.
+        InvalidJob: the name is missing, or its direction is unknown.
     """
-    return parse_objective("keep_best", text)
+    return _objective("keep_best", text)
 
 
-def parse_objective(field: str, text: object) -> tuple[str, Direction]:
-    """The same of another field."""
+def _objective(field: str, text: object) -> tuple[str, Direction]:
     if not isinstance(text, str):
         raise InvalidJob(
             f"{field} is {text!r} ({type(text).__name__}); expected a name like 'min:loss'"

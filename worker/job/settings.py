@@ -1,4 +1,4 @@
-"""``--set`` for what a job file itself wants to know: ``data = setting("data", "")``."""
+"""``--set`` for settings of a job file itself: ``data = setting("data", "")``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value", str, int, float, bool)
 
 @dataclass(frozen=True)
 class Offered:
-    """What ``--set`` said when a job file is loaded, by name, and the names that it asked for."""
+    """The ``--set`` settings for a job file by name, and the names that it read."""
 
     texts: Mapping[str, str]
     asked: set[str] = field(default_factory=set)
@@ -27,7 +27,8 @@ _OFFERED: ContextVar[Offered | None] = ContextVar("_OFFERED", default=None)
 
 @dataclass
 class _Commands:
-    """Those that run in this process, for all its threads: data is read in some of their own."""
+    """Counts the commands that run in this process; shared by all threads, some of which read
+    data."""
 
     running: int = 0
 
@@ -36,15 +37,14 @@ _COMMANDS = _Commands()
 
 
 def setting(name: str, default: Value) -> Value:
-    """The value of ``--set name=value`` for the job file that calls this, or ``default``.
+    """Returns the value of ``--set name=value`` for the job file that calls this, or ``default``.
 
-    The text is read as what ``default`` is: a str, int, float or bool. Of one name the last setting
-    counts. Called while no job file is loaded, say in a test that imports one, it is ``default``.
+    Parses the text as the type of ``default``: str, int, float or bool. The last setting of a name
+    counts. While no job file is loading, say in a test that imports one, returns ``default``.
 
     Raises:
-        InvalidJob: the text cannot be read, or a field of the job has this name; or it is called
-            after the job file was loaded, by a function in it: the settings that a job has would
-            not be known before it runs.
+        InvalidJob: the text cannot be read, a field of the job has this name, or a function of the
+            job file calls this after loading: a job's settings must be known before it runs.
     """
     if name in FIELDS or name.startswith(OPTIMIZER_PREFIX):
         raise InvalidJob(f"setting({name!r}): a job has this setting already; use another name")
@@ -67,8 +67,8 @@ def setting(name: str, default: Value) -> Value:
 
 @contextmanager
 def only_while_loading() -> Iterator[None]:
-    """Within the block, a command that runs a job, :func:`setting` has no silent default: it is
-    refused but while the job file is loaded. Also a decorator."""
+    """Marks a command that runs a job: within the block, :func:`setting` raises instead of
+    returning its default, except while the job file is loading. Also a decorator."""
     _COMMANDS.running += 1
     try:
         yield
@@ -78,7 +78,7 @@ def only_while_loading() -> Iterator[None]:
 
 @contextmanager
 def settings_for(settings: Iterable[str]) -> Iterator[Offered]:
-    """:func:`setting` finds ``key=value`` settings within the block."""
+    """Gives :func:`setting` these ``key=value`` settings within the block."""
     pairs = (setting.partition("=") for setting in settings)
     offered = Offered({key.strip(): text.strip() for key, equals, text in pairs if equals})
     token = _OFFERED.set(offered)
