@@ -1,4 +1,4 @@
-"""Makes the Keras objects that a job describes."""
+"""Builds the Keras objects of a job."""
 
 from __future__ import annotations
 
@@ -29,35 +29,30 @@ from worker.model.variables import check_vocabularies
 
 
 def build_model(job: Job, example: Batch) -> Any:
-    """The job's model with all its variables, the same initial values and names in each process
-    and at each call.
+    """Builds the job's model with all its variables. Initial values and names are the same in each
+    process and at each call, because this first seeds Python, numpy and TensorFlow.
 
     Args:
-        job: says how to make it; its seed is set for Python, numpy and TensorFlow before.
-        example: a few records; what creates its variables when it first sees data is shown them.
+        example: a few records, for models that create variables when they first see data.
 
     Returns:
         A ``keras.Model`` or a ``tf.Module``.
 
     Raises:
-        InvalidJob: the function makes something else, or a layer without its vocabulary.
+        InvalidJob: the function makes something else, or a layer has no vocabulary.
         UserCodeFailed: it raised.
     """
     keras.utils.set_random_seed(job.seed % 2**32)
-    # Keras numbers layers ("dense_1") over the life of a process. Without this a second model
-    # would have other names than the first; no public function does it alone.
+    # Keras numbers layers ("dense_1") per process; without a reset a second model would get other
+    # names than the first. No public function does only this.
     reset_uids()
     with user_code("model()"), look_up(NoRows()):
         model = job.model()
     if isinstance(model, keras.Model):
         check_vocabularies(model)
         if not model.built:
-            # Creates the variables, and changes none: a layer may count its calls.
-            with (
-                first_call(example[0]),
-                keras.StatelessScope(),
-                look_up(NoRows()),
-            ):
+            # Creates the variables but changes none: a layer may count its calls.
+            with first_call(example[0]), keras.StatelessScope(), look_up(NoRows()):
                 model(map_arrays(as_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
         if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss | type):
@@ -65,7 +60,7 @@ def build_model(job: Job, example: Batch) -> Any:
                 f"loss is {job.loss!r}, but the model is a tf.Module; expected a function "
                 "f(module, x, y)"
             )
-        # A module that is already complete must not be run: a step might change its state.
+        # Do not run a module that has its variables: that might change its state.
         if not model.variables:
             with user_code("the first call of the loss"), look_up(NoRows()):
                 job.loss(model, *map_arrays(as_tensor, example))
@@ -77,14 +72,13 @@ def build_model(job: Job, example: Batch) -> Any:
 
 
 def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
-    """The loss of a Keras model: ``f(batch, y_pred, training)``, a scalar, called within a
+    """Returns the loss of a Keras model: ``f(batch, y_pred, training)``, a scalar, to call in a
     ``StatelessScope`` that collects losses.
 
-    The mean over the batch of whatever the job's loss returns, plus the losses that layers add;
+    It is the mean over the batch of the values of the job's loss, plus the losses that layers add;
     with sample weights the sum of weighted values divided by the number of examples, as in
-    ``keras.Model.fit``. The name ``crossentropy`` means the kind that fits the shapes. Where the
-    model was compiled, by its own code or by :func:`worker.model.compiled.complete`, Keras computes
-    it.
+    ``keras.Model.fit``. The name ``crossentropy`` means the kind that fits the shapes. If the model
+    is compiled, by its own code or by :func:`worker.model.compiled.complete`, Keras computes it.
 
     Raises:
         InvalidJob: Keras has no loss of this name.
@@ -103,8 +97,8 @@ def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
         # A loss with reduction=None gives one value per example.
         total = keras.ops.mean(loss(batch[1], y_pred, sample_weight=sample_weight))
         for own in model.losses:
-            # From regularizers and add_loss, which may give one for each record; Keras adds them
-            # up in the loss's dtype.
+            # Regularizers and add_loss may give one value per record; Keras sums them in the
+            # loss's dtype.
             total += tf.cast(keras.ops.sum(own), total.dtype)
         return total
 
@@ -112,7 +106,7 @@ def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
 
 
 def _computed_by(model: keras.Model) -> Callable[..., Any]:
-    # An override from before Keras 3.3 has no such argument.
+    # Overrides written for Keras before 3.3 have no such argument.
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
     own = type(model).compute_loss is not keras.Model.compute_loss
 
@@ -132,22 +126,22 @@ def _loss(loss: Any) -> Any:
         loss = keras_names.get("loss", loss)
     if isinstance(loss, keras.losses.Loss):
         return loss
-    # Brings labels [n] to the rank of an output [n, 1], as fit does for functions and names. The
+    # The wrapper reshapes labels [n] for an output [n, 1], as fit does for functions and names. Its
     # name becomes a TensorFlow scope, which must not begin with an underscore.
     return LossFunctionWrapper(loss, name="loss")
 
 
 def loss_trackers(model: Any) -> list[Any]:
-    """The means of the losses of several outputs, which Keras reports as ``OUTPUT_loss``; empty for
-    a model of one."""
-    # Model.metrics is public, but does not say which of them these are.
+    """Returns the means of the losses of several outputs, which Keras reports as ``OUTPUT_loss``;
+    empty for a single output."""
+    # The public Model.metrics does not tell them from other metrics.
     compiled = getattr(model, "_compile_loss", None)
     return [] if compiled is None else list(compiled.metrics)
 
 
 def layer_metrics(model: Any) -> list[Any]:
-    """The metrics that layers keep as attributes and update themselves, in model order. Keras
-    reports them beside those of ``compile``."""
+    """Returns the metrics that layers keep as attributes and update themselves, in model order.
+    Keras reports them beside those of ``compile``."""
     if not isinstance(model, keras.Model):
         return []
     of_compile = [*loss_trackers(model), *(getattr(model, name, None) for name in _OF_COMPILE)]
@@ -156,25 +150,24 @@ def layer_metrics(model: Any) -> list[Any]:
 
 
 _OF_COMPILE = ("_loss_tracker", "_compile_metrics")
-"""Model.metrics is public, but does not say which of them these are."""
-
+"""Attributes of a model that hold metrics of ``compile``."""
 
 BY_OUTPUT = "compile_metrics"
-"""The name of Keras's collection of the metrics of several outputs. Load-bearing: Keras's own."""
+"""Name of Keras's collection of the metrics of several outputs. Load-bearing: Keras's own."""
 
 
 def serialized_optimizer(
     job: Job, arguments: Mapping[str, str], variables: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """The job's optimizer as ``keras.optimizers.serialize`` writes it, in plain JSON types, with
-    the overrides ``optimizer.*`` in ``arguments`` applied.
+    """Returns the job's optimizer as ``keras.optimizers.serialize`` writes it, in plain JSON types,
+    with the overrides ``optimizer.*`` in ``arguments`` applied.
 
     Args:
-        variables: the model's trainable variables by the plan's names, to ask which of them are not
-            to decay.
+        variables: the model's trainable variables by the plan's names, to exclude some of them from
+            weight decay.
 
     Raises:
-        InvalidJob: Keras has no such optimizer, or the shards will not build it.
+        InvalidJob: Keras has no such optimizer, or shards cannot build it.
     """
     optimizer = job.optimizer
     if isinstance(optimizer, str):
@@ -204,18 +197,18 @@ def serialized_optimizer(
     serialized = override_optimizer(serialized, arguments)
     check_optimizer(serialized)
     if arguments:
-        # The ranges of arguments are Keras's business; the job file's own have passed already.
+        # Lets Keras check the ranges of the overrides; it has checked the job file's arguments.
         try:
             rebuild("optimizer", serialized)
         except InvalidJob as error:
             shown = " ".join(f"--set optimizer.{key}={text}" for key, text in arguments.items())
-            why = str(error.__cause__ or error)  # as Keras says it
+            why = str(error.__cause__ or error)  # Keras's own words
             raise InvalidJob(f"{shown}: {' '.join(why.split())}") from None
     return serialized
 
 
 def required_arguments(function: Any) -> int:
-    """How many positional arguments without a default a callable takes."""
+    """Returns how many positional arguments without a default a callable takes."""
     parameters = inspect.signature(function).parameters.values()
     return sum(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
@@ -224,7 +217,7 @@ def required_arguments(function: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` without numpy scalars and tuples, which JSON does not know."""
+    """Returns ``value`` without numpy scalars and tuples, which JSON does not support."""
     if isinstance(value, dict):
         return {key: _plain(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
@@ -233,7 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 def kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
-    """What labels are, by shapes alone; the rule of ``keras.Model.compile``."""
+    """Returns the kind of labels by shapes alone, with the rule of ``keras.Model.compile``."""
     if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
         raise InvalidJob(f"{name!r} needs a model of one output; give a function instead")
     if y_pred.shape[-1] == 1:

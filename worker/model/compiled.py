@@ -1,7 +1,7 @@
-"""The job as its Keras model completes it: the arguments of ``compile`` and overridden methods.
+"""Completes a job from its Keras model: arguments of ``compile`` and overridden methods.
 
-Keras trains with what ``compile`` was given, through ``train_step``. A worker has a training step
-of its own, so each of these is either taken over or refused by name before training begins.
+Keras trains with the arguments of ``compile``, through ``train_step``. A worker has its own
+training step, so this module takes over each of them or refuses it by name before training begins.
 """
 
 from __future__ import annotations
@@ -44,22 +44,21 @@ _NOT_RUN = {
     "make_test_function": "workers compile the evaluation themselves",
     "compute_metrics": "give metrics to the job, as metrics=[...]",
 }
-"""Methods of ``keras.Model`` that workers never call, and what to use instead. Those of predictions
-may be overridden: training has no part in them."""
+"""Methods of ``keras.Model`` that workers never call, and their replacements. Methods of prediction
+may be overridden, since training does not use them."""
 
 
 def complete(job: Job, example: Batch) -> tuple[Job, Any]:
-    """Builds the model of a job, and takes from its ``compile`` what the job leaves out.
+    """Builds the model of a job, and takes missing fields of the job from its ``compile``.
 
     Returns:
-        The job with its loss, optimizer and metrics, and the model: compiled with them where Keras
-        is to compute the loss (outputs in a nest, a ``compute_loss`` of the model's own), and
-        otherwise not.
+        The job with its loss, optimizer and metrics, and the model: compiled with them only if
+        Keras computes the loss (nested outputs, or the model's own ``compute_loss``).
 
     Raises:
         InvalidJob: the model cannot be built; it overrides a method that workers do not call, or
-            is compiled with an argument that they do not follow; the job gives another loss,
-            optimizer or list of metrics than ``compile``; or neither gives a loss or an optimizer.
+            is compiled with an argument that they do not support; the job and ``compile`` give
+            different losses, optimizers or metrics; or neither gives a loss or an optimizer.
     """
     model = build_model(job, example)
     with user_code("train"):
@@ -87,7 +86,7 @@ def _complete(
             model.compile(
                 compiled.get("optimizer"), **{name: getattr(job, name) for name in _MEASURES}
             )
-    # Keras makes what counts the losses and metrics of outputs when it first sees some.
+    # Keras makes the trackers of losses and metrics of outputs on first use.
     records = map_arrays(as_tensor, example)
     with calling(model, example[0]), look_up(NoRows()), keras.StatelessScope():
         outputs = model(records[0], training=False)
@@ -103,11 +102,11 @@ def _complete(
 
 
 def check_sample_weights(job: Job, model: keras.Model, outputs: Any, batch: Batch) -> None:
-    """Refuses sample weights that are not those of the outputs that have losses, by name and shape,
-    where Keras multiplies them; see :func:`worker.model.labels.check_weights`.
+    """Refuses sample weights that do not match the outputs with losses by name and shape, if Keras
+    multiplies them; see :func:`worker.model.labels.check_weights`.
 
     Raises:
-        InvalidJob: names the output and what is expected.
+        InvalidJob: names the output and the expected shape.
     """
     if len(batch) < 3 or overrides_loss(model):
         return
@@ -120,24 +119,24 @@ _MEASURES = ("loss", "loss_weights", "metrics")
 
 
 def _needs_compile(job: Job, model: keras.Model, outputs: Any) -> bool:
-    """Whether Keras computes the loss: it has rules of its own for outputs in a nest."""
+    """Whether Keras computes the loss, which it does by its own rules for nested outputs."""
     if overrides_loss(model) or isinstance(job.metrics, dict) or job.loss_weights is not None:
         return True
     return any(isinstance(nest, dict | list | tuple) for nest in (job.loss, outputs))
 
 
 def _outputs(model: keras.Model, example: Batch) -> Any:
-    """The outputs of a model, symbolic where it is functional."""
+    """Returns the outputs of a model, symbolic if it is functional."""
     if symbolic := getattr(model, "outputs", None):
-        # A sequential model has no output until it is called.
+        # A sequential model has no output before its first call.
         return getattr(model, "output", symbolic if len(symbolic) > 1 else symbolic[0])
     with calling(model, example[0]), keras.StatelessScope(), look_up(NoRows()):
         return model(map_arrays(as_tensor, example[0]), training=False)
 
 
 def completed(job: Job, model: Any) -> Job:
-    """The job with the loss, optimizer and metrics of ``model.compile`` where it gives none. Raises
-    as :func:`complete` does."""
+    """Returns the job with missing loss, optimizer and metrics from ``model.compile``. Raises as
+    :func:`complete`."""
     compiled = _compile_arguments(model)
     if isinstance(model, keras.Model):
         job = replace(job, loss=made_losses(job.loss))
@@ -172,30 +171,31 @@ _DEFAULTS = {
 
 
 def overrides_loss(model: Any) -> bool:
-    """Whether the model computes its own loss, in ``compute_loss``."""
+    """Whether the model has its own ``compute_loss``."""
     return isinstance(model, keras.Model) and _overrides(model, "compute_loss")
 
 
 def _check_methods(model: keras.Model) -> None:
     for name, instead in _NOT_RUN.items():
-        if _overrides(model, name):
-            optimizers = [
-                attribute
-                for attribute, value in vars(model).items()
-                if isinstance(value, keras.optimizers.Optimizer) and attribute != "optimizer"
-            ]
-            if len(optimizers) > 1:
-                raise InvalidJob(
-                    f"{type(model).__name__} overrides {name}() and has several optimizers "
-                    f"({', '.join(sorted(optimizers))}); one optimizer trains all variables of a "
-                    "job by the gradients of one loss, so models that are trained by turns, such "
-                    "as a GAN, are not supported",
-                    code="PS108",
-                )
+        if not _overrides(model, name):
+            continue
+        optimizers = [
+            attribute
+            for attribute, value in vars(model).items()
+            if isinstance(value, keras.optimizers.Optimizer) and attribute != "optimizer"
+        ]
+        if len(optimizers) > 1:
             raise InvalidJob(
-                f"{type(model).__name__} overrides {name}(), which workers do not call; {instead}",
+                f"{type(model).__name__} overrides {name}() and has several optimizers "
+                f"({', '.join(sorted(optimizers))}); one optimizer trains all variables of a "
+                "job by the gradients of one loss, so models that are trained by turns, such "
+                "as a GAN, are not supported",
                 code="PS108",
             )
+        raise InvalidJob(
+            f"{type(model).__name__} overrides {name}(), which workers do not call; {instead}",
+            code="PS108",
+        )
 
 
 def _check_layers(model: keras.Model) -> None:
@@ -208,7 +208,7 @@ def _check_layers(model: keras.Model) -> None:
                 code="PS108",
             )
         if isinstance(layer, keras.layers.TFSMLayer) and layer.trainable_weights:
-            # Its function reads TensorFlow's own variables, whatever values a step is given.
+            # Its function reads TensorFlow's own variables, not the values of a step.
             raise InvalidJob(
                 f"layer {layer.name!r} is a SavedModel, whose variables workers do not train; "
                 "make it with trainable=False, or build the model in Keras and load its weights",
@@ -230,12 +230,12 @@ def _overrides(model: keras.Model, name: str) -> bool:
 
 
 def _compile_arguments(model: Any) -> Mapping[str, Any]:
-    """What ``compile`` was given; empty where it was not called."""
+    """Returns the arguments of ``compile``; empty if it was not called."""
     if not isinstance(model, keras.Model) or not model.compiled:
         return {}
-    # get_compile_config() is public, but serializes functions of the user's into bytecode.
+    # The public get_compile_config() serializes functions of the user to bytecode.
     arguments: dict[str, Any] = dict(model._compile_config.config)
-    # As it is now: that of a model in mixed_float16 is in a LossScaleOptimizer, see loss_scale.
+    # The current one: Keras wraps that of a mixed_float16 model in a LossScaleOptimizer.
     arguments["optimizer"] = model.optimizer
     return arguments
 
@@ -264,7 +264,7 @@ def _same(name: str, own: Any, other: Any) -> bool:
 
 
 def _canonical(name: str, value: Any) -> Any:
-    """A value that is equal for what Keras takes to be the same thing."""
+    """Returns a value that is equal for arguments that mean the same to Keras."""
     if isinstance(value, dict):
         return {key: _canonical(name, element) for key, element in value.items()}
     if isinstance(value, list | tuple):
@@ -273,10 +273,9 @@ def _canonical(name: str, value: Any) -> Any:
         scale = initial_scale(value)
         value = inner(_optimizer(value))
     if name == "loss":
-        # "mse", the function and the object without arguments are one.
+        # "mse", the function and the object without arguments are equal.
         built_in = loss_name(value)
-        plain = not isinstance(value, keras.losses.Loss) or _is_plain(value)
-        if built_in and plain:
+        if built_in and (not isinstance(value, keras.losses.Loss) or _is_plain(value)):
             return built_in
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = value.get_config()

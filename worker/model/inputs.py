@@ -1,8 +1,8 @@
-"""Does the data fit what the model takes? Asked before TensorFlow answers, which names neither."""
+"""Checks that data fits a model's inputs, since TensorFlow's errors name neither."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,16 +12,16 @@ from psrpc.core.errors import InvalidJob
 from psrpc.options.job_keys import UserCodeFailed
 from worker.data.ragged import Ragged
 from worker.job.loader import user_code
-from worker.job.output_names import listed
+from worker.job.output_names import listed, shown_shape
 
 
 def check_inputs(model: Any, x: Any) -> None:
-    """Refuses text for inputs of numbers, numbers for inputs of text, and what
-    :func:`check_whole_numbers` does. A model whose inputs are not declared takes anything.
+    """Refuses text for inputs of numbers, numbers for inputs of text, and fractions as
+    :func:`check_whole_numbers` does. A model without declared inputs takes anything.
 
     Args:
         model: a ``keras.Model`` or a ``tf.Module``.
-        x: a few records: arrays, in a dict, a list or a tuple where there are several inputs.
+        x: a few records: an array, or a dict, list or tuple of them for several inputs.
 
     Raises:
         InvalidJob: names the input and both dtypes.
@@ -41,7 +41,7 @@ def check_inputs(model: Any, x: Any) -> None:
 
 
 def check_input_names(model: Any, x: Any) -> None:
-    """Refuses data that leaves out an input of a model, of one that declares them.
+    """Refuses data that leaves out a declared input of a model.
 
     Args:
         model: a ``keras.Model`` or a ``tf.Module``.
@@ -56,7 +56,7 @@ def check_input_names(model: Any, x: Any) -> None:
     struct = getattr(model, "input", None)
     names = list(struct) if isinstance(struct, Mapping) else [each.name for each in inputs]
     missing = [name for name in names if name not in x]
-    # One array in a dict is taken for the only input, whatever its key.
+    # A single array in a dict fits a single input under any key.
     if missing and not (len(names) == len(x) == 1):
         raise InvalidJob(
             f"x of the data has no {missing[0]!r}; its keys are {listed(x)}, and the inputs of the "
@@ -71,24 +71,24 @@ def _optional(declared: Any) -> bool:
 
 @contextmanager
 def calling(model: Any, x: Any, of: str = "") -> Iterator[None]:
-    """As ``user_code("the model")``, and says which shape of ``x`` is not that of its input.
+    """As ``user_code("the model")``; adds which shape of ``x`` differs from that of its input.
 
     Args:
-        model: a ``keras.Model`` that is called within the block.
+        model: a ``keras.Model`` that the block calls.
         x: a few records, as in :func:`check_inputs`.
-        of: where they are from, if not from the training data.
+        of: the origin of the records, if not the training data.
     """
     try:
         with user_code(f"the model, called with data of {of}," if of else "the model"):
             yield
     except UserCodeFailed as error:
-        found = "".join(_other_shapes(model, x))
-        raise UserCodeFailed(f"{error}{found}{_ragged(x)}", error.user_traceback) from None
+        shapes = "".join(_other_shapes(model, x))
+        raise UserCodeFailed(f"{error}{shapes}{_ragged(x)}", error.user_traceback) from None
 
 
 @contextmanager
 def first_call(x: Any) -> Iterator[None]:
-    """As :func:`calling`, of a model that has not said yet what its inputs are."""
+    """As :func:`calling`, for a model that has not declared its inputs yet."""
     try:
         with user_code("the first call of the model"):
             yield
@@ -97,7 +97,7 @@ def first_call(x: Any) -> Iterator[None]:
 
 
 def _ragged(x: Any) -> str:
-    """Names inputs whose records differ in length, which few layers take; empty if none do."""
+    """Names inputs whose records differ in length, which few layers accept; empty if none."""
     nest = x if isinstance(x, list | tuple) else ()
     named = x.items() if isinstance(x, Mapping) else enumerate(nest)
     parts = [f"x[{name!r}]" for name, part in named if isinstance(part, Ragged)]
@@ -118,27 +118,23 @@ def _other_shapes(model: Any, x: Any) -> Iterator[str]:
         pairs = zip(takes, has, strict=False)
         if len(takes) != len(has) or any(a not in (None, b) for a, b in pairs):
             part = f"x[{declared.name!r}]" if isinstance(x, Mapping) else "x"
-            yield f"; {part} of the data has shape {_shown(has)}, the input takes {_shown(takes)}"
-
-
-def _shown(shape: Sequence[int | None]) -> str:
-    """Of records, as ``[n, 8]``."""
-    return f"[{', '.join(['n', *('any' if each is None else str(each) for each in shape)])}]"
+            shapes = f"shape {shown_shape(has)}, the input takes {shown_shape(takes)}"
+            yield f"; {part} of the data has {shapes}"
 
 
 def whole_inputs(model: Any) -> Sequence[Any]:
-    """The declared inputs of a model, if one of them takes whole numbers; otherwise none."""
+    """Returns the declared inputs of a model if one of them takes whole numbers, else none."""
     inputs = getattr(model, "inputs", None) or []
     return inputs if any("int" in declared.dtype for declared in inputs) else []
 
 
 def check_whole_numbers(inputs: Sequence[Any], x: Any) -> None:
-    """Refuses fractions, NaN and infinities for those of ``inputs`` that take whole numbers: Keras
-    would cut them off, and train another id.
+    """Refuses fractions, NaN and infinities for ``inputs`` of whole numbers: Keras would truncate
+    them, and train another id.
 
     Args:
-        inputs: of a model, as :func:`whole_inputs` gives them.
-        x: of one or more records, as in :func:`check_inputs`.
+        inputs: the result of :func:`whole_inputs`.
+        x: one or more records, as in :func:`check_inputs`.
 
     Raises:
         InvalidJob: names the input, both dtypes, and a value.
@@ -157,18 +153,16 @@ def check_whole_numbers(inputs: Sequence[Any], x: Any) -> None:
 
 
 def _matched(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
-    """Inputs and their arrays, those of the values of what is ragged."""
+    """Yields inputs and their arrays; for ragged data the array of values."""
     for declared, given in _pairs(inputs, x):
         yield declared, given.values if isinstance(given, Ragged) else given
 
 
 def _pairs(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
-    """Inputs and their data, as far as it is clear which belong together."""
-    pairs: Iterable[tuple[Any, Any]] = ()
+    """Yields inputs and their data, if it is clear which belong together."""
     if isinstance(x, Mapping):
-        pairs = ((declared, x[declared.name]) for declared in inputs if declared.name in x)
-    else:
-        arrays = x if isinstance(x, list | tuple) else [x]
-        if len(arrays) == len(inputs):
-            pairs = zip(inputs, arrays, strict=True)
-    yield from pairs
+        yield from ((declared, x[declared.name]) for declared in inputs if declared.name in x)
+        return
+    arrays = x if isinstance(x, list | tuple) else [x]
+    if len(arrays) == len(inputs):
+        yield from zip(inputs, arrays, strict=True)

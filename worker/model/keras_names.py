@@ -1,4 +1,4 @@
-"""Names of Keras's losses, metrics and optimizers, and the nearest to one that is misspelt."""
+"""Names of Keras's losses, metrics and optimizers, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.job.loader import user_code
 Kind = Literal["loss", "metric", "optimizer"]
 
 BY_SHAPES = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
-"""Names that mean one of several by the shapes of labels and outputs, as ``compile`` takes them."""
+"""Names whose meaning depends on the shapes of labels and outputs, as in ``compile``."""
 
 _GET: dict[str, Callable[[str], Any]] = {
     "loss": keras.losses.get,
@@ -39,10 +39,10 @@ _NOT_BY_NAME = {
 
 
 def get(kind: Kind, name: str) -> Any:
-    """The Keras object of a name.
+    """Returns the Keras object of a name.
 
     Raises:
-        InvalidJob: Keras has none, with the nearest name that it has; or it needs arguments.
+        InvalidJob: Keras has no such name (suggests the nearest), or the object needs arguments.
     """
     field = "metrics contains" if kind == "metric" else f"{kind} is"
     module = _MODULES[kind]
@@ -59,8 +59,7 @@ def get(kind: Kind, name: str) -> Any:
 
 
 def check_class(kind: Kind, given: Any) -> None:
-    """Refuses a class in place of an object if arguments are needed to make one; of others Keras
-    makes one itself.
+    """Refuses a class in place of an object if it needs arguments; Keras instantiates others.
 
     Raises:
         InvalidJob: names the class and the arguments.
@@ -82,11 +81,11 @@ def check_class(kind: Kind, given: Any) -> None:
 
 
 def made_losses(losses: Any) -> Any:
-    """A loss, or a nest of them, with one made of each class, as ``compile`` takes it.
+    """Returns a loss, or a nest of them, with classes instantiated as ``compile`` does.
 
     Raises:
-        InvalidJob: as :func:`check_class` does.
-        UserCodeFailed: a class of the job's own raised.
+        InvalidJob: as :func:`check_class`.
+        UserCodeFailed: a class of the job raised.
     """
 
     def made(loss: Any) -> Any:
@@ -102,11 +101,11 @@ def made_losses(losses: Any) -> Any:
 
 
 def check_names(job: Job) -> None:
-    """Refuses names of losses and metrics that Keras does not have, those by output too, and
-    classes of metrics that it cannot make.
+    """Refuses unknown names of losses and metrics, also by output, and metric classes that Keras
+    cannot instantiate.
 
     Raises:
-        InvalidJob: as :func:`get` and :func:`check_class` do.
+        InvalidJob: as :func:`get` and :func:`check_class`.
     """
     for metric in keras.tree.flatten(job.metrics):
         check_class("metric", metric)
@@ -122,17 +121,16 @@ def _texts(nest: Any) -> list[str]:
         return [nest]
     if isinstance(nest, Mapping):
         nest = list(nest.values())
-    return (
-        [name for part in nest for name in _texts(part)] if isinstance(nest, list | tuple) else []
-    )
+    parts = nest if isinstance(nest, list | tuple) else ()
+    return [name for part in parts for name in _texts(part)]
 
 
 def _nearest(kind: Kind, name: str) -> str:
     known = sorted(_all_names(kind))
     word = _as_keras_writes(name)
-    # adma is nearer to adamax by the letters in common than to adam.
+    # difflib finds adma nearer to adamax than to adam.
     close = [each for each in known if sorted(each) == sorted(word)]
-    # rmse is as far from root_mean_squared_error as from anything.
+    # difflib does not relate rmse to root_mean_squared_error.
     close += [each for each in known if "_" in each and _initials(each) == word]
     close += _by_words(word, known)
     others = [other for other in _TABLES if other != kind and word in _all_names(other)]
@@ -143,15 +141,15 @@ def _nearest(kind: Kind, name: str) -> str:
 
 
 def _as_keras_writes(name: str) -> str:
-    """``SparseCrossEntropy-Loss`` as ``sparse_crossentropy``."""
+    """Turns ``SparseCrossEntropy-Loss`` into ``sparse_crossentropy``."""
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
     word = word.replace("cross_entropy", "crossentropy")
     return word.removesuffix("loss").rstrip("_") or word
 
 
 def _by_words(word: str, known: Sequence[str]) -> list[str]:
-    """Names that differ by underscores or a number at the end, have all the words, or have none
-    that is not among them; those before others that say the least more, or the least less."""
+    """Returns names that differ by underscores or a number at the end, then names with all words,
+    fewest extra words first, then names with only those words, most words first."""
     exact = [each for each in known if each.replace("_", "") == word.replace("_", "")]
     exact += [each for each in known if each == word.rstrip("0123456789")]
     words = word.split("_")
@@ -161,7 +159,7 @@ def _by_words(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _among(word: str, parts: Sequence[str]) -> bool:
-    """Whether it is one of the parts, or the beginning of one: acc of accuracy."""
+    """Whether ``word`` is one of the parts, or the beginning of one: acc of accuracy."""
     return word in parts or (len(word) > 2 and any(part.startswith(word) for part in parts))
 
 
@@ -170,12 +168,8 @@ def _count(name: str) -> int:
 
 
 def _all_names(kind: str) -> set[str]:
-    return {*_names(kind), *BY_SHAPES.get(kind, ())}
-
-
-def _names(kind: str) -> set[str]:
     names = {name for name in _TABLES[kind] if isinstance(name, str) and name.islower()}
-    return names - _NOT_BY_NAME
+    return {*(names - _NOT_BY_NAME), *BY_SHAPES.get(kind, ())}
 
 
 def _initials(name: str) -> str:

@@ -1,10 +1,11 @@
-"""Do the labels fit the loss? Found before the training starts, not as a NaN or a crash in it."""
+"""Checks that labels and sample weights fit the loss, before training gives a NaN or a crash."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from worker.job.loader import user_code
 _SCANNED_AT_ONCE = 8192
 _SPARSE = "sparse_categorical_crossentropy"
 _GENERALIZED = "categorical_generalized_cross_entropy"
-"""Takes classes, too, but turns labels ``[n, 1]`` into as many outputs as there are records."""
+"""Takes classes too, but broadcasts labels ``[n, 1]`` to one output per record."""
 _CLASSES = (_SPARSE, _GENERALIZED)
 _HINTS = {
     "categorical_crossentropy": f"integer class labels need {_SPARSE}",
@@ -33,16 +34,15 @@ _HINTS = {
 def check_labels(
     source: DataSource | None, loss: Loss, example: Array, outputs: tuple[int, ...]
 ) -> None:
-    """Refuses labels whose kind, shape or values a built-in Keras loss cannot use. Of
-    sources in memory every label is looked at, of others ``example`` alone. A user's own function
-    takes anything.
+    """Refuses labels whose kind, shape or values a built-in Keras loss cannot use. Checks every
+    label of a source in memory, else only ``example``. A user's own function takes anything.
 
     Args:
         example: some labels ``[n, ...]``.
         outputs: shape of the model's output for one example.
 
     Raises:
-        InvalidJob: names the loss, the shapes or the first label that does not fit.
+        InvalidJob: names the loss, the shapes or the first bad label.
     """
     if example.dtype.kind in "SUO" and _is_built_in(loss):
         found = example.reshape(-1)[:1].tolist()
@@ -75,29 +75,38 @@ def check_labels_by_output(
     losses: Mapping[Any, Loss | None], labels: Mapping[Any, Any], outputs: Mapping[Any, Any]
 ) -> None:
     """As :func:`check_labels`, for a few records of a model with several outputs, all by name."""
+    _check_by_output(partial(check_labels, None), losses, labels, outputs)
+
+
+def _check_by_output(
+    check: Callable[[Loss, Array, tuple[int, ...]], None],
+    losses: Mapping[Any, Loss | None],
+    arrays: Mapping[Any, Any],
+    outputs: Mapping[Any, Any],
+) -> None:
     for name, loss in losses.items():
-        label, output = labels.get(name), outputs.get(name)
+        array, output = arrays.get(name), outputs.get(name)
         shape = None if output is None else output_shape(output)
-        if loss is None or shape is None or not isinstance(label, np.ndarray):
+        if loss is None or shape is None or not isinstance(array, np.ndarray):
             continue
         try:
-            check_labels(None, loss, label, shape)
+            check(loss, array, shape)
         except InvalidJob as error:
             raise InvalidJob(f"output {name!r}: {error}") from None
 
 
 @contextmanager
 def naming_losses(losses: Mapping[Any, Any]) -> Iterator[None]:
-    """As ``user_code``, for the losses of several outputs, and says which output has which."""
+    """As ``user_code``, for the losses of several outputs; adds the loss of each output."""
     try:
         with user_code("the loss"):
             yield
     except UserCodeFailed as error:
         if not losses:
             raise
-        said = ", ".join(f"{name!r} has {_called(loss)}" for name, loss in losses.items())
+        each = ", ".join(f"{name!r} has {_called(loss)}" for name, loss in losses.items())
         raise UserCodeFailed(
-            f"{error}; of the outputs {said} (a list goes by the sorted names of outputs in a "
+            f"{error}; of the outputs {each} (a list goes by the sorted names of outputs in a "
             "dict)",
             error.user_traceback,
         ) from None
@@ -110,15 +119,15 @@ def _called(loss: Any) -> str:
 
 
 def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -> None:
-    """Refuses sample weights that cannot be multiplied with what a built-in loss gives, one value
-    for each element of the output but those of its last axis.
+    """Refuses sample weights that Keras cannot multiply with the values of a built-in loss, which
+    have the shape of the output without its last axis.
 
     Args:
-        weights: some of them ``[n, ...]``.
+        weights: some weights ``[n, ...]``.
         outputs: as in :func:`check_labels`.
 
     Raises:
-        InvalidJob: names the loss, both shapes and the one that is expected.
+        InvalidJob: names the loss, both shapes and the expected one.
     """
     kind = None if loss is None else loss_name(loss)
     if kind is None or kind in _OF_WHOLE_BATCH or not outputs:
@@ -138,28 +147,20 @@ def check_weights_by_output(
     losses: Mapping[Any, Loss | None], weights: Mapping[Any, Any], outputs: Mapping[Any, Any]
 ) -> None:
     """As :func:`check_weights`, for a model with several outputs, all by name."""
-    for name, loss in losses.items():
-        weight, output = weights.get(name), outputs.get(name)
-        shape = None if output is None else output_shape(output)
-        if loss is None or shape is None or not isinstance(weight, np.ndarray):
-            continue
-        try:
-            check_weights(loss, weight, shape)
-        except InvalidJob as error:
-            raise InvalidJob(f"output {name!r}: {error}") from None
+    _check_by_output(check_weights, losses, weights, outputs)
 
 
 _OF_WHOLE_BATCH = ("dice", "tversky")
-"""Losses that give one value for a whole batch, or have axes of their own."""
+"""Losses that give one value for a whole batch, or have their own axes."""
 
 
 def _multiplied(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
-    """Whether Keras multiplies values and weights of these shapes per example, record by record:
-    it adds or removes a last axis of 1 where one has an axis more."""
+    """Whether Keras multiplies values and weights of these shapes record by record; it adds or
+    removes a last axis of 1 if one has an axis more."""
     longer, shorter = sorted((values, weights), key=len, reverse=True)
     if len(longer) == len(shorter) + 1 and longer[-1] == 1:
         longer = longer[:-1]
-    # Others would be spread over records, if by chance there are as many.
+    # Other shapes would broadcast over records if their sizes happen to match.
     return len(longer) == len(shorter) and all(
         1 in pair or pair[0] == pair[1] for pair in zip(longer, shorter, strict=True)
     )
@@ -182,7 +183,7 @@ def _is_built_in(loss: Loss | None) -> bool:
 def _check_classes(
     kind: str, first: int | None, labels: Array, classes: int, ignored: int | None
 ) -> None:
-    """``first`` is the number of the first record among ``labels``, if it is known."""
+    """``first`` is the number of the first record among ``labels``, if known."""
     wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
     if ignored is not None:
         wrong &= labels != ignored
@@ -205,15 +206,15 @@ def _labels(source: DataSource | None, example: Array) -> Iterator[tuple[int | N
 
 
 def loss_name(loss: Loss) -> str | None:
-    """The name under which Keras knows a built-in loss; None for a user's own, and for those whose
-    labels have rules of shape of their own."""
+    """Returns Keras's name of a built-in loss; None for a user's own, and for losses with special
+    label shapes."""
     if isinstance(loss, str):
         if loss.lower() in ("crossentropy", "ce"):
-            return None  # the one that fits the labels
+            return None  # depends on the labels
         try:
             loss = keras.losses.get(loss)
         except ValueError:
-            return None  # whoever calls the loss will say so
+            return None  # calling the loss reports it
     if type(loss).__module__.startswith("keras."):
         name = type(loss).__name__
     elif getattr(loss, "__module__", "").startswith("keras."):
@@ -225,31 +226,30 @@ def loss_name(loss: Loss) -> str | None:
 
 
 _OF_OTHER_SHAPES = ("circle", "cosine_similarity", "ctc")
-"""Losses that have rules of shape of their own: the labels of a circle loss number embeddings."""
+"""Losses with their own rules of shape: the labels of a circle loss number embeddings."""
 
 
 @contextmanager
 def counting(
     metric: str, labels: Any, outputs: Any, by_output: Mapping[Any, Any] | None = None
 ) -> Iterator[None]:
-    """As ``user_code``, for the metric of this name, and says what shapes it was given.
+    """As ``user_code``, for the metric of this name; adds the shapes that it got.
 
     Args:
-        metric: its name.
         labels: of a few records.
         outputs: of the model for them.
-        by_output: which metrics each of several outputs has, where there are several.
+        by_output: the metrics of each output, if there are several.
     """
     try:
         with user_code(f"metric {metric}"):
             yield
     except UserCodeFailed as error:
-        said = str(error)
+        text = str(error)
         if by_output:
             which = ", ".join(f"{name!r} has {_list(given)}" for name, given in by_output.items())
-            said = f"{error}; of the outputs {which} (a list goes by the sorted names of outputs)"
+            text = f"{error}; of the outputs {which} (a list goes by the sorted names of outputs)"
         raise UserCodeFailed(
-            f"{said}; labels have shape {_shapes(labels)}, the output {_shapes(outputs)}: metrics "
+            f"{text}; labels have shape {_shapes(labels)}, the output {_shapes(outputs)}: metrics "
             "take labels of the output's shape; classes as whole numbers, one for each record, "
             "fit accuracy and those that begin with sparse_",
             error.user_traceback,
@@ -264,7 +264,7 @@ def _list(metrics: Any) -> str:
 
 
 def _shapes(nest: Any) -> str:
-    """Of records, as ``[n, 3]``, those of a nest by their keys."""
+    """Formats the shapes of records, as ``[n, 3]``; those of a nest by key."""
     if isinstance(nest, Mapping):
         return f"{{{', '.join(f'{key!r}: {_shapes(each)}' for key, each in nest.items())}}}"
     if isinstance(nest, list | tuple):
@@ -275,12 +275,10 @@ def _shapes(nest: Any) -> str:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without a last axis of 1, which Keras adds and removes as needed."""
+    """Removes a last axis of 1, which Keras adds and removes as needed."""
     return shape[:-1] if shape and shape[-1] == 1 else shape
 
 
 def output_shape(outputs: Any) -> tuple[int, ...] | None:
-    """Shape per example of a model's only output; None if there are several."""
-    if not keras.ops.is_tensor(outputs):
-        return None
-    return tuple(outputs.shape[1:])
+    """Returns the shape per example of a model's only output; None for several."""
+    return tuple(outputs.shape[1:]) if keras.ops.is_tensor(outputs) else None

@@ -1,11 +1,11 @@
 """Loss scaling for models that compute in float16.
 
-Gradients below 6e-8 are 0 in float16. So the backward pass begins with a scale in place of 1, and
-the gradients, float32 as the variables are, are divided by it (Micikevicius et al. 2018, "Mixed
-Precision Training"). Keras's ``LossScaleOptimizer`` finds the scale over many steps. Here every
-batch begins with the same one, and is computed again with a smaller one while its gradients are not
-finite: what a batch gives does not depend on the batches before it, nor on which worker computes
-it. Scales are powers of two, so that they change nothing but the range.
+Gradients below 6e-8 are 0 in float16. So the backward pass begins with a scale instead of 1, and
+the worker divides the gradients, float32 like the variables, by it (Micikevicius et al. 2018,
+"Mixed Precision Training"). Keras's ``LossScaleOptimizer`` adapts the scale over many steps. Here
+every batch begins with the same scale, and repeats with a smaller one while its gradients are not
+finite, so that its result depends neither on earlier batches nor on the worker. Scales are powers
+of two, which change only the range.
 """
 
 from __future__ import annotations
@@ -22,48 +22,46 @@ from worker.data.ragged import in_numpy
 from worker.data.source import Array, Batch, map_arrays
 
 SCALE = 2.0**15
-"""What a batch begins with, as in Keras."""
+"""The first scale of a batch, as in Keras."""
 
 SHRINK = 1 / 16
-"""By which it is multiplied for the next attempt."""
+"""Factor of the scale from one attempt to the next."""
 
 ATTEMPTS = 6
-"""Of one batch. The last scale is 2**-5: beyond it the gradients themselves are out of range."""
+"""Attempts per batch. The last scale is 2**-5; beyond it the gradients themselves overflow."""
 
 _GROWTH_STEPS = 2000
 
 Attempt = Callable[[tf.Tensor], tuple[tf.Tensor, Sequence[Any], Any]]
-"""Of a scale, a float32 scalar: the loss, the gradients as they are without a scale, and what else
-the step gives, a nest. Gradients that there are not are None."""
+"""Takes a scale, a float32 scalar; returns the loss, the gradients without the scale (None if
+missing), and a nest of other results of the step."""
 
 
 def computes_in_float16(model: Any) -> bool:
-    """Whether a layer of a Keras model does, as ``mixed_float16`` lets it."""
+    """Whether a layer of a Keras model computes in float16, as with ``mixed_float16``."""
     return isinstance(model, keras.Model) and any(
         getattr(layer, "compute_dtype", None) == "float16" for layer in model._flatten_layers()
     )
 
 
 def loss_scale(optimizer: Any, model: Any) -> float | None:
-    """What batches begin with: 2**15, or what ``optimizer`` says; None where no layer needs it."""
-    if not computes_in_float16(model):
-        return None
-    return initial_scale(optimizer)
+    """Returns the first scale of batches; None if no layer needs one."""
+    return initial_scale(optimizer) if computes_in_float16(model) else None
 
 
 def initial_scale(optimizer: Any) -> float:
-    """What an optimizer says, or 2**15."""
+    """Returns the initial scale of an optimizer; 2**15 if it has none."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return SCALE
     return float(optimizer.initial_scale)
 
 
 def inner(optimizer: Any) -> Any:
-    """The optimizer in a ``LossScaleOptimizer``, as ``compile`` makes one of a model in
-    ``mixed_float16``; any other as it is.
+    """Unwraps a ``LossScaleOptimizer``, as ``compile`` makes one for a ``mixed_float16`` model;
+    returns other optimizers as they are.
 
     Raises:
-        InvalidJob: it says how a scale is to grow, which none does here.
+        InvalidJob: it sets the growth of the scale, which workers do not support.
     """
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer
@@ -77,8 +75,9 @@ def inner(optimizer: Any) -> Any:
 
 
 def finite(attempt: Attempt, scale: float) -> tuple[tf.Tensor, Sequence[Any], Any]:
-    """What ``attempt`` gives with the first of the scales with which its gradients are finite; with
-    the smallest where none is, or the loss itself is not. Called while TensorFlow traces."""
+    """Returns the result of ``attempt`` with the first scale that gives finite gradients; with the
+    smallest if none does, with the current one if the loss is not finite. Called while TensorFlow
+    traces."""
     first = attempt(tf.constant(scale))
     smallest = scale * SHRINK ** (ATTEMPTS - 1)
 
@@ -107,7 +106,7 @@ def finite(attempt: Attempt, scale: float) -> tuple[tf.Tensor, Sequence[Any], An
 
 
 def _overflowed(result: tuple[tf.Tensor, Sequence[Any], Any]) -> tf.Tensor:
-    """Whether a smaller scale may help."""
+    """Whether a smaller scale may help: the loss is finite, but a gradient is not."""
     loss, gradients, _ = result
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     powers = [tf.cast(tf.nn.l2_loss(value), tf.float64) for value in values if value is not None]
@@ -116,7 +115,7 @@ def _overflowed(result: tuple[tf.Tensor, Sequence[Any], Any]) -> tf.Tensor:
 
 
 def divided(gradient: Any, scale: tf.Tensor) -> Any:
-    """A gradient of the scaled loss without the scale, sparse ones, too."""
+    """Divides a gradient of the scaled loss, dense or sparse, by the scale."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -127,12 +126,13 @@ def divided(gradient: Any, scale: tf.Tensor) -> Any:
 
 
 def weighed(batch: Batch, class_weight: Mapping[int, float] | None) -> Batch:
-    """``(x, y, sample_weight)`` for a batch ``(x, y)``, in NumPy: the weight of each record is that
-    of its class, 1 where none is given. The class is the label ``[n]`` or ``[n, 1]``, rounded, or
-    the largest of ``[n, classes]``. None leaves the batch as it is.
+    """Adds sample weights to a batch ``(x, y)``, in NumPy: the weight of each class, 1 by default.
+
+    The class is the label ``[n]`` or ``[n, 1]``, rounded, or the argmax of ``[n, classes]``.
+    Without ``class_weight`` the batch stays as it is.
 
     Raises:
-        InvalidData: the batch has weights already, or labels without one class for each record.
+        InvalidData: the batch has weights already, or labels without one class per record.
     """
     if class_weight is None:
         return batch
@@ -149,7 +149,7 @@ def weighed(batch: Batch, class_weight: Mapping[int, float] | None) -> Batch:
 
 
 def _classes(labels: Any) -> Array:
-    """``[n]`` int64."""
+    """Returns the classes ``[n]``, int64."""
     labels = map_arrays(in_numpy, labels)
     if not isinstance(labels, np.ndarray):
         kind = "several outputs" if isinstance(labels, dict | list | tuple) else "ragged labels"

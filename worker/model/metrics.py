@@ -15,19 +15,19 @@ from worker.model.build import BY_OUTPUT, kind_of_labels, layer_metrics, require
 
 
 def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
-    """New metrics (``keras.metrics.Metric``) of a job, in its order.
+    """Returns new metrics (``keras.metrics.Metric``) of a job, in its order.
 
     ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
-    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. Of a model with several
-    outputs the one metric is Keras's own collection, whose results go by ``OUTPUT_metric``.
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. For several outputs the
+    only metric is Keras's own collection, whose results are named ``OUTPUT_metric``.
 
     Raises:
-        InvalidJob: Keras has no metric of a name, or two metrics have one name.
+        InvalidJob: Keras has no metric of a name, or two metrics have the same name.
     """
     several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
     if several and job.metrics and model.compiled:
         return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
-    # Keras takes a list in a list for one of the only output.
+    # A list in a list is that of the only output, as in Keras.
     metrics = [_metric(metric, y_true, y_pred) for metric in keras.tree.flatten(job.metrics)]
     tracked = [metric.name for metric in layer_metrics(model)]
     names = ["loss", *tracked, *(metric.name for metric in metrics)]
@@ -69,14 +69,15 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
 
 
 def _anew(metric: Any) -> Any:
-    """A fresh one of the same: what the job file made may be in use elsewhere in this process."""
+    """Returns a fresh copy, because the job file's own metric may be in use elsewhere in the
+    process."""
     lost = ""
     try:
         made = type(metric).from_config(metric.get_config())
     except (NotImplementedError, TypeError, ValueError):
         made = None
     else:
-        # A config may leave out what the constructor was given, those of some of Keras's too.
+        # A config may lack constructor arguments, even in Keras.
         lost = next((name for name in vars(metric) if _differs(metric, made, name)), "")
     if made is None or lost:
         without = f", which leaves out {lost.lstrip('_')}" if lost else ""
@@ -88,15 +89,14 @@ def _anew(metric: Any) -> Any:
 
 
 def _differs(metric: Any, made: Any, name: str) -> bool:
-    """Whether an attribute of plain values has others in what was made anew."""
-    # What a metric has seen is not what it is.
+    """Whether an attribute of plain values differs in the copy."""
+    # Not part of a metric's configuration.
     if name in ("built", "_built"):
         return False
     one, other = getattr(metric, name), getattr(made, name, None)
     plain = (bool, int, float, str, type(None), np.ndarray)
-    return all(isinstance(part, plain) for part in keras.tree.flatten(one)) and repr(one) != repr(
-        other
-    )
+    comparable = all(isinstance(part, plain) for part in keras.tree.flatten(one))
+    return comparable and repr(one) != repr(other)
 
 
 def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A job's metrics on training data: what each batch adds to their variables."""
+"""A job's metrics on training data: the state that each batch adds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = get_logger()
 
 
 class TrainingMetrics:
-    """Counts the outputs that the gradient was computed from, as ``keras.Model.fit`` does, but
-    every batch from the beginning: states of batches add up.
+    """Counts the outputs of the training step, as ``keras.Model.fit`` does, but separately for
+    every batch: states of batches add up.
 
-    The states are in the order of those of an evaluation: the losses of several outputs, metrics of
+    The states have the order of those of an evaluation: the losses of several outputs, metrics of
     layers, then the job's. Used while TensorFlow traces; not thread-safe.
     """
 
@@ -37,32 +37,32 @@ class TrainingMetrics:
         self._initial: list[list[Any]] = []
 
     def trackers(self) -> list[Any]:
-        """The variables of what is counted while the loss is computed: the losses of several
-        outputs, and metrics of layers."""
+        """Returns the variables that computing the loss updates: the losses of several outputs, and
+        metrics of layers."""
         own = [*loss_trackers(self._model), *layer_metrics(self._model)]
         return [variable for metric in own for variable in metric.variables]
 
     def states(self, batch: Batch, outputs: Any, scope: keras.StatelessScope) -> list[tf.Tensor]:
-        """The variables of all metrics after ``batch`` alone; none where there are too many.
+        """Returns the variables of all metrics after ``batch`` alone; none if they are too large.
 
         Args:
-            scope: the loss was computed in, with :meth:`trackers` at 0.
+            scope: the scope that computed the loss, with :meth:`trackers` at 0.
 
         Raises:
             UserCodeFailed: a metric raised; the message names it.
         """
         if self._metrics is None:
-            # The trace is of a graph, variables are made outside of it.
+            # Makes variables outside of the traced graph.
             with tf.init_scope():
                 self._make(batch[1], outputs)
         assert self._metrics is not None
-        found = [scope.get_current_value(variable) for variable in self.trackers()]
+        states = [scope.get_current_value(variable) for variable in self.trackers()]
         for metric, initial in zip(self._metrics, self._initial, strict=True):
             with self._naming(metric, batch[1], outputs):
-                found += metric.stateless_update_state(
+                states += metric.stateless_update_state(
                     [tf.constant(value) for value in initial], batch[1], outputs
                 )
-        return found if self._fits(found) else []
+        return states if self._fits(states) else []
 
     def _fits(self, states: Sequence[Any]) -> bool:
         count = LOSS + sum(int(np.prod(state.shape)) for state in states)
@@ -75,7 +75,8 @@ class TrainingMetrics:
         return count <= MAX_VALUES
 
     def _make(self, y_true: Any, y_pred: Any) -> None:
-        """Some metrics have no variables before they have seen data of its shape."""
+        """Makes the metrics; shows them data of the right shape, without which some have no
+        variables."""
         y_true, y_pred = _zeros(y_true, y_pred)
         self._metrics = build_metrics(self._job, self._model, y_true, y_pred)
         for metric in self._metrics:
@@ -93,9 +94,9 @@ class TrainingMetrics:
 
 
 def _zeros(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Labels and outputs of 0 in the same structures and shapes. What TensorFlow does not know of a
-    shape while it traces, such as how many records a ``TextVectorization`` gives, the other one
-    has; where it has not, 1."""
+    """Returns labels and outputs of 0 in the same structures and shapes. Takes a dimension that is
+    unknown while tracing, such as the records of a ``TextVectorization``, from the other array,
+    else 1."""
     labels, outputs = tf.nest.flatten(y_true), tf.nest.flatten(y_pred)
     known = [each.shape[0] for each in (*labels, *outputs) if each.shape.rank]
     records = next((extent for extent in known if extent is not None), 1)

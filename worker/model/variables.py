@@ -1,4 +1,4 @@
-"""The variables of a model under the names that the whole cluster knows them by."""
+"""The variables of a model under their cluster-wide names."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ _SEED_STATE = "seed_generator_state"
 def model_variables(
     model: Any, without_gradient: Collection[str] = (), but: Collection[Any] = ()
 ) -> list[tuple[VariableSpec, Any]]:
-    """Each variable that shards hold, with its description: the trainable ones, then the state,
-    both in the order of the model.
+    """Returns each variable that shards hold, with its description: the trainable ones, then the
+    state, both in model order. Integers and booleans have no gradient, so they are always state.
 
-    Keras variables go by their ``path``, those of a ``tf.Module`` by the path of attributes that
-    leads to them. Of several with one path, as layers of a model that is loaded twice have, the
-    second and those after it are numbered in the order of the model: ``dense/kernel#2``. The state
-    of seed generators and of metrics is not among them.
+    Keras variables are named by their ``path``, those of a ``tf.Module`` by their path of
+    attributes. If several have one path, as the layers of a model loaded twice, the second and
+    later ones get a number in model order: ``dense/kernel#2``. The state of seed generators and of
+    metrics is left out.
 
     Args:
         model: a built ``keras.Model``, or a ``tf.Module`` that has its variables.
         without_gradient: names of trainable variables that the loss does not depend on. They are
-            never updated, as Keras never updates them, and so count as state.
+            never updated, as in Keras, and so count as state.
         but: variables that no shard holds.
 
-    Integers and booleans are state, whatever the model says: nothing has a gradient for them.
-
     Raises:
-        InvalidJob: a variable is of a dtype that shards do not hold.
+        InvalidJob: shards do not support the dtype of a variable.
     """
     left_out = {id(v) for v in but}
     if isinstance(model, keras.Model):
-        # Of weights, not of variables: those include the state of metrics and seed generators.
+        # Not model.variables, which include the state of metrics and seed generators.
         trainable = {id(v) for v in model.trainable_weights}
         weights = [v for v in model.weights if id(v) not in left_out]
         names = _distinct([v.path for v in weights])
@@ -73,8 +71,8 @@ def model_variables(
 
 
 def _distinct(paths: Sequence[str]) -> list[str]:
-    """``paths`` with a number after each that was there before. Load-bearing: checkpoints have
-    these names."""
+    """Returns ``paths`` with a number after each repeated one. Load-bearing: checkpoints have these
+    names."""
     found: list[str] = []
     seen: set[str] = set()
     taken = set(paths)
@@ -93,8 +91,8 @@ def _is_whole(dtype: str) -> bool:
 
 
 def seed_variables(model: Any) -> list[Any]:
-    """The states of a Keras model's seed generators (int64 ``[2]`` each), in model order. Shards
-    do not hold them: a worker sets them before each step, see ``worker.step.keras_step``."""
+    """Returns the states of a Keras model's seed generators (int64 ``[2]`` each), in model order.
+    Shards do not hold them: a worker sets them before each step, see ``worker.step.keras_step``."""
     if not isinstance(model, keras.Model):
         return []
     weights = {id(v) for v in model.weights}
@@ -102,9 +100,9 @@ def seed_variables(model: Any) -> list[Any]:
 
 
 def _module_variables(module: tf.Module) -> list[tuple[str, Any]]:
-    """The variables of a module with the attributes that lead to each. A variable that is reached
-    in two ways goes by the first, in alphabetical order of attributes, as TensorFlow walks."""
-    # The walk behind Module.variables, meant for use in subclasses; it alone also gives the path.
+    """Returns the variables of a module with their paths of attributes. A variable with two paths
+    gets the first, in alphabetical order of attributes, as TensorFlow walks."""
+    # The walk behind Module.variables, meant for subclasses; only it also gives the path.
     walked = module._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
     named: dict[int, tuple[str, Any]] = {}
     for path, variable in walked:
@@ -113,16 +111,16 @@ def _module_variables(module: tf.Module) -> list[tuple[str, Any]]:
 
 
 def derive(model: keras.Model) -> None:
-    """Has adapted layers compute from the values that their variables have now."""
+    """Updates adapted layers from the current values of their variables."""
     for layer in _normalizations(model):
         layer.finalize_state()
 
 
 @contextmanager
 def derived(model: keras.Model) -> Iterator[None]:
-    """As :func:`derive`, for the length of a block: within a ``StatelessScope`` from the values
-    that variables have there. Otherwise each worker would normalize by what its own ``adapt()``
-    came to, whatever the shards, a checkpoint or ``init_from`` say."""
+    """As :func:`derive`, for the length of a block, within a ``StatelessScope`` from the values
+    there. Otherwise each worker would normalize by the result of its own ``adapt()``, whatever the
+    shards, a checkpoint or ``init_from`` have."""
     layers = [(layer, layer.mean, layer.variance) for layer in _normalizations(model)]
     derive(model)
     try:
@@ -133,7 +131,7 @@ def derived(model: keras.Model) -> Iterator[None]:
 
 
 def _normalizations(model: keras.Model) -> list[keras.layers.Normalization]:
-    # Not those that were given mean and variance: these are part of the code, not of the state.
+    # Without layers that got mean and variance as arguments: those are code, not state.
     return [
         layer
         for layer in model._flatten_layers()
@@ -142,8 +140,7 @@ def _normalizations(model: keras.Model) -> list[keras.layers.Normalization]:
 
 
 def check_vocabularies(model: keras.Model) -> None:
-    """Refuses layers without the vocabulary that they look words or numbers up in, of which
-    TensorFlow says that a table is not initialized.
+    """Refuses lookup layers without a vocabulary; TensorFlow calls that an uninitialized table.
 
     Raises:
         InvalidJob: names the layer.
