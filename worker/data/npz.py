@@ -84,14 +84,11 @@ class Npz:
     def _arrays(self) -> Arrays:
         with self._lock:
             if self._opened is None:
-                self._opened = self._load()
+                with local_copy(existing_file("Npz", self._path)) as path:
+                    self._opened = self._load(path)
             return self._opened
 
-    def _load(self) -> Arrays:
-        with local_copy(existing_file("Npz", self._path)) as path:
-            return self._load_local(path)
-
-    def _load_local(self, path: Path) -> Arrays:
+    def _load(self, path: Path) -> Arrays:
         name = str(self._path)
         x, y, weight = self._keys
         try:

@@ -238,8 +238,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
                 f"was given sparse ids of shape {inputs.shape}; expected [batch, n] and a combiner"
             )
         rows, there = self._find(inputs.values)
-        count = inputs.dense_shape[0]
-        return self._segments(rows, there, inputs.indices[:, 0], count, inputs.shape[0])
+        batch = inputs.dense_shape[0]
+        return self._segments(rows, there, inputs.indices[:, 0], batch, inputs.shape[0])
 
     def _segments(
         self,
@@ -325,11 +325,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return rows, there
 
     def _check_dtype(self, dtype: str) -> None:
-        if self._rows is not None:
-            # In an exported model: Keras traces subclassed models with floats, whatever their
-            # inputs are, and its own layer casts these too.
-            return
-        if dtype != "string" and not dtype.startswith(("int", "uint")):
+        # Not in an exported model: Keras traces subclassed models with floats for any inputs, and
+        # its own layer casts these too.
+        if self._rows is None and dtype != "string" and not dtype.startswith(("int", "uint")):
             raise self._refused(
                 f"was given ids of dtype {dtype}; expected integers or strings: let the model, a "
                 "Sequential one too, begin with keras.Input(shape, dtype='int64'), or cast them "
@@ -341,9 +339,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             raise self._refused("was given a scalar; there is nothing to combine")
 
     def _check_whole(self, what: str, value: Any, *, none: bool = False) -> None:
-        if none and value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not whole and not (none and value is None):
             raise self._refused(f"has {what} {value!r}; expected a whole number of at least 1")
 
     def _check_choice(self, what: str, value: Any, choices: tuple[Any, ...]) -> None:

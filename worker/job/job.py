@@ -31,7 +31,7 @@ from worker.job.checks import (
     show,
 )
 from worker.job.phases import phases_of
-from worker.job.plateau import check_plateau, parse_keep_best
+from worker.job.plateau import check_evaluated
 
 if TYPE_CHECKING:
     import keras
@@ -267,19 +267,14 @@ class Job:
         check_class_weight(self.class_weight)
         check_optimizer(self.optimizer)
         check_metrics(self.metrics)
-        if self.keep_best is not None:
-            parse_keep_best(self.keep_best)
-            if self.eval is None:
-                raise InvalidSetting(
-                    f"keep_best is {self.keep_best!r}, but eval is None; nothing is evaluated"
-                )
+        check_evaluated(self, "keep_best")
         check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
         if self.evaluate_every_epoch and self.eval is None:
             raise InvalidSetting(
                 "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
             )
         for name in ("stop_early", "reduce_lr"):
-            check_plateau(self, name)
+            check_evaluated(self, name)
         check_source("train", self.train)
         if self.eval is not None:
             check_source("eval", self.eval)

@@ -117,7 +117,7 @@ def _check_local_steps(job: PolicyFields, policies: list[Policy]) -> None:
     if any(policy.balance for policy in policies):
         raise InvalidSetting(
             "balance and local_steps exclude each other: the batches of local steps have "
-            "batch_size records, whoever computes them"
+            "batch_size records on every worker"
         )
     if any(policy.delay_compensation for policy in policies):
         raise InvalidSetting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
@@ -50,7 +50,7 @@ def parse_reduce_lr(text: object) -> dict[str, Any]:
 
 
 class PlateauFields(Protocol):
-    """The fields of :class:`worker.job.job.Job` that :func:`check_plateau` depends on."""
+    """The fields of :class:`worker.job.job.Job` that :func:`check_evaluated` depends on."""
 
     @property
     def eval(self) -> object: ...
@@ -60,13 +60,13 @@ class PlateauFields(Protocol):
     def local_steps(self) -> int: ...
 
 
-def check_plateau(job: PlateauFields, name: str) -> None:
-    """Refuses ``stop_early`` or ``reduce_lr``, by ``name``, if it cannot be parsed or does not fit
-    other fields."""
+def check_evaluated(job: PlateauFields, name: str) -> None:
+    """Refuses ``keep_best``, ``stop_early`` or ``reduce_lr``, by ``name``, if it cannot be parsed
+    or does not fit other fields."""
     text = getattr(job, name)
     if text is None:
         return
-    (parse_stop_early if name == "stop_early" else parse_reduce_lr)(text)
+    _PARSERS[name](text)
     if job.eval is None:
         raise InvalidSetting(f"{name} is {text!r}, but eval is None; nothing is evaluated")
     if name == "reduce_lr" and job.then is not None:
@@ -151,3 +151,10 @@ def _objective(field: str, text: object) -> tuple[str, Direction]:
             f"'max:{plain}' or 'min:{plain}'"
         )
     return text, "min" if less else "max"
+
+
+_PARSERS: Mapping[str, Callable[[object], object]] = {
+    "keep_best": parse_keep_best,
+    "stop_early": parse_stop_early,
+    "reduce_lr": parse_reduce_lr,
+}

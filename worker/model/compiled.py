@@ -44,8 +44,7 @@ _NOT_RUN = {
     "make_test_function": "workers compile the evaluation themselves",
     "compute_metrics": "give metrics to the job, as metrics=[...]",
 }
-"""Methods of ``keras.Model`` that workers never call, and their replacements. Methods of prediction
-may be overridden, since training does not use them."""
+"""Methods that workers never call, with replacements; those for prediction may be overridden."""
 
 
 def complete(job: Job, example: Batch) -> tuple[Job, Any]:
@@ -81,11 +80,10 @@ def _complete(
             check_label_names(job, model, outputs, example[1])
     if not model.compiled and not _needs_compile(job, model, outputs):
         return
-    if any(compiled.get(name) is not getattr(job, name) for name in _MEASURES):
+    measures = {name: getattr(job, name) for name in _MEASURES}
+    if any(compiled.get(name) is not value for name, value in measures.items()):
         with user_code("compile()"):
-            model.compile(
-                compiled.get("optimizer"), **{name: getattr(job, name) for name in _MEASURES}
-            )
+            model.compile(compiled.get("optimizer"), **measures)
     # Keras makes the trackers of losses and metrics of outputs on first use.
     records = map_arrays(as_tensor, example)
     with calling(model, example[0]), look_up(NoRows()), keras.StatelessScope():
@@ -135,8 +133,7 @@ def _outputs(model: keras.Model, example: Batch) -> Any:
 
 
 def completed(job: Job, model: Any) -> Job:
-    """Returns the job with missing loss, optimizer and metrics from ``model.compile``. Raises as
-    :func:`complete`."""
+    """Returns the job with missing fields from ``model.compile``. Raises as :func:`complete`."""
     compiled = _compile_arguments(model)
     if isinstance(model, keras.Model):
         job = replace(job, loss=made_losses(job.loss))
@@ -146,7 +143,8 @@ def completed(job: Job, model: Any) -> Job:
     chosen: dict[str, Any] = {}
     for name in ("optimizer", "loss", "loss_weights", "metrics"):
         own, other = getattr(job, name), compiled.get(name)
-        if _given(own) and _given(other) and not _same(name, own, other):
+        differ = own is not other and _given(own) and _given(other)
+        if differ and _canonical(name, own) != _canonical(name, other):
             raise InvalidJob(
                 f"{name} is {_shown(own)} in the job and {_shown(other)} in compile() of the "
                 f"model; give it in one of the two places{_DEFAULTS.get(name, '')}",
@@ -234,10 +232,8 @@ def _compile_arguments(model: Any) -> Mapping[str, Any]:
     if not isinstance(model, keras.Model) or not model.compiled:
         return {}
     # The public get_compile_config() serializes functions of the user to bytecode.
-    arguments: dict[str, Any] = dict(model._compile_config.config)
-    # The current one: Keras wraps that of a mixed_float16 model in a LossScaleOptimizer.
-    arguments["optimizer"] = model.optimizer
-    return arguments
+    # model.optimizer: Keras wraps that of a mixed_float16 model in a LossScaleOptimizer.
+    return {**model._compile_config.config, "optimizer": model.optimizer}
 
 
 def _check_arguments(compiled: Mapping[str, Any]) -> None:
@@ -259,10 +255,6 @@ def _given(value: Any) -> bool:
     return value is not None and not (isinstance(value, list | tuple | dict) and not value)
 
 
-def _same(name: str, own: Any, other: Any) -> bool:
-    return own is other or _canonical(name, own) == _canonical(name, other)
-
-
 def _canonical(name: str, value: Any) -> Any:
     """Returns a value that is equal for arguments that mean the same to Keras."""
     if isinstance(value, dict):
@@ -280,20 +272,17 @@ def _canonical(name: str, value: Any) -> Any:
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = value.get_config()
         if name == "optimizer":
-            # Keras numbers the optimizers of a process: adam, adam_1.
-            config.pop("name", None)
+            config.pop("name", None)  # Keras numbers the optimizers of a process: adam, adam_1
             return type(value), config, scale
         return type(value), config
     return value
 
 
 def _optimizer(optimizer: Any) -> Any:
-    if isinstance(optimizer, str):
-        try:
-            return keras.optimizers.get(optimizer)
-        except ValueError:
-            return optimizer
-    return optimizer
+    try:
+        return keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
+    except ValueError:
+        return optimizer
 
 
 def _is_plain(loss: keras.losses.Loss) -> bool:
