@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOSS = 2
-"""Numbers that the mean loss is made of; they come first. Load-bearing."""
+"""Numbers at the start of a row of totals that make up the mean loss. Load-bearing."""
 
 MAX_VALUES = 1024
-"""Numbers of a row. What has more metrics than that has totals of its loss alone."""
+"""Most numbers of a row of totals; a job with more metrics has totals of its loss alone."""
 
 KEPT_VALUES = 1 << 14
-"""Numbers that a shard keeps, of all epochs together: the coordinator has the older ones."""
+"""Most numbers that a shard keeps over all epochs: the coordinator has the older ones."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class BatchId:
     """Positions ``[first, first + count)`` of the permutation of one epoch.
 
-    The same work has the same id whoever does it and however often, which is what lets a shard
-    recognise a repeated push. Epochs count from 0, and from 1 in words. Ids order by epoch, then
-    position: this is the "batch-id order" in which a round is summed.
+    The same work always has the same id, so a shard recognises a repeated push. Epochs count from
+    0, in messages from 1. Ids order by epoch, then position: a round is summed in this "batch-id
+    order".
     """
 
     epoch: int
@@ -33,12 +33,12 @@ class BatchId:
 
 
 def batches_per_epoch(records: int, batch_size: int) -> int:
-    """Batches of one epoch; the last one holds what is left over."""
+    """Number of batches of one epoch; the last one may be shorter."""
     return -(-records // batch_size)
 
 
 def cut_batch(epoch: int, index: int, records: int, batch_size: int) -> BatchId:
-    """The ``index``-th batch of an epoch of ``records`` records."""
+    """Returns the ``index``-th batch of an epoch of ``records`` records."""
     first = index * batch_size
     if not 0 <= first < records:
         raise ValueError(f"batch {index} lies outside an epoch of {records} records")
@@ -46,8 +46,8 @@ def cut_batch(epoch: int, index: int, records: int, batch_size: int) -> BatchId:
 
 
 def add_totals(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """The sum of two rows; of the loss alone where their metrics are not the same, since a job was
-    resumed with others."""
+    """Adds two rows of totals; only the loss where their metrics differ, as after a job was resumed
+    with others."""
     if len(one) != len(other):
         one, other = one[:LOSS], other[:LOSS]
     return tuple([mine + its for mine, its in zip(one, other, strict=True)])

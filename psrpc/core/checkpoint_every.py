@@ -1,4 +1,4 @@
-"""How often a job asks for checkpoints: after steps, after time, or whichever comes first."""
+"""The checkpoint interval of a job: steps, time, or whichever comes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 from psrpc.core.text import counted
 
 CheckpointEvery: TypeAlias = int | str | None
-"""As a job says it: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""
+"""A job's value: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""
 
 DEFAULT_STEPS = 1000
 
@@ -24,28 +24,25 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """From one checkpoint to the next: ``steps``, ``seconds``, or whichever comes first. Steps
-    alone are kept to the letter; with ``seconds``, the coordinator bounds what checkpoints cost."""
+    """From one checkpoint to the next: ``steps``, ``seconds``, or whichever comes first. The
+    coordinator bounds the cost of checkpoints only where there are ``seconds``."""
 
     steps: int | None = None
     seconds: float | None = None
 
     def __str__(self) -> str:
-        said = [counted(self.steps, "step")] if self.steps is not None else []
-        return " or ".join([*said, *([f"{self.seconds:g} s"] if self.seconds is not None else [])])
+        steps = [counted(self.steps, "step")] if self.steps is not None else []
+        seconds = [f"{self.seconds:g} s"] if self.seconds is not None else []
+        return " or ".join(steps + seconds)
 
 
 def read_checkpoint_every(value: object) -> SaveInterval:
-    """The interval that a job's ``checkpoint_every`` means.
-
-    Raises:
-        ValueError: it means none.
-    """
+    """Parses a job's ``checkpoint_every``. Raises ValueError."""
     if value is None:
         return SaveInterval(DEFAULT_STEPS, DEFAULT_S)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return SaveInterval(steps=value)
-    found = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not (seconds := float(found[1]) * _UNITS_S[found[2]]):
+    time = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if time is None or not (seconds := float(time[1]) * _UNITS_S[time[2]]):
         raise ValueError(f"{value!r}; expected {EXPECTED}")
     return SaveInterval(seconds=seconds)

@@ -1,7 +1,7 @@
-"""JSON that others may have written: bounded while it is parsed, and checked before it is used.
+"""Untrusted JSON: bounded while it is parsed, and checked before use. Pure.
 
-A *check* takes a value and the place where it stands, and returns the value or raises ValueError
-with both: ``files[0].nbytes is 'x'; expected a whole number from 0 to 9007199254740992``. Pure.
+A *check* takes a value and its place in the document, and returns the value or raises ValueError
+with both: ``files[0].nbytes is 'x'; expected a whole number from 0 to 9007199254740992``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 Check = Callable[[Any, str], Any]
 
 LARGEST = 192 << 20
-"""Bytes of a document. What a checkpoint says of the largest plan that a message can carry has
-less, and a manifest of 100 shards and 10 000 variables a sixtieth."""
+"""Most bytes of a document: more than a checkpoint's document for the largest plan that fits a
+message, and 60 times a manifest of 100 shards and 10 000 variables."""
 
 MOST_CONTAINERS = 1 << 21
-"""Objects and arrays of a document: each takes about a hundred bytes, however short its text."""
+"""Most objects and arrays: each takes about 100 bytes of memory, however short its text."""
 
 DEEPEST = 64
-"""Objects and arrays within one another; a manifest has about ten."""
+"""Deepest nesting of objects and arrays; a manifest has about ten levels."""
 
 MOST_WHOLE = 1 << 53
-"""Above every count; the next one is still exact, also as a float and in 64 bits."""
+"""Above every real count; floats hold all integers up to it exactly."""
 
 LONGEST_TEXT = 1 << 20
 
@@ -38,14 +38,14 @@ _EMPTY: Mapping[str, Check] = MappingProxyType({})
 
 
 def parse_json(data: bytes, *, finite: bool = True) -> Any:
-    """The document in ``data``, UTF-8.
+    """Parses a UTF-8 document.
 
     Args:
-        finite: refuse NaN and infinities, which JSON does not have and Python writes.
+        finite: refuse NaN and infinities, which Python writes although JSON has none.
 
     Raises:
-        ValueError: it is no JSON, is too large or too deep, has a key twice in one object, a number
-            that does not fit 64 bits, or characters that are none.
+        ValueError: it is no JSON, too large or too deep, repeats a key in an object, or has invalid
+            characters or a number beyond 64 bits.
     """
     check_extent(data)
     text = data.decode()
@@ -61,14 +61,13 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
     _check_depth(document)
     if "\\u" in text:
-        # Half a pair of surrogates is a character to JSON, and cannot be printed.
+        # JSON allows a lone surrogate, which cannot be encoded.
         json.dumps(document, ensure_ascii=False).encode()
     return document
 
 
 def check_extent(data: bytes) -> None:
-    """Passes a document that is not too large to be read, before it is read and before it is
-    written. Raises ValueError."""
+    """Raises ValueError if a document is too large; for use before reading and before writing."""
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data)} bytes; expected {LARGEST} at most")
     containers = data.count(b"[") + data.count(b"{")
@@ -118,12 +117,12 @@ def _check_depth(document: Any) -> None:
 
 
 def shown(value: object) -> str:
-    """A value in one short line, whatever it is."""
+    """Formats any value as one short line."""
     return _REPR.repr(value)
 
 
 def wrong(value: object, where: str, expected: str) -> ValueError:
-    """The error for a value that is not what was expected."""
+    """Makes the error for an unexpected value."""
     return ValueError(f"{where or 'it'} is {shown(value)}; expected {expected}")
 
 
@@ -133,7 +132,7 @@ def anything(value: Any, _where: str) -> Any:
 
 
 def whole(least: int = 0, most: int = MOST_WHOLE) -> Check:
-    """An integer; to JSON ``true`` and ``1.0`` are none."""
+    """Checks for an integer in a range; ``true`` and ``1.0`` are none."""
 
     def check(value: Any, where: str) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -174,7 +173,7 @@ def text(value: Any, where: str) -> str:
 
 
 def choice(*choices: str | None) -> Check:
-    """One of ``choices``."""
+    """Checks for one of ``choices``."""
 
     def check(value: Any, where: str) -> Any:
         if not (value is None or type(value) is str) or value not in choices:
@@ -185,12 +184,12 @@ def choice(*choices: str | None) -> Check:
 
 
 def maybe(inner: Check) -> Check:
-    """What ``inner`` passes, or null."""
+    """Passes null and every value that ``inner`` passes."""
     return lambda value, where: None if value is None else inner(value, where)
 
 
 def listed(each: Check, most: int = MOST_CONTAINERS, least: int = 0) -> Check:
-    """An array of ``least`` to ``most`` values."""
+    """Checks for an array of ``least`` to ``most`` values that pass ``each``."""
 
     def check(value: Any, where: str) -> list[Any]:
         if type(value) is not list or not least <= len(value) <= most:
@@ -203,7 +202,7 @@ def listed(each: Check, most: int = MOST_CONTAINERS, least: int = 0) -> Check:
 
 
 def mapped(each: Check) -> Check:
-    """An object of any keys."""
+    """Checks for an object with any keys, whose values pass ``each``."""
 
     def check(value: Any, where: str) -> dict[str, Any]:
         if type(value) is not dict:
@@ -218,7 +217,7 @@ def mapped(each: Check) -> Check:
 def record(
     required: Mapping[str, Check], optional: Mapping[str, Check] = _EMPTY, *, more: bool = False
 ) -> Check:
-    """An object with these keys, and with ``more`` also with others."""
+    """Checks for an object with these keys; ``more`` allows unknown keys."""
     known = {**required, **optional}
 
     def check(value: Any, where: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""How a shard's part of an arena travels: as it is, rounded, or compressed.
+"""Wire forms of a shard's part of an arena: plain, rounded, or compressed.
 
-See ``Encoding`` in protos/psrpc/v1/types.proto for the bytes.
+``Encoding`` in protos/psrpc/v1/types.proto describes the bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST = {
     "bfloat16": np.float32((2 - 2**-7) * 2.0**127),
     "float16": np.float32((2 - 2**-10) * 2.0**15),
 }
-"""The largest finite number of each; values that would round to infinity become it."""
+"""Largest finite number of each; replaces values that would round to infinity."""
 
 _HALVES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -46,11 +46,11 @@ _ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One shard's part of an arena on its way to the shard.
+    """One shard's part of an arena, encoded for sending.
 
     Attributes:
-        parts: contiguous arrays; their bytes one after another are what travels. A gradient that
-            TensorFlow left in several buffers needs no joining.
+        parts: contiguous arrays, sent one after another, so a gradient in several TensorFlow
+            buffers needs no joining.
     """
 
     encoding: Encoding
@@ -58,21 +58,22 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel."""
+        """Bytes on the wire."""
         return sum(part.nbytes for part in self.parts)
 
 
 Gradient = Mapping[str, Encoded]
-"""What one shard gets of a gradient: arena name -> its part, every arena of the plan."""
+"""One shard's part of a gradient, by arena name, for every arena of the plan."""
 
 
 def plain(array: NDArray) -> Encoded:
-    """``array``, a shard's contiguous part of an arena, as it is."""
+    """Wraps ``array``, a shard's contiguous part of an arena, without encoding it."""
     return Encoded("plain", (array,))
 
 
 def check_nbytes(encoding: Encoding, nbytes: int, length: int, dtype: str) -> str:
-    """Why ``nbytes`` cannot be a part of ``length`` elements of ``dtype``; empty if they can."""
+    """Returns the expected size if ``nbytes`` cannot encode ``length`` elements of ``dtype``,
+    otherwise an empty string."""
     itemsize = np.dtype(dtype).itemsize
     expected = {
         "plain": length * itemsize,
@@ -87,10 +88,10 @@ def check_nbytes(encoding: Encoding, nbytes: int, length: int, dtype: str) -> st
 
 
 def wire_dtype(encoding: Encoding, dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """What an element of ``dtype`` is while it travels as ``plain``, ``bfloat16`` or ``float16``.
+    """Returns the wire dtype of elements of ``dtype`` as ``plain``, ``bfloat16`` or ``float16``.
 
     Raises:
-        ValueError: ``int8`` and ``topk`` do not travel element by element.
+        ValueError: ``int8`` and ``topk`` have no dtype of single elements.
     """
     if encoding == "plain":
         return np.dtype(dtype)
@@ -100,11 +101,10 @@ def wire_dtype(encoding: Encoding, dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def wire_encoding(dtype: str) -> Encoding:
-    """How parameters, and gradients that are not compressed, travel in a job whose ``wire_dtype``
-    is ``dtype``.
+    """The encoding of parameters and uncompressed gradients in a job with ``wire_dtype=dtype``.
 
     Raises:
-        InvalidArgument: there is no such choice.
+        InvalidArgument: no such choice.
     """
     if dtype not in _BY_WIRE_DTYPE:
         raise InvalidArgument(f"wire_dtype is {dtype!r}; expected {' or '.join(_BY_WIRE_DTYPE)}")
@@ -112,23 +112,23 @@ def wire_encoding(dtype: str) -> Encoding:
 
 
 def round_to(array: NDArray, encoding: Encoding) -> NDArray:
-    """A float32 ``array`` rounded to ``bfloat16`` or ``float16``, to nearest even.
+    """Rounds a float32 ``array`` to ``bfloat16`` or ``float16``, to nearest even.
 
     Finite elements stay finite: those out of range become the largest finite number of their
-    sign. Infinities and NaN stay what they are.
+    sign. Keeps infinities and NaN.
     """
     dtype, largest = _HALVES[encoding], LARGEST[encoding]
-    # NaN fails the comparison too. This costs a third of what looking at every element does.
+    # NaN fails the comparison too. This costs a third of a check of every element.
     if not -largest <= array.min(initial=0) <= array.max(initial=0) <= largest:
         array = np.where(np.isinf(array), array, np.clip(array, -largest, largest))
     return array.astype(dtype)
 
 
 def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
-    """``array``, ``[n]`` finite float32, as ``int8`` bytes.
+    """Encodes ``array``, ``[n]`` finite float32, as ``int8``.
 
-    The scale of a block is its largest magnitude / 127, so an element is off by half a scale at
-    most. A block whose scale would be subnormal counts as zeros.
+    The scale of a block is its largest magnitude / 127, so the error of an element is at most half
+    a scale. A block with a subnormal scale becomes zeros.
     """
     raw = np.empty(4 * _blocks(len(array)) + len(array), np.uint8)
     scales, levels = _int8_parts(raw, len(array))
@@ -136,7 +136,7 @@ def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
         values = array[block].reshape(len(scales[rows]), -1)
         scale = np.maximum(values.max(axis=1), -values.min(axis=1)) / _LEVELS
         scale[scale < _SMALLEST_NORMAL] = 0
-        # So that 127 times the scale is finite as well.
+        # Keeps 127 times the scale finite.
         np.minimum(scale, _LARGEST_SCALE, out=scale, where=np.isfinite(scale))
         scales[rows] = scale
         scale[scale == 0] = np.inf
@@ -146,8 +146,8 @@ def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
 
 
 def encode_topk(array: npt.NDArray[np.float32], k: int) -> Bytes:
-    """The ``k`` elements of largest magnitude of ``array``, ``[n]`` finite float32, as ``topk``
-    bytes.
+    """Encodes the ``k`` elements of largest magnitude of ``array``, ``[n]`` finite float32, as
+    ``topk``.
 
     Raises:
         ValueError: ``k`` is negative or more than half of n.
@@ -164,10 +164,10 @@ def encode_topk(array: npt.NDArray[np.float32], k: int) -> Bytes:
 
 
 def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> None:
-    """Puts what ``raw`` stands for into ``into``, ``[n]`` contiguous: ``int8`` or ``topk``.
+    """Decodes ``raw``, ``int8`` or ``topk``, into ``into``, ``[n]`` contiguous.
 
     Raises:
-        InvalidArgument: ``raw`` is not such an encoding of n elements. ``into`` is then garbage.
+        InvalidArgument: ``raw`` is no such encoding of n elements. ``into`` is then garbage.
     """
     wrong = check_nbytes(encoding, len(raw), len(into), "float32")
     if wrong:
@@ -182,7 +182,7 @@ def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> Non
 
 def _decode_int8(raw: Bytes, into: npt.NDArray[np.float32]) -> None:
     scales, levels = _int8_parts(raw, len(into))
-    # So that 127 times a scale is finite, too; NaN fails both comparisons.
+    # Keeps 127 times a scale finite; NaN fails both comparisons.
     sound = (scales >= 0) & (scales <= _LARGEST_SCALE)
     if not sound.all():
         first = int(np.argmin(sound))
@@ -221,14 +221,14 @@ def _blocks(length: int) -> int:
 
 
 def _int8_parts(raw: Bytes, length: int) -> tuple[NDArray, NDArray]:
-    """Views of the scales, ``[blocks]`` float32, and of the elements, ``[length]`` int8."""
+    """Returns views of the scales, ``[blocks]`` float32, and elements, ``[length]`` int8."""
     start = 4 * _blocks(length)
     return raw[:start].view("<f4"), raw[start:].view(np.int8)
 
 
 def _blockwise(length: int) -> Iterator[tuple[slice, slice]]:
-    """The full blocks, as many at a time as a cache holds, then the last one if it is not full:
-    their elements and their scales."""
+    """Yields slices of elements and of their scales: the full blocks, as many at a time as a cache
+    holds, then a partial last block."""
     full = length // INT8_BLOCK
     for start in range(0, full, _ROWS):
         stop = min(start + _ROWS, full)

@@ -1,12 +1,12 @@
-"""The one tree of errors of this project.
+"""The error classes of this project.
 
 ``psrpc.wire.status`` maps each class to a gRPC status and back, so an error raised in a server
-arrives at the client as the same class. A message names the thing, the value and what was expected.
+arrives at the client as the same class. A message names the thing, its value and the expected one.
 
-Every error has a code, which has a section in ``docs/errors.md``: ``PS1xx`` the job and what was
-typed, ``PS2xx`` the network, ``PS3xx`` who may speak, ``PS4xx`` data and checkpoints, ``PS5xx``
-memory, disk and devices, ``PS6xx`` training. A class has one, and an error has another of its own
-where another thing has to be done about it.
+Each class has a code with a section in ``docs/errors.md``; a single error may have another code
+where it needs another fix. ``PS1xx`` is for the job and the command line, ``PS2xx`` the network,
+``PS3xx`` access, ``PS4xx`` data and checkpoints, ``PS5xx`` memory, disk and devices, ``PS6xx``
+training.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _CODED = re.compile(r"(PS\d{3}): ")
 class PsError(Exception):
     """Root of all errors that a user may see.
 
-    ``retryable`` says whether trying again may help; ``sent`` is False when the request has surely
-    changed nothing at the peer; ``code`` is its section in ``docs/errors.md``.
+    ``retryable``: trying again may help. ``sent``: False when the request surely changed nothing at
+    the peer. ``code``: the section in ``docs/errors.md``.
     """
 
     retryable = False
@@ -29,11 +29,11 @@ class PsError(Exception):
     code = "PS699"
 
     ag_pass_through = True
-    """TensorFlow's AutoGraph raises it as it is, and not an error of its own with its text."""
+    """Makes TensorFlow's AutoGraph raise this error, not its own with the same text."""
 
     def __init__(self, message: str = "", *, code: str = "") -> None:
-        """An error of the class's code, or of ``code``, or of the one that ``message`` begins with:
-        so it stays what it was where only its text is kept, as in a job's reason to fail."""
+        """Takes the code from ``code``, the beginning of ``message`` or the class, in this order.
+        So an error keeps its code where only its text is kept, as in a job's failure reason."""
         found = _CODED.match(message)
         if found:
             code, message = code or found[1], message[found.end() :]
@@ -52,8 +52,8 @@ _FORBIDDEN = {"SQLITE_READONLY", "SQLITE_PERM", errno.EACCES, errno.EPERM, errno
 
 
 def disk_code(error: BaseException) -> str:
-    """The code of an ``OSError`` or ``sqlite3.Error``: the disk is full, this process may not use
-    the file, or the disk fails."""
+    """The code of an ``OSError`` or ``sqlite3.Error``: full disk (PS502), forbidden file (PS503) or
+    failing disk (PS504)."""
     name = getattr(error, "sqlite_errorname", "")
     kind = name.partition("_")[2] and "_".join(name.split("_")[:2])
     why = getattr(error, "errno", None) or kind
@@ -67,30 +67,30 @@ _DISK_ADVICE = {
 
 
 def disk_reason(error: OSError) -> str:
-    """The system's own words, and what to do where they are always the same."""
+    """The system's own words, with advice for a full disk and a forbidden file."""
     return f"{error.strerror or error}{_DISK_ADVICE.get(disk_code(error), '')}"
 
 
 def error_line(error: PsError, before: str = "") -> str:
-    """What a command says on standard error when it ends: ``"error PS204: ..."``, with ``before``
+    """The last line of a failed command on standard error: ``"error PS204: ..."``, with ``before``
     in front of the message."""
     return f"error {error.code}: {before}{error}"
 
 
 class InvalidJob(PsError):
-    """The job file, an override or the model cannot be used; nothing was started."""
+    """The job file, an override or the model is unusable; nothing was started."""
 
     code = "PS101"
 
 
 class InvalidSetting(InvalidJob):
-    """A field of the job, or a setting of its policy, has a value that it cannot have."""
+    """A field of the job, or a setting of its policy, has an invalid value."""
 
     code = "PS105"
 
 
 class InvalidData(InvalidJob):
-    """The job's data cannot be read, or is not what it was said to be."""
+    """The job's data is unreadable, or differs from its description."""
 
     code = "PS106"
 
@@ -102,19 +102,19 @@ class InvalidArgument(PsError):
 
 
 class AlreadyExists(PsError):
-    """The place is taken: two shards with one index, a run directory in use."""
+    """The place is taken, such as a shard index or a run directory in use."""
 
     code = "PS120"
 
 
 class JobDone(PsError):
-    """The run has nothing left to do: a process that finds it so has succeeded."""
+    """The run is complete, which is a success for the process that gets this."""
 
     code = "PS127"
 
 
 class JobMismatch(PsError):
-    """A process brings another job file, plan or version than the coordinator's."""
+    """A process has another job file, plan or version than the coordinator."""
 
     code = "PS130"
 
@@ -126,21 +126,20 @@ class StaleGeneration(PsError):
 
 
 class SegmentLost(StaleGeneration):
-    """An exchange through shared memory got no answer, so the peer may still use that memory: give
-    it up and join again."""
+    """An exchange through shared memory got no answer, so the peer may still use that memory:
+    abandon it and join again."""
 
     code = "PS221"
 
 
 class RoundPassed(PsError):
-    """The shard has gone past the round that was named, or has let go of the snapshot: lease
-    again."""
+    """The shard has passed the requested round, or has dropped the snapshot: lease again."""
 
     code = "PS222"
 
 
 class NotReady(PsError):
-    """Something has to happen first; the message says what is awaited."""
+    """The peer waits for something first; the message says for what."""
 
     code = "PS210"
     retryable = True
@@ -148,22 +147,21 @@ class NotReady(PsError):
 
 
 class Forming(NotReady):
-    """All shards are there and a generation is being formed: it takes the time that it takes, and
-    nobody has to be started."""
+    """All shards are present and the coordinator forms a generation; no process is missing, so
+    the caller just waits."""
 
     code = "PS211"
 
 
 class Preparing(NotReady):
-    """The coordinator lives and has yet to read its job: it takes the time that it takes, and the
-    caller asks again, however little patience it has with silence."""
+    """The coordinator is alive and still reads its job: the caller asks again, even if it gives up
+    early on a silent coordinator."""
 
     code = "PS215"
 
 
 class Stalled(PsError):
-    """Tensors that were announced stopped coming, so the shard has taken back the buffer that it
-    had lent for them. Nothing was changed."""
+    """Announced tensors stopped arriving, so the shard took back their buffer. Nothing changed."""
 
     code = "PS217"
     retryable = True
@@ -171,36 +169,36 @@ class Stalled(PsError):
 
 
 class ShardUnreachable(PsError):
-    """A shard does not answer within the time a call may take."""
+    """A shard does not answer within the deadline of a call."""
 
     code = "PS202"
     retryable = True
 
 
 class CoordinatorUnreachable(PsError):
-    """The coordinator does not answer within the time that was allowed."""
+    """The coordinator does not answer within the deadline."""
 
     code = "PS201"
     retryable = True
 
 
 class CoordinatorRefuses(CoordinatorUnreachable):
-    """A coordinator answers that it will not start. A process that holds part of a run waits for
-    one that serves it, as if nothing answered."""
+    """A coordinator answers that it will not start. A process that holds part of a run treats this
+    as silence and waits for a coordinator that serves the run."""
 
     code = "PS216"
 
 
 class OutcomeUnknown(PsError):
-    """A push or a commit was sent and not answered within the time that was allowed: whether it
-    took effect is not known. Doing it again is safe, since the peer knows what it has."""
+    """A push or commit got no answer in time and may have taken effect. Repeating it is safe, since
+    the peer recognises what it already has."""
 
     code = "PS206"
     retryable = True
 
 
 class AccessDenied(PsError):
-    """The peer does not accept who this process says that it is, or that it may do this."""
+    """The peer rejects the identity of this process, or its right to make this call."""
 
     code = "PS301"
 
@@ -212,13 +210,13 @@ class ResourceExhausted(PsError):
 
 
 class TableFull(ResourceExhausted):
-    """An embedding table may have no more rows: its ``max_rows`` is too small for the job."""
+    """An embedding table has ``max_rows`` rows, too few for the job."""
 
     code = "PS508"
 
 
 class CheckpointError(PsError):
-    """A checkpoint could not be written, or a file of it is missing, torn or changed."""
+    """A checkpoint could not be written, or one of its files is missing, torn or changed."""
 
     code = "PS401"
 
@@ -236,7 +234,7 @@ class PortInUse(PsError):
 
 
 class Unreachable(PsError):
-    """The connection failed: nothing listens, it was refused, or it broke."""
+    """The connection failed: closed port, refused, or broken."""
 
     code = "PS203"
     retryable = True
@@ -250,13 +248,13 @@ class NotConnected(Unreachable):
 
 
 class DeadlinePassed(PsError):
-    """A call took longer than it may; whether it had an effect is not known."""
+    """A call exceeded its deadline and may have taken effect."""
 
     code = "PS205"
     retryable = True
 
 
 class RemoteFailure(PsError):
-    """The peer failed in a way it did not foresee; its log has the details."""
+    """The peer failed unexpectedly; its log has the details."""
 
     code = "PS690"

@@ -1,7 +1,7 @@
 """The exit statuses of ``coordinator``, ``pserver serve`` and ``worker run``. Pure.
 
-Supervisors (systemd, Kubernetes, compose) decide by them, see docs/supervisors.md: only
-:data:`DONE` is success, and a process that ended otherwise may have work left to do.
+Supervisors (systemd, Kubernetes, compose) act on them, see docs/supervisors.md: only :data:`DONE`
+is success; after any other status the process may have work left.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ FAILED = 1
 """The job failed, or a peer stayed away for too long."""
 
 BAD_INPUT = 2
-"""Another start with the same command comes to the same."""
+"""The same command would fail again."""
 
 DRAINED = 75
-"""SIGTERM, before the job was done; the same command goes on. EX_TEMPFAIL of sysexits.h."""
+"""SIGTERM before the job was done; the same command resumes. EX_TEMPFAIL of sysexits.h."""
 
 INTERRUPTED = 130
 """A person stopped the process or the job (Ctrl-C)."""
 
 
 def after_signal(number: int) -> int:
-    """The exit status of a process that leaves an unfinished job because of this signal."""
+    """The exit status of a process that leaves an unfinished job on this signal."""
     return INTERRUPTED if number == signal.SIGINT else DRAINED

@@ -20,7 +20,7 @@ class IntervalSet:
             self.add(start, stop)
 
     def add(self, start: int, stop: int) -> None:
-        """Adds ``[start, stop)``, merging it with what it touches."""
+        """Adds ``[start, stop)`` and merges it with overlapping and adjacent intervals."""
         if not 0 <= start < stop:
             raise ValueError(f"not an interval: [{start}, {stop})")
         left = bisect_right(self._starts, start)
@@ -45,12 +45,12 @@ class IntervalSet:
         return at >= 0 and start < self._stops[at]
 
     def end_of(self, member: int) -> int:
-        """The least integer from ``member`` on that is not in the set."""
+        """Returns the least integer from ``member`` on that is not in the set."""
         at = bisect_right(self._starts, member) - 1
         return max(member, self._stops[at]) if at >= 0 else member
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        """The members of both sets, as a new set."""
+        """Returns the members of both sets, as a new set."""
         common = IntervalSet()
         mine, theirs = list(self), list(other)
         i = j = 0
@@ -65,11 +65,11 @@ class IntervalSet:
         return common
 
     def __len__(self) -> int:
-        """How many integers are in the set (not how many intervals)."""
+        """Number of integers, not of intervals."""
         return sum(self._stops) - sum(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The intervals ``(start, stop)`` in rising order."""
+        """Yields the intervals ``(start, stop)`` in rising order."""
         return iter(zip(self._starts, self._stops, strict=True))
 
     def __eq__(self, other: object) -> bool:

@@ -7,20 +7,19 @@ from pathlib import Path
 from psrpc.core.errors import InvalidArgument
 
 LONGEST = 200
-"""Bytes in UTF-8. File systems take 255; temporary names are longer by a few."""
+"""Bytes in UTF-8. File systems allow 255; temporary names are a few bytes longer."""
 
 DEEPEST = 4
-"""Parts of a place in a run directory; there are two."""
-
+"""Most parts of a path in a run directory; two are in use."""
 
 RUNS = Path("runs")
 ADDRESS = "address"
 JOB = "job.json"
 CERTS = "certs"
-"""Certificates of the run, where it made them itself."""
+"""Directory of certificates that the run made itself."""
 
 PLAINTEXT = "plaintext"
-"""There while a coordinator answers without certificates, whether or not the run has some."""
+"""Exists while the coordinator serves without certificates, even if the run has some."""
 
 CHECKPOINTS = "checkpoints"
 """The directory of a run's checkpoints. Load-bearing."""
@@ -32,17 +31,14 @@ LOCK = "lock"
 """Held by the coordinator of the run."""
 
 STARTING = "starting"
-"""Locked by who starts the run, until its coordinator serves."""
+"""Locked by the process that starts the run, until its coordinator serves."""
 
 
 def check_file_name(name: str, what: str) -> str:
-    """``name``, if it can be that of a file of ours and nothing else.
-
-    Args:
-        what: whose name it is, for the message.
+    """Returns ``name`` if it is a plain file name; ``what`` describes it in the message.
 
     Raises:
-        InvalidArgument: it is empty, too long, hidden, a path, or has characters that no name has.
+        InvalidArgument: it is empty, too long, hidden, a path, or has unprintable characters.
     """
     _check_part(name, what)
     if name.startswith("."):
@@ -53,10 +49,10 @@ def check_file_name(name: str, what: str) -> str:
 
 
 def inside(directory: Path, name: str, what: str) -> Path:
-    """The place ``name``, parts joined by ``/``, in ``directory``, symbolic links followed.
+    """Resolves ``name``, parts joined by ``/``, in ``directory``; follows symbolic links.
 
     Raises:
-        InvalidArgument: it is elsewhere, or a part is no name.
+        InvalidArgument: it leads out of ``directory``, or a part is no plain name.
     """
     parts = name.split("/")
     if len(parts) > DEEPEST:

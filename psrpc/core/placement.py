@@ -29,14 +29,14 @@ def make_plan(
 ) -> Plan:
     """Lays ``variables`` and ``tables`` out over ``shards``.
 
-    ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
-    shards. Variables that fill whole units of 64 bytes come first there, the others after them,
-    both in the order given: so those are aligned, and TensorFlow need not copy them out of the
-    arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
+    ``cut`` divides every arena evenly, so no shard is a hot spot and a variable may span shards.
+    Variables that fill whole units of 64 bytes come first, then the others, both in the given
+    order: so the former are aligned, and TensorFlow need not copy them out of the arena. ``whole``
+    keeps each variable on one shard, and assigns the largest first to the emptiest shard.
 
     Raises:
-        InvalidJob: nothing to train, an unknown dtype, two variables or two tables of one name, or
-            a table that cannot be.
+        InvalidJob: nothing to train, an unknown dtype, variables or tables with the same name, or
+            an impossible table.
     """
     variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
@@ -58,10 +58,9 @@ def make_plan(
                     order, cuts = _keep_whole(variables, members, load)
                 sizes = [variables[i].size for i in order]
                 starts = np.cumsum([0, *sizes]).tolist()[:-1]
+                name = f"{dtype}.{role}"
                 arenas.append(
-                    ArenaPlan(
-                        f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
-                    )
+                    ArenaPlan(name, dtype, role, tuple(order), tuple(starts), tuple(cuts))
                 )
     return Plan(variables, tuple(arenas), shards, placement, tables)
 
@@ -80,7 +79,7 @@ def _cut_evenly(
 def _keep_whole(
     variables: Sequence[VariableSpec], members: list[int], load: list[int]
 ) -> tuple[list[int], list[int]]:
-    """``load`` is the bytes each shard holds so far; it is brought up to date."""
+    """Updates ``load``, the bytes on each shard so far."""
     shards = len(load)
     per_shard: list[list[int]] = [[] for _ in range(shards)]
     for i in sorted(members, key=lambda i: (-variables[i].size, i)):

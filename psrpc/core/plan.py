@@ -1,8 +1,8 @@
-"""Where every element of every variable lives: the plan all processes agree on.
+"""The plan: the place of every element of every variable, the same in all processes.
 
-All variables of one dtype and role are laid end to end in an *arena*; the arena is cut over the
-shards. The worker holds each arena whole, as one flat array in the same order, so a variable is
-always contiguous there, and a shard's part of it is one contiguous piece.
+All variables of one dtype and role lie end to end in an *arena*, which is cut over the shards. A
+worker holds each arena whole, as one flat array in the same order, so a variable is always
+contiguous there, and so is a shard's part of the arena.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ Role = Literal["trainable", "state"]
 Placement = Literal["cut", "whole"]
 
 ALIGNMENT_BYTES = 64
-"""Cuts fall on multiples of this, so that a shard's piece of an aligned array is aligned too."""
+"""Cuts fall on multiples of this, so a shard's piece of an aligned array is aligned too."""
 
 INTEGERS = "int64"
-"""The arena of state that is counted, not measured: integers of all widths and booleans, which
-int64 holds exactly. An update replaces it, see :attr:`ArenaPlan.replaced`. Load-bearing."""
+"""The dtype of the arena of integers of all widths and booleans, which int64 holds exactly. An
+update replaces its values, see :attr:`ArenaPlan.replaced`. Load-bearing."""
 
 DTYPES = ("float32", "float64", INTEGERS)
-"""What may live in an arena; anything else is refused by name when the job is described."""
+"""The dtypes of arenas; :func:`check_variables` refuses a variable of any other."""
 
 AVERAGES = "model_variables_moving_average"
 """The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
 
-A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
-the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
-an export takes this slot in place of the trainable arenas, once ``iterations`` is above 0: before
-the first step it is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
-``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
-happens inside the shard's update, at the same iterations as in Keras.
+A checkpoint holds the raw parameters, so training resumes exactly. Keras replaces the trainable
+variables by their averages when ``fit`` ends (``finalize_variable_values``); here an export takes
+this slot in place of the trainable arenas, once ``iterations`` is above 0: before the first step it
+is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
+``ema_overwrite_frequency`` needs nothing of the reader: the shard's update overwrites at the same
+iterations as Keras.
 """
 
 MEAN_SQUARE = "dc_mean_square"
-"""The slot of delay compensation, which any optimizer may have. Persisted name, load-bearing."""
+"""The slot of delay compensation, for any optimizer. Persisted name, load-bearing."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class ArenaPlan:
 
     @property
     def encodable(self) -> bool:
-        """Whether its elements may travel in another form than their own (psrpc.core.encoding)."""
+        """Whether its elements may be encoded for the wire (psrpc.core.encoding)."""
         return (self.dtype, self.role) == ("float32", "trainable")
 
     @property
     def replaced(self) -> bool:
-        """Whether an update brings new values of its elements; otherwise a gradient, or a
-        difference that is added. The mean of two counters counts nothing."""
+        """Whether an update brings new values instead of a gradient or a difference to add: the
+        mean of two counters is meaningless."""
         return self.dtype == INTEGERS
 
     def shard_length(self, shard: int) -> int:
@@ -127,7 +127,7 @@ class Plan:
     tables: tuple[TableSpec, ...] = ()
 
     def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
-        """The pieces of variables that live in ``arena`` on ``shard``, in arena order."""
+        """Returns the pieces of variables in ``arena`` on ``shard``, in arena order."""
         low, high = arena.cuts[shard], arena.cuts[shard + 1]
         slices = []
         for index, first in zip(arena.order, arena.starts, strict=True):
@@ -138,11 +138,11 @@ class Plan:
         return slices
 
     def shard_nbytes(self, shard: int) -> int:
-        """Bytes of parameters and state on ``shard``, optimizer slots and tables not counted."""
+        """Bytes of parameters and state on ``shard``, without optimizer slots and tables."""
         return sum(arena.shard_length(shard) * arena.itemsize for arena in self.arenas)
 
     def to_json(self) -> bytes:
-        """Canonical JSON, the form that is hashed and sent."""
+        """Returns the canonical JSON that is hashed and sent."""
         document: dict[str, Any] = {
             "format": 1,
             "shards": self.shards,
@@ -151,13 +151,13 @@ class Plan:
             "arenas": [vars(a) for a in self.arenas],
         }
         if self.tables:
-            # Left out where there are none: plans of before have no such key.
+            # Absent where there are none, as in older plans.
             document["tables"] = [table.to_json() for table in self.tables]
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 of the canonical JSON; travels in every RPC that touches parameters."""
+        """SHA-256 of the canonical JSON; part of every RPC that touches parameters."""
         return hashlib.sha256(self.to_json()).digest()
 
     @staticmethod
@@ -165,7 +165,7 @@ class Plan:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            InvalidJob: it is no plan; names the field, or what contradicts each other.
+            InvalidJob: it is no plan; names the invalid field or the contradiction.
         """
         try:
             return Plan.from_document(parse_json(data))
@@ -174,22 +174,15 @@ class Plan:
 
     @staticmethod
     def from_document(document: Any) -> Plan:
-        """The plan in a JSON value. Raises ValueError or InvalidJob, as :meth:`from_json`."""
+        """Reads a plan from a JSON value. Raises ValueError or InvalidJob."""
         check_plan(document)
         plan = Plan(
             variables=tuple(
                 VariableSpec(**(v | {"shape": tuple(v["shape"])})) for v in document["variables"]
             ),
             arenas=tuple(
-                ArenaPlan(
-                    name=arena["name"],
-                    dtype=arena["dtype"],
-                    role=arena["role"],
-                    order=tuple(arena["order"]),
-                    starts=tuple(arena["starts"]),
-                    cuts=tuple(arena["cuts"]),
-                )
-                for arena in document["arenas"]
+                ArenaPlan(**(a | {key: tuple(a[key]) for key in ("order", "starts", "cuts")}))
+                for a in document["arenas"]
             ),
             shards=document["shards"],
             placement=document["placement"],
@@ -201,15 +194,15 @@ class Plan:
 
 
 def aligned_nbytes(nbytes: int) -> int:
-    """Bytes up to where the next array may begin after one of ``nbytes``."""
+    """Rounds ``nbytes`` up to a multiple of ``ALIGNMENT_BYTES``."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
-    """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
+    """Makes an uninitialised ``[length]`` array on a 64-byte boundary.
 
-    TensorFlow aborts the process when it meets an unaligned buffer through DLPack, so every
-    buffer that may reach it is made here.
+    TensorFlow aborts the process on an unaligned buffer from DLPack, so every buffer that may reach
+    TensorFlow comes from here.
     """
     nbytes = length * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -218,6 +211,7 @@ def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
 
 
 def check_variables(variables: Sequence[VariableSpec]) -> None:
+    """Raises InvalidJob for repeated names and unusable dtypes."""
     for name, uses in Counter(v.name for v in variables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
@@ -231,6 +225,7 @@ def check_variables(variables: Sequence[VariableSpec]) -> None:
 
 
 def check_tables(tables: Sequence[TableSpec]) -> None:
+    """Raises InvalidJob for repeated names and impossible settings."""
     for name, uses in Counter(table.name for table in tables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} tables are named {name!r}; give them different names")

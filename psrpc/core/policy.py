@@ -1,8 +1,7 @@
-"""A consistency policy: when a gradient may be applied, and how old it may be by then.
+"""The consistency policy: when shards may apply a gradient, and how old it may be.
 
-What a job asks for, what the coordinator decides by and what shards obey are the same few
-settings, so they are checked in one place. A policy is a value; its number, which rises with each
-change, is kept beside it (``Fence.policy``).
+Job, coordinator and shards share these settings, so this module checks them for all. A policy is
+an immutable value; its number, which rises with each change, is separate (``Fence.policy``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ DelayCompensation = Literal["constant", "adaptive"]
 MODES: tuple[Mode, ...] = ("async", "sync", "ssp")
 
 LAMBDA: Mapping[str, float] = {"constant": 0.04, "adaptive": 2.0}
-"""λ where a job says none: DC-ASGD-c's and DC-ASGD-a's of Zheng et al. 2017, section 6.1."""
+"""Default λ of DC-ASGD-c and DC-ASGD-a, from Zheng et al. 2017, section 6.1."""
 
 _FITS: Mapping[str, tuple[Mode, ...]] = {
     "replicas": ("sync",),
@@ -36,7 +35,7 @@ _FITS: Mapping[str, tuple[Mode, ...]] = {
     "dc_lambda": ("async", "ssp"),
     "dc_decay": ("async", "ssp"),
 }
-"""Which modes each setting is for."""
+"""The modes of each setting."""
 
 _WHY: Mapping[str, str] = {
     "replicas": "only rounds are made of so many micro-batches",
@@ -63,7 +62,7 @@ def _choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
 
 
 def _whole(name: str, value: object, least: int) -> None:
-    # bool is an int to Python, and True micro-batches are none.
+    # bool is a subclass of int.
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -95,23 +94,23 @@ def _real(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One of the ways in which gradients of several workers become one history of updates.
+    """Rules by which gradients of several workers become one sequence of updates.
 
     Attributes:
-        mode: ``async`` applies every gradient as it comes. ``sync`` applies the mean of a round of
-            micro-batches at a time. ``ssp`` (stale synchronous parallel, Ho et al. 2013) applies
-            every gradient as it comes, but lets no worker run more than ``staleness`` steps ahead
-            of the slowest.
-        replicas: K, micro-batches of a round that are open at once (sync).
-        aggregate: M, how many of them a round takes: the first that are committed. The others
-            count in a later round (backup workers, Chen et al. 2016). None takes all K (sync).
-        speculate: an idle worker computes a micro-batch that another one is late with; the first
-            commit counts (sync).
-        round_deadline_s: name who is late with a round that lasts longer (sync).
-        balance: cut micro-batches by the speed of the workers that compute them; a round is of as
-            many records as ever (sync).
-        staleness: s, the steps that a worker may be ahead; 0 waits like a barrier (ssp).
-        max_staleness: gradients of older parameters are refused, and their batch is leased again
+        mode: ``async`` applies every gradient on arrival. ``sync`` applies the mean of a round of
+            micro-batches. ``ssp`` (stale synchronous parallel, Ho et al. 2013) applies every
+            gradient on arrival, but lets no worker run more than ``staleness`` steps ahead of the
+            slowest.
+        replicas: K, concurrently open micro-batches of a round (sync).
+        aggregate: M, how many of them a round takes: the first M commits. The others count in a
+            later round (backup workers, Chen et al. 2016). None takes all K (sync).
+        speculate: an idle worker repeats the micro-batch of a late one; the first commit counts
+            (sync).
+        round_deadline_s: after this the coordinator names the late workers of a round (sync).
+        balance: size micro-batches by the speed of their workers; the records of a round stay the
+            same (sync).
+        staleness: s, the steps that a worker may be ahead; 0 is a barrier (ssp).
+        max_staleness: shards refuse gradients of older parameters; their batch is leased again
             (async).
         staleness_lr: ``inverse`` divides the learning rate by 1 + staleness (Zhang et al. 2016,
             "Staleness-aware Async-SGD", section 3.2) (async, ssp).
@@ -122,7 +121,7 @@ class Policy:
         dc_decay: m, the memory of the mean square in DC-ASGD-a; 0 ≤ m < 1.
 
     Raises:
-        InvalidJob: a value out of range, or a setting that does not fit the mode; says why.
+        InvalidSetting: a value out of range, or a setting that does not fit the mode; says why.
     """
 
     mode: Mode = "async"
@@ -193,23 +192,23 @@ class Policy:
 
     @property
     def rounds(self) -> bool:
-        """Whether gradients are applied in rounds."""
+        """Whether shards apply gradients in rounds."""
         return self.mode == "sync"
 
     @property
     def open(self) -> int:
-        """K, micro-batches that are open at once; 0 without rounds."""
+        """K, concurrently open micro-batches; 0 without rounds."""
         return self.replicas or 0
 
     @property
     def taken(self) -> int:
-        """M, micro-batches of one update: 1 without rounds."""
+        """M, micro-batches of one update; 1 without rounds."""
         return self.aggregate or self.replicas or 1
 
     @property
     def backups(self) -> bool:
-        """Whether a round leaves micro-batches for a later one, so that a gradient of older
-        parameters may be staged."""
+        """Whether a round leaves micro-batches for a later one, so a staged gradient may be of
+        older parameters."""
         return self.rounds and self.taken < self.open
 
     @property
@@ -220,7 +219,7 @@ class Policy:
         return LAMBDA.get(self.delay_compensation or "", 0.0)
 
     def changed(self) -> dict[str, Any]:
-        """The settings that are not as by default, ``mode`` left out."""
+        """Returns the settings that differ from their defaults, without ``mode``."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -228,29 +227,29 @@ class Policy:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; the inverse of :meth:`from_json`."""
+        """Converts to plain JSON types."""
         return {"mode": self.mode, **self.changed()}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Policy:
-        """Raises InvalidJob for what is no policy; names the setting."""
+        """The inverse of :meth:`to_json`. Raises InvalidSetting; names the setting."""
         unknown = set(document) - set(SETTINGS)
         if unknown:
             raise InvalidSetting(f"a policy has no {', '.join(sorted(unknown))}")
         return Policy(**document)
 
     def __str__(self) -> str:
-        """In a few words, such as ``sync replicas=3``."""
+        """Formats the policy like ``sync replicas=3``."""
         return " ".join([self.mode, *(f"{k}={_shown(v)}" for k, v in self.changed().items())])
 
 
 ASYNC = Policy()
-"""Every gradient is applied as it comes."""
+"""Applies every gradient on arrival."""
 
 SETTINGS: tuple[str, ...] = tuple(field.name for field in fields(Policy))
-"""The names of all settings: fields of a job, and keys of ``coordinator set``."""
+"""Names of all settings: fields of a job, and keys of ``coordinator set``."""
 
 
 def fitting(mode: Mode, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``settings`` that are for ``mode``."""
+    """Returns those of ``settings`` that fit ``mode``."""
     return {k: v for k, v in settings.items() if mode in _FITS.get(k, MODES)}

@@ -1,4 +1,4 @@
-"""Embedding tables: what the plan says of one, and on which shard a row lives.
+"""Embedding tables: their description in the plan, and the shard of each row.
 
 See docs/design/0010-embedding-tables.md.
 """
@@ -16,8 +16,7 @@ from farmhash import Fingerprint64
 from psrpc.core.document import anything, choice, flag, mapped, maybe, record, text, whole
 
 STRINGS = (1 << 63) - 25
-"""Strings of a table without a vocabulary come to ids below this, a prime. Load-bearing."""
-
+"""Upper bound, a prime, of ids of strings in a table without a vocabulary. Load-bearing."""
 
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -26,18 +25,17 @@ Eviction = Literal["age", "frequency"]
 IdKind = Literal["numbers", "strings", "both"]
 
 FULL_EVERY = 16
-"""Checkpoints of a table from one that has all of its rows to the next, where nothing else is
-said."""
+"""Default number of checkpoints of a table from one with all rows to the next."""
 
 MAX_IDS = 1 << 19
-"""Ids that one message names, over all tables: 4 MiB of a message's 8."""
+"""Most ids per message, over all tables: 4 MiB of a message's 8."""
 
 OPTIMIZERS = ("SGD", "Adagrad", "RowwiseAdagrad", "Adam", "Ftrl")
-"""Classes that update rows. Keras's, but for row-wise Adagrad, which Keras has not."""
+"""Optimizer classes for rows: Keras's, and row-wise Adagrad, which Keras lacks."""
 
 INITIALIZERS = ("uniform", "normal", "constant")
 MAX_WIDTH = 1 << 24
-"""Elements of a row: 64 MiB, more than any message has."""
+"""Most elements of a row: 64 MiB, more than any message."""
 
 _MADE_BY = {"class_name": text, "config": mapped(anything)}
 _CHECK = record(
@@ -60,7 +58,7 @@ _CHECK = record(
 
 # The finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number
 # Generators", figure 16: mix64 variant 13): a bijection whose every output bit depends on every
-# input bit. Load-bearing: checkpoints are cut by it.
+# input bit. Load-bearing: it cuts checkpoints.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -69,22 +67,22 @@ _30, _27, _31, _32 = (np.uint64(n) for n in (30, 27, 31, 32))
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One table, the same for every process. Checked by :func:`psrpc.core.placement.make_plan`.
+    """Describes one table. :func:`psrpc.core.placement.make_plan` checks it.
 
     Attributes:
         name: unique among the tables of a job.
         width: elements of a row, float32.
-        vocabulary: ids are ``0 .. vocabulary - 1``; None is any int64.
+        vocabulary: ids are ``0 .. vocabulary - 1``; None allows any int64.
         initializer: ``{"class_name": one of INITIALIZERS, "config": {...}}``; uniform has ``low``
             and ``high``, normal ``mean`` and ``stddev``, constant ``value``.
         optimizer: ``{"class_name": one of OPTIMIZERS, "config": {...}}``, serialized as Keras does.
         seed: of the initial values.
         min_count: applied pushes that an id needs before it gets a row.
-        max_rows: rows over all shards, each of which has its even part; None is no limit.
-        eviction: which rows make room for others; None: there is an error when the table is full.
-        keep_evicted: checkpoints hold the rows that had to make room, to be exported.
-        id_kind: what the layers of the table are given: numbers, strings, which come to ids by
-            :mod:`psrpc.core.tables`, or both.
+        max_rows: rows over all shards, evenly divided; None is no limit.
+        eviction: selects the rows that make room for others; None: a full table is an error.
+        keep_evicted: checkpoints keep evicted rows, for export.
+        id_kind: input of the table's layers: numbers, strings, which :func:`hashed` maps to ids,
+            or both.
     """
 
     name: str
@@ -100,8 +98,8 @@ class TableSpec:
     id_kind: IdKind = "numbers"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types. ``keep_evicted`` is left out where it is false, and ``id_kind`` where
-        it is numbers: plans of before have no such keys."""
+        """Converts to plain JSON types; omits ``keep_evicted`` where it is false and ``id_kind``
+        where it is numbers, as in older plans."""
         document = dict(vars(self))
         if not self.keep_evicted:
             del document["keep_evicted"]
@@ -118,8 +116,7 @@ class TableSpec:
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of one table: ``ids`` int64 ``[n]``, strictly ascending, and ``values`` float32
-    ``[n, width]``, what they hold or their gradients. ``finite``: somebody has looked at all
-    values and found them so."""
+    ``[n, width]``, their contents or gradients. ``finite``: all values are known to be finite."""
 
     ids: Ids
     values: npt.NDArray[np.float32] = field(repr=False)
@@ -127,7 +124,7 @@ class Rows:
 
 
 def mix(ids: npt.NDArray[Any]) -> Hashes:
-    """A 64-bit hash of each element of an int64 or uint64 array, in its shape."""
+    """Hashes each element of an int64 or uint64 array to 64 bits, in its shape."""
     h = ids.astype(np.uint64) + _GOLDEN
     h ^= h >> _30
     h *= _FIRST
@@ -138,18 +135,18 @@ def mix(ids: npt.NDArray[Any]) -> Hashes:
 
 
 def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
-    """The shard of each id, in the shape of ``ids``: the upper half of its hash modulo
-    ``shards``."""
+    """Returns the shard of each id, the upper half of its hash modulo ``shards``, in the shape of
+    ``ids``."""
     return (mix(ids) >> _32) % np.uint64(shards)
 
 
 def hashed(strings: Iterable[str | bytes], vocabulary: int | None = None) -> Ids:
-    """The id of each string, int64 ``[n]``, in a table of ``vocabulary`` ids, or of any. A ``str``
-    counts as its UTF-8, as in TensorFlow."""
+    """Maps strings to ids, int64 ``[n]``, below ``vocabulary`` or :data:`STRINGS`. Encodes ``str``
+    as UTF-8, like TensorFlow."""
     below = STRINGS if vocabulary is None else vocabulary
     return np.array([Fingerprint64(_bytes(one)) % below for one in strings], np.int64)
 
 
 def _bytes(string: str | bytes) -> bytes:
-    # What is not UTF-8 on a command line reaches Python as surrogates.
+    # Invalid UTF-8 on a command line reaches Python as surrogates.
     return string if isinstance(string, bytes) else string.encode(errors="surrogateescape")

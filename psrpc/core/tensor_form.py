@@ -1,6 +1,6 @@
-"""The form of a plan in JSON, and what its numbers have in common. Pure.
+"""Checks of a plan in JSON: its form and the consistency of its numbers. Pure.
 
-Nothing is made in proportion to a number of a plan before :func:`check_plan` has passed it.
+Only after :func:`check_plan` may code allocate memory in proportion to a number of a plan.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 from psrpc.core.document import anything, choice, listed, mapped, maybe, record, text, whole
 
 MAX_SHARDS = 1 << 16
-
 MAX_ELEMENTS = 1 << 48
-"""Of a variable, by its shape: a thousand times what the largest disks hold."""
+"""Most elements of a variable: a thousand times the largest disks."""
 
 _EXTENTS = listed(whole(0, MAX_ELEMENTS), most=32)
 
 
 def shape(value: Any, where: str) -> list[int]:
-    """Passes a shape that an array may have."""
+    """Checks for the shape of an array."""
     found: list[int] = _EXTENTS(value, where)
     if prod(extent or 1 for extent in found) > MAX_ELEMENTS:
         raise ValueError(f"{where} is {found}; expected {MAX_ELEMENTS} elements at most")
@@ -31,7 +30,7 @@ _KIND = {"name": text, "dtype": text, "role": choice("trainable", "state")}
 _PLACES = listed(whole())
 
 variable = record(_KIND | {"shape": shape}, {"constraint": maybe(mapped(anything))})
-"""Passes a variable of a plan."""
+"""Checks for a variable of a plan."""
 
 _CHECK = record(
     {
@@ -46,8 +45,8 @@ _CHECK = record(
 
 
 def check_plan(document: Any) -> None:
-    """Passes the JSON of a plan in which every variable lies whole in one arena of its kind, and
-    the shards together have each arena once. Tables are not looked at.
+    """Checks that every variable lies whole in one arena of its kind, and that the shards together
+    cover each arena once. Ignores tables.
 
     Raises:
         ValueError: names the field, or the arena.

@@ -20,16 +20,16 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role, server_name
 
 COORDINATOR_PORT = 5000
-"""Where a coordinator is unless somebody says otherwise."""
+"""Default port of a coordinator."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *COMMON_OPTIONS,
-    # A cluster's own traffic never goes through a web proxy that the environment names.
+    # Cluster traffic never goes through a web proxy from the environment.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # One connection per channel: no sharing of a broken one with another client in the process.
+    # One connection per channel, so clients in a process never share a broken one.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -58,12 +58,12 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
 
 
 def format_address(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 host."""
+    """Joins ``HOST:PORT``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` means the machine itself, whoever says it."""
+    """Whether ``host`` is ``localhost`` or a loopback IP address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -73,14 +73,13 @@ def is_loopback(host: str) -> bool:
 def open_channel(
     address: str, security: Security = PLAINTEXT, peer: Role = Role.SHARD
 ) -> grpc.Channel:
-    """A channel to ``HOST:PORT``; connects when first used.
+    """Opens a channel to ``HOST:PORT`` that connects on first use.
 
     Args:
-        security: this process's.
-        peer: the role that whoever answers has to have.
+        peer: the role that the server's certificate must have.
 
     Raises:
-        InvalidArgument: another machine is meant, in plaintext that was not said to be insecure.
+        InvalidArgument: plaintext to another machine without ``--insecure``.
     """
     if not security.encrypted:
         check_reachable(address, security)
@@ -97,7 +96,7 @@ def open_channel(
 
 
 def check_reachable(address: str, security: Security) -> None:
-    """Raises InvalidArgument if ``security`` lets nothing be sent to ``HOST:PORT``."""
+    """Raises InvalidArgument if ``security`` forbids sending to ``HOST:PORT``."""
     if not security.encrypted:
         _check_plaintext(address, security, "to send anything to", "change the model")
 
@@ -107,7 +106,7 @@ def make_server(
     interceptors: Sequence[grpc.ServerInterceptor[Any, Any]] = (),
     security: Security = PLAINTEXT,
 ) -> grpc.Server:
-    """A server whose handlers run on ``threads`` threads, for callers that ``security`` admits."""
+    """Makes a server with ``threads`` handler threads for callers that ``security`` admits."""
     first = [AuthorizationInterceptor(security)] if security.encrypted else []
     pool = CountingPool(threads)
     return grpc.server(
@@ -122,7 +121,7 @@ def make_aio_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     security: Security = PLAINTEXT,
 ) -> grpc.aio.Server:
-    """An asyncio server for callers that ``security`` admits; call it within a running loop."""
+    """Makes an asyncio server for callers that ``security`` admits; needs a running loop."""
     first = [AioAuthorizationInterceptor(security)] if security.encrypted else []
     return grpc.aio.server(
         interceptors=[*first, *interceptors, AioLoadInterceptor()],
@@ -137,17 +136,17 @@ def bind(
     """Makes ``server`` listen on ``HOST:PORT`` and returns the port (chosen by the OS for 0).
 
     Args:
-        security: that the server was made with.
+        security: the one that the server was made with.
 
     Raises:
         PortInUse: another process listens there, or the host is not one of this machine.
-        InvalidArgument: others can reach it, in plaintext that was not said to be insecure.
+        InvalidArgument: plaintext that other machines can reach, without ``--insecure``.
     """
     host, port = parse_address(address)
     address = format_address(host, port)
     if not security.encrypted:
         _check_plaintext(address, security, "to listen on", "change the model")
-    # First, since gRPC writes lines of its own on standard error when it cannot.
+    # Checked first, since gRPC writes its own lines to standard error when it cannot listen.
     why = _why_not(host, port)
     if not why:
         security.announce()
@@ -161,7 +160,7 @@ def bind(
 
 
 def check_metrics(address: str, security: Security) -> None:
-    """Raises InvalidArgument if ``security`` lets no metrics be served at ``HOST:PORT``."""
+    """Raises InvalidArgument if ``security`` forbids serving metrics at ``HOST:PORT``."""
     if security.by_token and not is_loopback(parse_address(address)[0]):
         raise InvalidArgument(
             f"--metrics {address} asks whoever reads for a certificate, which --token-file does "
@@ -183,7 +182,7 @@ def _check_plaintext(address: str, security: Security, what: str, harm: str) -> 
 
 
 def _why_not(host: str, port: int) -> str:
-    """Why the operating system lets nobody listen there; empty if it would."""
+    """Returns why the operating system refuses to listen there; empty if it would not."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -200,6 +199,6 @@ def _why_not(host: str, port: int) -> str:
             if error.errno == errno.EADDRINUSE:
                 why = f"port {port} is in use by another process; stop it or choose another --bind"
         else:
-            # Of the addresses that a name stands for, gRPC is content with one, too.
+            # Like gRPC, be content with one of the addresses of a name.
             return ""
     return why

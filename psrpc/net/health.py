@@ -1,4 +1,4 @@
-"""Asks a server's standard gRPC health service: what the commands ``healthcheck`` do."""
+"""The standard gRPC health service: the client of ``healthcheck`` commands, and servicers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 
 LIVES = ""
-"""The name under which a server says that it lives, from its first moment until it stops. Under the
-name of its service it says whether it serves its part of a job."""
+"""The health name under which a server is SERVING from start to stop. Under its service's name the
+server reports whether it serves its part of a job."""
 
 WHY = "this server's health cannot be watched; ask grpc.health.v1.Health/Check again and again"
 
-
 LOOK_S = 1.0
-"""At most, for each step of finding out why nobody answers."""
+"""Time limit per step of diagnosing an unreachable server."""
 
 
 def why_unhealthy(
@@ -33,13 +32,13 @@ def why_unhealthy(
     security: Security = PLAINTEXT,
     peer: Role = Role.COORDINATOR,
 ) -> str:
-    """Empty when ``service`` at ``address`` is SERVING, otherwise why not, in words; with a code
-    where it is not reached.
+    """Returns why ``service`` at ``address`` is not SERVING, with an error code where the server is
+    unreachable; empty if it is SERVING.
 
     Args:
         service: e.g. ``"psrpc.v1.Coordinator"``; empty for the server as a whole.
         security: of any role.
-        peer: what the server is; where there are certificates, it has to be that.
+        peer: the role that the server's certificate must have.
 
     Raises:
         InvalidArgument: the address is another machine's, and there are no certificates.
@@ -66,32 +65,32 @@ def why_unhealthy(
 
 
 class HealthServicer(health.HealthServicer):
-    """For servers with threads."""
+    """The health service of threaded servers, without ``Watch``."""
 
     def Watch(  # noqa: N802
         self, _request: Any, context: grpc.ServicerContext, _callback: Any = None
     ) -> NoReturn:
-        """Refuses at once, with the status by which clients know that they need not try again."""
+        """Refuses at once with UNIMPLEMENTED, which clients do not retry."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, WHY)
 
 
 class AioHealthServicer(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # made at import
-    """For asyncio servers."""
+    """The health service of asyncio servers, without ``Watch``."""
 
     async def Watch(self, _request: Any, context: Any) -> None:  # noqa: N802
-        """Refuses at once, as the other does."""
+        """Refuses at once, see :class:`HealthServicer`."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, WHY)
 
 
 def describe(
     server: grpc.Server | grpc.aio.Server, services: Sequence[str], address: str, asked: bool
 ) -> None:
-    """Makes ``server`` answer such questions; call it before the server starts.
+    """Enables gRPC reflection on ``server``, before it starts.
 
     Args:
         services: full names; the generated code of each is imported.
         address: HOST:PORT that the server listens on.
-        asked: do so on any address.
+        asked: whether to enable it on addresses other than loopback, too.
     """
     if asked or is_loopback(parse_address(address)[0]):
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -1,9 +1,9 @@
-"""Who is served when more is asked than can be done, for both kinds of server.
+"""Admission of calls under overload, for threaded and asyncio servers.
 
-Some calls are vital (:data:`psrpc.net.limits.VITAL`): they have threads of their own, or come on
-top of what is counted. Of the others a bounded number is served, in all and of each address, a
-bounded number waits, and all further ones get NotReady at once, which clients try again. No request
-is read before it is known that it is served."""
+Vital calls (:data:`psrpc.net.limits.VITAL`) have threads of their own, or are not counted. Of the
+others a server serves a bounded number, in all and per address, and lets a bounded number wait;
+further calls get NotReady at once, which clients retry. A server reads no request before it has
+admitted the call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from psrpc.wire.interceptor import (
 
 
 class CountingPool(ThreadPoolExecutor):
-    """Threads that know how many calls they have. Thread-safe."""
+    """A thread pool that counts its calls. Thread-safe."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads, thread_name_prefix="rpc")
@@ -47,7 +47,7 @@ class CountingPool(ThreadPoolExecutor):
 
     @property
     def calls(self) -> int:
-        """Those that run and those that wait."""
+        """Number of running and waiting calls."""
         return self._calls
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -59,7 +59,7 @@ class CountingPool(ThreadPoolExecutor):
         except BaseException:
             self._ended()
             raise
-        # Also of a call that was given up before a thread took it.
+        # Also called for a call that is cancelled before a thread takes it.
         future.add_done_callback(self._ended)
         return future
 
@@ -69,15 +69,11 @@ class CountingPool(ThreadPoolExecutor):
 
 
 class LoadInterceptor(Interceptor):
-    """For servers with threads; the last of a server's interceptors, and the one that reads the
-    request of a call that has one."""
+    """Admits calls of a threaded server and reads the request of a call that has a single one. Must
+    be the last interceptor."""
 
     def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
-        """Args:
-        pool: the server's.
-        threads: that it has.
-        waiting: calls that may wait for one.
-        """
+        """Takes the server's ``pool`` of ``threads``; ``waiting`` calls may wait for a thread."""
         self._pool = pool
         self._threads, self._waiting = threads, waiting
         self._vital = ThreadPoolExecutor(VITAL_THREADS, thread_name_prefix="vital")
@@ -107,7 +103,7 @@ class LoadInterceptor(Interceptor):
         inner, read = behaviour_of(handler), self._read_by(handler)
 
         def call(requests: Any, context: grpc.ServicerContext) -> Any:
-            # What it does with the request takes no time.
+            # Only the wait for the request is bounded: handling a vital call takes no time.
             with self._vital_unread.present(context.peer()):
                 request = read(requests, context)
             return inner(request, context)
@@ -128,10 +124,10 @@ class LoadInterceptor(Interceptor):
 
 
 class AioLoadInterceptor(AioInterceptor):
-    """For asyncio servers; as the other, the last, and the one that reads."""
+    """The same for asyncio servers."""
 
     def __init__(self, parked: int = MAX_PARKED) -> None:
-        """``parked`` calls are served at once, beside vital ones."""
+        """Serves up to ``parked`` calls at once, beside vital ones."""
         self._parked = parked
         self._calls = 0
         self._peers, self._vital = Peers(PEER_CALLS), Peers(PEER_CALLS)
@@ -173,7 +169,7 @@ class AioLoadInterceptor(AioInterceptor):
 
 
 class Peers:
-    """At most ``most`` calls of each address. Thread-safe, and nothing waits in here."""
+    """Counts the calls of each address, up to ``most``. Thread-safe; never blocks."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -182,12 +178,8 @@ class Peers:
 
     @contextmanager
     def present(self, peer: str) -> Iterator[None]:
-        """A call of ``peer``, as gRPC names it (``ipv4:192.0.2.1:4711``), for the length of a
-        block. Its port does not matter: each connection has another.
-
-        Raises:
-            NotReady: its address has as many as it may.
-        """
+        """Counts a call of ``peer``, in gRPC's form ``ipv4:192.0.2.1:4711``, within the context.
+        Ignores the port, which differs for each connection. Raises NotReady at the limit."""
         address = peer.rpartition(":")[0]
         with self._lock:
             if self._calls[address] >= self._most:

@@ -1,7 +1,7 @@
-"""Why somebody cannot be reached: the way there, one step at a time, on a connection of its own.
+"""Diagnoses an unreachable peer: tries name, TCP and TLS one by one on a separate connection.
 
-gRPC says UNAVAILABLE to nearly everything: nobody listens, packets are dropped, the other end wants
-TLS or has another certificate. Each needs another fix, so what failed is tried again by hand.
+gRPC reports UNAVAILABLE alike for a closed port, dropped packets, a peer that wants TLS and an
+untrusted certificate, which need different fixes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from psrpc.security.credentials import Security
 from psrpc.security.identity import Role, server_name
 
 TIMEOUT_S = 3.0
-"""For each step. Longer than the first two retransmissions of TCP, in case a packet was lost."""
+"""Per step. Longer than TCP's first two retransmissions, in case a packet was lost."""
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of HTTP/2 sends first: the preface and empty settings (RFC 9113, 3.4)."""
+"""The first bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, 3.4)."""
 
 _FRAME_HEADER = 9
 _SETTINGS = 4
-
 _WRONG_ISSUER = {18, 19, 20, 21}
 _NOT_YET_OR_EXPIRED = {9, 10}
 _OTHER_NAME = {62}
@@ -39,7 +38,7 @@ _OTHER_NAME = {62}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the way: what was found, or the error that says what to do."""
+    """One step of the connection: its result, or the error, which names the fix."""
 
     name: str
     found: str = ""
@@ -49,50 +48,34 @@ class Step:
 def why_unreachable(
     address: str, security: Security, peer: Role, timeout_s: float = TIMEOUT_S
 ) -> PsError | None:
-    """What is wrong on the way to ``address``; None if everything is as it should be.
-
-    Args:
-        address: HOST:PORT.
-        security: this process's.
-        peer: the role that whoever answers has to have.
-        timeout_s: for each step.
-    """
-    for step in reach(address, security, peer, timeout_s):
-        if step.error is not None:
-            return step.error
-    return None
+    """Returns the first error on the way to ``address`` (HOST:PORT), or None. ``peer`` is the role
+    that the server's certificate must have; ``timeout_s`` bounds each step."""
+    steps = reach(address, security, peer, timeout_s)
+    return next((step.error for step in steps if step.error is not None), None)
 
 
 def reach(
     address: str, security: Security, peer: Role, timeout_s: float = TIMEOUT_S
 ) -> Iterator[Step]:
-    """The steps to ``address``, see :func:`why_unreachable`; nothing comes after one that failed.
-    It changes nothing at the peer."""
+    """Yields the steps of :func:`why_unreachable` up to a failed one; does not change the peer."""
+    name = "name"
     try:
         host, port = parse_address(address)
         found = _resolve(host, port, timeout_s)
+        yield Step(name, f"{host} is {found[0][4][0]}")
+        name = "TCP"
+        with _connect(address, found, timeout_s) as connection:
+            yield Step(name, f"a server listens at {address}")
+            name = "TLS"
+            agreed = _greet(connection, address, found, security, peer, timeout_s)
+        yield Step(name, agreed)
     except PsError as error:
-        yield Step("name", error=error)
-        return
-    yield Step("name", f"{host} is {found[0][4][0]}")
-    try:
-        connection = _connect(address, found, timeout_s)
-    except PsError as error:
-        yield Step("TCP", error=error)
-        return
-    with connection:
-        yield Step("TCP", f"somebody listens at {address}")
-        try:
-            said = _greet(connection, address, found, security, peer, timeout_s)
-        except PsError as error:
-            yield Step("TLS", error=error)
-            return
-    yield Step("TLS", said)
+        yield Step(name, error=error)
 
 
 def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
-    """The addresses of ``host``. The system's resolver has no deadline, so it is left behind where
-    it has to ask somebody."""
+    """Returns the addresses of ``host``. The system's resolver has no deadline, so a look-up that
+    needs a name server runs in a thread, which is abandoned after ``timeout_s``."""
     answer: queue.SimpleQueue[list[Any] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def look_up(flags: int = 0) -> list[Any]:
@@ -126,7 +109,7 @@ def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
 
 
 def _connect(address: str, found: list[Any], timeout_s: float) -> socket.socket:
-    """A connection to the first of the addresses that takes one."""
+    """Connects to the first address that accepts."""
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for family, kind, proto, _, where in found:
         connection = socket.socket(family, kind, proto)
@@ -135,7 +118,7 @@ def _connect(address: str, found: list[Any], timeout_s: float) -> socket.socket:
             connection.connect(where)
         except OSError as error:
             connection.close()
-            # Of several, the one that is there but refuses says most.
+            # Of several errors, a refusal says most: the machine is there.
             refused = isinstance(last, ConnectionRefusedError)
             last = last if refused else error
         else:
@@ -143,7 +126,7 @@ def _connect(address: str, found: list[Any], timeout_s: float) -> socket.socket:
     if isinstance(last, ConnectionRefusedError):
         raise NotConnected(
             f"nothing listens at {address}; check the port, and that it was started there and "
-            "bound to an address that this machine reaches (--bind)",
+            "bound to an address that this machine reaches (--bind)"
         )
     if isinstance(last, TimeoutError):
         raise Unreachable(
@@ -165,7 +148,7 @@ def _greet(
     peer: Role,
     timeout_s: float,
 ) -> str:
-    """Begins to speak as a client does; returns what was agreed on."""
+    """Starts a conversation as a client; describes the agreed protocol."""
     if not security.encrypted:
         answer = _ask(connection, address, timeout_s)
         if _is_http2(answer):
@@ -198,17 +181,15 @@ def _greet(
 def _handshake(
     connection: socket.socket, address: str, security: Security, peer: Role, timeout_s: float
 ) -> str:
-    """A TLS handshake, and the first word of the other end after it: a server finds out only then
-    that it does not like a client's certificate. Raises ssl.SSLError and OSError, too."""
-    assert security.directory is not None
+    """Does a TLS handshake and reads the server's first frame, since a server rejects a client's
+    certificate only after the handshake. Raises ssl.SSLError and OSError, too."""
+    directory, role = security.directory, security.role
+    assert directory is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
-    context.load_verify_locations(security.directory / CA_CERTIFICATE)
-    if security.role is not None and not security.by_token:
-        context.load_cert_chain(
-            security.directory / certificate_name(security.role),
-            security.directory / key_name(security.role),
-        )
+    context.load_verify_locations(directory / CA_CERTIFICATE)
+    if role is not None and not security.by_token:
+        context.load_cert_chain(directory / certificate_name(role), directory / key_name(role))
     name = server_name(security.job, peer)
     with context.wrap_socket(connection, server_hostname=name) as encrypted:
         encrypted.settimeout(timeout_s)
@@ -228,7 +209,7 @@ def _handshake(
 
 
 def _unaccepted(address: str, security: Security) -> AccessDenied:
-    """The other end has hung up after it had seen what this process shows."""
+    """The error where the peer hung up after it saw the credentials of this process."""
     if security.by_token:
         return AccessDenied(
             f"{address} hangs up on this process, which shows a token and no certificate: its job "
@@ -246,7 +227,7 @@ def _unaccepted(address: str, security: Security) -> AccessDenied:
 def _untrusted(
     address: str, security: Security, peer: Role, error: ssl.SSLCertVerificationError
 ) -> AccessDenied:
-    """The certificate of the other end is not what it should be."""
+    """The error where this process rejects the certificate of the peer."""
     if error.verify_code in _NOT_YET_OR_EXPIRED:
         return AccessDenied(
             f"the certificate of {address} has expired, or is not valid yet; `coordinator certs "
@@ -259,19 +240,17 @@ def _untrusted(
             "role or job; check the address, and --certs",
             code="PS336",
         )
+    why = f"cannot be trusted: {error.verify_message}"
     if error.verify_code in _WRONG_ISSUER:
-        return AccessDenied(
-            f"the certificate of {address} was not issued by the authority in "
-            f"{security.directory}; give both the files that one `coordinator certs init` made",
-            code="PS333",
+        why = (
+            f"was not issued by the authority in {security.directory}; give both the files that "
+            "one `coordinator certs init` made"
         )
-    return AccessDenied(
-        f"the certificate of {address} cannot be trusted: {error.verify_message}", code="PS333"
-    )
+    return AccessDenied(f"the certificate of {address} {why}", code="PS333")
 
 
 def _ask(connection: socket.socket, address: str, timeout_s: float) -> bytes:
-    """What a server says first to somebody who speaks HTTP/2 in plaintext; empty if it hangs up."""
+    """Returns a server's first bytes to a plaintext HTTP/2 client; empty if it hangs up."""
     try:
         connection.sendall(_HELLO)
         return connection.recv(_FRAME_HEADER)
@@ -289,20 +268,18 @@ def _speaks_tls(address: str, found: list[Any], timeout_s: float) -> bool:
         with _connect(address, found, timeout_s) as connection, context.wrap_socket(connection):
             return True
     except ssl.SSLError as error:
-        # Whoever sends an alert speaks it, too.
-        return "ALERT" in (error.reason or "")
+        return "ALERT" in (error.reason or "")  # a peer that sends an alert speaks TLS
     except (OSError, PsError):
         return False
 
 
 def _is_http2(answer: bytes) -> bool:
-    """Whether it begins with a settings frame, as every server of HTTP/2 does."""
+    """Whether ``answer`` begins with a settings frame, as every HTTP/2 server's does."""
     return len(answer) > 3 and answer[3] == _SETTINGS
 
 
 def _something_else(address: str, answer: bytes) -> PsError:
-    if not answer:
-        # As a proxy does while what it stands for is away.
+    if not answer:  # such as a proxy whose server is down
         return Unreachable(
             f"{address} takes connections and hangs up: what is behind it may be away, or it is "
             "something else; look at its log, and check the port",

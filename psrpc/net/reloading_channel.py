@@ -1,4 +1,4 @@
-"""A TLS channel whose certificates may be replaced while it is in use."""
+"""A TLS channel that picks up replaced certificates."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import grpc
 
 
 class SecureChannel(grpc.Channel):
-    """Stands for a channel of ``connect``, and for another one as soon as the files that its
-    credentials were made of have changed. Thread-safe.
+    """Forwards to a channel from ``connect``, and to a new one once the credential files have
+    changed. Thread-safe.
 
-    gRPC's own channels keep the credentials that they were made with. Calls that are under way stay
-    where they are until the files change once more.
+    gRPC's own channels keep their first credentials. Calls in flight stay on their channel until
+    the files change once more.
     """
 
     def __init__(self, connect: Callable[[], grpc.Channel], stamp: Callable[[], object]) -> None:
-        """Args:
-        connect: makes a channel from the files as they are.
-        stamp: another value whenever they have changed.
-        """
+        """``connect`` makes a channel from the present files; the value of ``stamp`` changes with
+        them."""
         self._connect = connect
         self._stamp = stamp
         self._lock = threading.Lock()
@@ -44,7 +42,7 @@ class SecureChannel(grpc.Channel):
         return None
 
     def current(self) -> grpc.Channel:
-        """The channel that calls begun now use."""
+        """The channel for new calls."""
         stamp = self._stamp()
         with self._lock:
             if stamp == self._made_of or self._closed:
@@ -90,13 +88,13 @@ class SecureChannel(grpc.Channel):
 
 
 class _MultiCallable:
-    """One method, on whatever channel is the present one."""
+    """One method on the current channel."""
 
     def __init__(
         self, channel: SecureChannel, kind: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         self._channel = channel
-        self._make: tuple[str, tuple[Any, ...], dict[str, Any]] = (kind, args, options)
+        self._kind, self._args, self._options = kind, args, options
         self._made: tuple[grpc.Channel, Any] | None = None
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -109,6 +107,6 @@ class _MultiCallable:
         channel = self._channel.current()
         made = self._made
         if made is None or made[0] is not channel:
-            kind, args, options = self._make
-            made = self._made = (channel, getattr(channel, kind)(*args, **options))
+            made = (channel, getattr(channel, self._kind)(*self._args, **self._options))
+            self._made = made
         return made[1]

@@ -1,5 +1,5 @@
-"""Reads the request of a call that has one: when somebody asks for it, and not before. Until then
-it is not in this process's memory, and whoever makes the call may have been refused."""
+"""Reads the single request of a call on demand: until then the server may refuse the call, and the
+request takes none of its memory."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from psrpc.net.limits import REQUEST_S
 from psrpc.wire.bounds import check_bounds
 
 Parse = Callable[[bytes], Any] | None
-"""Makes a message of bytes; None for those whose message is the bytes."""
+"""Parses a message from bytes; None where the bytes are the message."""
 
 _UNREADABLE = "Exception deserializing request!"
 _MISSING = "expected exactly one request message"
-"""Both are what gRPC says, more or less."""
+"""Close to gRPC's own words."""
 
 
 class RequestReader:
-    """For servers with threads. Thread-safe.
+    """Reads requests for threaded servers. Thread-safe.
 
-    A thread that waits for a request cannot be told to stop, so calls that let it wait are
-    cancelled, by one timer for all of them.
+    A thread that waits for a request cannot be interrupted, so one timer cancels all overdue calls.
     """
 
     def __init__(self, limit_s: float = REQUEST_S) -> None:
-        """``limit_s``: how long a request may be awaited, and at most twice that."""
+        """Cancels calls whose request takes over ``limit_s``, at the latest after twice that."""
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._awaited: dict[grpc.ServicerContext, float] = {}
         self._timer: threading.Timer | None = None
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext, parse: Parse) -> Any:
-        """The request. Ends the call if there is none, or it is none.
+        """Returns the request. Aborts the call if it is missing or unreadable.
 
         Raises:
             InvalidArgument: see :func:`psrpc.wire.bounds.check_bounds`.
@@ -87,7 +86,7 @@ class RequestReader:
 
 
 async def read_request(context: Any, parse: Parse, limit_s: float = REQUEST_S) -> Any:
-    """The same for asyncio servers; a request that is not there in time ends the call, too."""
+    """The same for asyncio servers; aborts the call after ``limit_s``, too."""
     try:
         async with asyncio.timeout(limit_s):
             data = await context.read()

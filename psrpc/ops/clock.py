@@ -1,4 +1,4 @@
-"""Time, as the engines see it: monotonic seconds, never the wall clock."""
+"""Clocks for the engines: monotonic seconds, never the wall clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where ``now`` comes from."""
+    """A source of time."""
 
     def now(self) -> float:
         """Seconds since some fixed moment; never goes back."""

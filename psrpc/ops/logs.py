@@ -41,17 +41,17 @@ def configure(log_format: LogFormat, role: str) -> None:
 
 
 def make_printing_safe() -> None:
-    """From now on nothing that is printed can fail: a disk that is full, or a reader that is gone,
-    must not end a process that only has something to say. What cannot be written is dropped."""
+    """Makes standard output and error drop what they cannot write: a full disk or a closed pipe
+    must not end a process that only prints."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # Whoever has put something else there, as tests do, looks after it.
+        # Leave replaced streams, such as those of tests, alone.
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _never_failing(stream))
 
 
 class _Lossy(io.FileIO):
-    """Drops what cannot be written."""
+    """Drops data on write errors."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -71,7 +71,7 @@ def _never_failing(stream: TextIO) -> TextIO:
 
 
 def set_role(role: str) -> None:
-    """Renames this process in its logs, e.g. once a worker has been given its id."""
+    """Renames this process in its logs, e.g. once a worker has its id."""
     _process["role"] = role
 
 
@@ -84,6 +84,6 @@ def _add_role(
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """The logger of a module; safe to call at import, before :func:`configure`."""
+    """Returns a module's logger; safe to call at import, before :func:`configure`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger

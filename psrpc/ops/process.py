@@ -1,4 +1,4 @@
-"""What every process of a cluster does to itself when it starts."""
+"""Start and end of a process: environment, allocator, signals, parent, standard output."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-"""Keeps large buffers in the heap. Without it each is made of fresh pages, and the page faults
-cost as much as the copy (64 MB over gRPC: 30 ms instead of up to 57)."""
+"""Keeps large buffers in the heap. Without it each takes fresh pages, whose page faults cost as
+much as the copy (64 MB over gRPC: 30 ms instead of up to 57)."""
 
 PARENT_PID = "PSRPC_PARENT_PID"
-"""In the environment of a child with --die-with-parent: the process id of its parent."""
+"""Environment variable with the parent's process id, for a child with --die-with-parent."""
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 
 def incarnation() -> int:
-    """A random positive 63-bit number: which start of a process this is."""
+    """Returns a random positive 63-bit number that identifies one start of a process."""
     return secrets.randbits(62) + 1
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """The command line that runs one of our modules in a child with :func:`child_environment`.
+    """Returns the command line of one of our modules, for a child with :func:`child_environment`.
 
-    A ``worker.py`` in the working directory does not stand in for our package of that name.
+    ``-P`` keeps a ``worker.py`` in the working directory from shadowing our package.
     """
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` for a child: finds our packages where this process found them, and has the
-    allocator settings that it does not set itself."""
+    """Returns ``environment`` for a child, with our packages on its path and with the allocator
+    settings that ``environment`` lacks."""
     found = {**MALLOC_SETTINGS, **environment}
     if str(_PACKAGES) not in site.getsitepackages():
         paths = [str(_PACKAGES), environment.get("PYTHONPATH", "")]
@@ -55,10 +55,10 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def apply_malloc_settings() -> None:
-    """Starts this program again with :data:`MALLOC_SETTINGS`, unless they are set already.
+    """Re-executes this program with :data:`MALLOC_SETTINGS` unless they are set; keeps the pid.
 
-    glibc reads them only when a process starts. The process id stays the same. Call it first
-    thing in a command, before threads and files.
+    glibc reads them only when a process starts. Commands call this before they use threads or
+    files.
     """
     if sys.platform != "linux" or all(key in os.environ for key in MALLOC_SETTINGS):
         return
@@ -67,13 +67,13 @@ def apply_malloc_settings() -> None:
 
 
 def quiet_grpc() -> None:
-    """Without gRPC's own lines on ports and handshakes, which would come between ours. Call it
-    before grpc is imported, which reads this; an environment that says otherwise is left alone."""
+    """Silences gRPC's own lines on ports and handshakes, unless the environment sets its verbosity.
+    Must run before the import of grpc, which reads the variable."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def resident_nbytes() -> int:
-    """Resident memory of this process; 0 where the system does not say."""
+    """Returns the resident memory of this process; 0 where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
@@ -82,8 +82,8 @@ def resident_nbytes() -> int:
 
 
 def available_nbytes() -> int:
-    """Memory of this machine that can be taken without swapping, as the kernel estimates it; more
-    than any has where it does not."""
+    """Returns the kernel's estimate of memory available without swapping; ``sys.maxsize`` where
+    there is none."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
@@ -93,12 +93,11 @@ def available_nbytes() -> int:
 def die_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, however that happens.
 
-    A parent may end before the kernel has the request, while this process is still starting. One
-    that says who it is in :data:`PARENT_PID` is missed even then.
+    A parent that sets :data:`PARENT_PID` may even end before this request, while the child starts.
     """
     if sys.platform != "linux":
         return
-    # Not for the children of this process.
+    # Removed, so that children of this process do not inherit it.
     parent = int(os.environ.pop(PARENT_PID, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -106,11 +105,12 @@ def die_with_parent() -> None:
 
 
 READER_LEFT = 141
-"""Exit status of a command whose output nobody reads any more: what a shell gives for SIGPIPE."""
+"""Exit status of a command whose output pipe is closed, as shells report SIGPIPE."""
 
 
 def while_read(run: Callable[[], int]) -> int:
-    """``run()``; :data:`READER_LEFT` if whoever reads what it prints leaves, as ``| head`` does."""
+    """Returns ``run()``, or :data:`READER_LEFT` if the reader of its output leaves, like ``|
+    head``."""
     try:
         status = run()
         sys.stdout.flush()
@@ -122,7 +122,7 @@ def while_read(run: Callable[[], int]) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether standard output is what has broken; what is printed from now on goes nowhere."""
+    """Whether standard output is the broken pipe; if so, discards all further output."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not poll.poll(0):
@@ -134,10 +134,10 @@ def _reader_left() -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process at once, with what it has written flushed.
+    """Flushes the output and ends this process at once; the caller has closed its resources.
 
-    Taking down an interpreter that has imported TensorFlow costs one to three CPU seconds, during
-    which the process looks alive to everyone; whatever has to be closed was closed before.
+    Tearing down an interpreter with TensorFlow costs one to three CPU seconds, during which the
+    process still looks alive.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -146,11 +146,11 @@ def leave(status: int) -> NoReturn:
 
 
 class StopSignals:
-    """The signals that stop a process, and which of them say something new. Not thread-safe.
+    """The stop signals of a process; filters repeated SIGHUPs. Not thread-safe.
 
-    SIGHUP, of a terminal that is closed, is one unless the process was started to ignore it, as
-    ``nohup`` does. It is never the second word, which means "at once": shell and kernel each send
-    one, and who has pressed Ctrl-C may close the terminal before all is saved.
+    SIGHUP, which a closed terminal sends, is a stop signal unless the process started with it
+    ignored, as under ``nohup``. A second signal means "stop at once", and a SIGHUP never counts as
+    the second: shell and kernel each send one, and a user may press Ctrl-C and close the terminal.
     """
 
     def __init__(self) -> None:
@@ -159,20 +159,20 @@ class StopSignals:
         self._heard = False
 
     def says(self, number: int) -> bool:
-        """Takes in a signal; whether it asks for something."""
+        """Records a signal; returns whether the process must act on it."""
         new = number in self.numbers and not (self._heard and number == signal.SIGHUP)
         self._heard = self._heard or new
         return new
 
 
 def on_stop_signals(stop: Callable[[int], object]) -> None:
-    """Calls ``stop`` with the number of each of :class:`StopSignals`, in a thread of its own. Only
-    from the main thread.
+    """Calls ``stop`` with the number of each of :class:`StopSignals`, in a new thread. Only the
+    main thread may call this.
 
-    Not in a handler of Python's, for two reasons. It interrupts the main thread wherever it is,
-    inside a lock too: one that sets an event which the main thread is just about to wait for would
-    wait for that lock for ever. And it runs only when the main thread comes to it: if the signal
-    arrives just before that thread blocks, or in another thread, it does not while the wait lasts.
+    A Python signal handler would not do. It interrupts the main thread anywhere, even inside a
+    lock: setting an event that the main thread is about to wait for would deadlock on the event's
+    lock. And it runs only once the main thread executes bytecode: not during a wait, if the signal
+    arrives just before the wait begins, or in another thread.
     """
     heard, tell = socket.socketpair()
     tell.setblocking(False)
@@ -180,13 +180,13 @@ def on_stop_signals(stop: Callable[[int], object]) -> None:
 
     def listen() -> None:
         with heard:
-            while told := heard.recv(1):
-                if signals.says(told[0]):
-                    threading.Thread(target=stop, args=(told[0],), name="stop", daemon=True).start()
+            while data := heard.recv(1):
+                if signals.says(data[0]):
+                    threading.Thread(target=stop, args=(data[0],), name="stop", daemon=True).start()
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
-    # The descriptor is the interpreter's from now on, for as long as the process lives.
+    # The interpreter owns the descriptor from now on, until the process ends.
     signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
     for number in signals.numbers:
-        # Only a signal that has a handler is told of.
+        # Python writes to the wakeup descriptor only for signals with a handler.
         signal.signal(number, lambda _number, _frame: None)

@@ -1,4 +1,4 @@
-"""Trying again: how often, how long, and when not to."""
+"""Retries of calls, and log lines about waits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from psrpc.core.errors import PsError
 from psrpc.ops.threads import THREADS
 
 FIRST_S = 3.0
-"""Seconds before a wait is announced."""
+"""Seconds before the first announcement of a wait."""
 
 LONGEST_S = 60.0
-"""Seconds between two announcements of one wait, at most."""
+"""Most seconds between two announcements of one wait."""
 
 BUILDING, COMPILING = "building", "compiling"
-"""First words of what a worker is busy with, where it waits for nobody else."""
-
+"""First words of reasons for which a worker is busy itself and waits for no other process."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Pauses grow from ``first_s`` to ``longest_s``, each cut by a random part of its half.
+    """Pauses double from ``first_s`` to ``longest_s``, each shortened at random by up to a half.
 
-    ``budget_s`` bounds the whole, first try included.
+    ``budget_s`` bounds the total time, including the first try.
     """
 
     first_s: float = 0.05
@@ -37,20 +36,20 @@ class RetryPolicy:
     budget_s: float = 60.0
 
     def pause_s(self, failures: int, chance: float) -> float:
-        """The pause after ``failures`` tries failed; ``chance`` is drawn from [0, 1)."""
+        """Returns the pause after ``failures`` failed tries; ``chance`` is drawn from [0, 1)."""
         whole = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return whole * (1 - chance / 2)
 
 
 @dataclass(frozen=True)
 class GaveUp:
-    """Tries have come to an end.
+    """The outcome of a call whose tries all failed.
 
     Attributes:
-        last: what the last try came to.
-        tries: how many there were.
-        spent_s: from the first try on.
-        sent: whether one of them may have reached its peer without an answer, and taken effect.
+        last: the error of the last try.
+        tries: their number.
+        spent_s: time since the first try.
+        sent: whether an unanswered try may have reached the peer and taken effect.
     """
 
     last: PsError
@@ -74,20 +73,19 @@ def persist(
     now: Callable[[], float] = time.monotonic,
     chance: Callable[[], float] = THREADS.chance,
 ) -> Result:
-    """Repeats an idempotent ``call`` while trying again may help. The call itself has a deadline,
-    by which the whole may exceed the budget.
+    """Repeats an idempotent ``call`` while a retry may help. May exceed the budget by the deadline
+    of one call.
 
     Args:
-        give_up: makes the error to raise when the budget is used up.
-        stop: set from elsewhere, it ends the tries in the same way.
-        announce: hears the reason after every try that failed.
-        again: whether to try again after an error; never one that is not ``retryable``.
-        alive: whether an error says that the peer is there and needs time, after which the budget
-            counts anew.
+        give_up: makes the error to raise once the budget is spent.
+        stop: when set, ends the tries in the same way.
+        announce: receives the reason of every failed try.
+        again: whether to retry after an error; false for all that are not ``retryable``.
+        alive: whether an error proves that the peer is alive and needs time; restarts the budget.
 
     Raises:
-        PsError: at once, what no repetition can mend (a bad argument, an old generation); or what
-            ``give_up`` makes.
+        PsError: at once, an error that a retry cannot fix (a bad argument, an old generation); or
+            the error that ``give_up`` makes.
     """
     began = now()
     failures = 0
@@ -112,18 +110,18 @@ def persist(
 
 
 def waiting_words(reason: str) -> str:
-    """``"waiting for shard 1"``, or what somebody is busy with: ``"compiling 12 variables"``."""
+    """Formats ``"waiting for shard 1"``; keeps own work such as ``"compiling 12 variables"``."""
     busy = reason.startswith((BUILDING, COMPILING))
     return reason if busy else f"waiting for {reason}"
 
 
 class Announcer:
-    """Decides when a wait is worth a line: at first after ``every_s``, then whenever it has lasted
-    twice as long, and at least every :data:`LONGEST_S`; words that have changed after ``every_s``.
-    Pure: the time comes in. Not thread-safe."""
+    """Decides when to log a wait: after ``every_s``, then whenever its duration has doubled, and at
+    least every :data:`LONGEST_S`; a changed reason after ``every_s``. Pure: callers pass the time.
+    Not thread-safe."""
 
     def __init__(self, say: Callable[[str, float], object], every_s: float = FIRST_S) -> None:
-        """``say(reason, waited_s)`` writes the line."""
+        """Calls ``say(reason, waited_s)`` for each log line."""
         self._say = say
         self._every_s = every_s
         self._since: float | None = None
@@ -131,7 +129,7 @@ class Announcer:
         self._said = ""
 
     def waiting(self, reason: str, now: float) -> None:
-        """Call it as often as you like while the wait lasts."""
+        """Records that the wait goes on; callers may call this at any rate."""
         if self._since is None:
             self._since = self._said_at = now
             self._said = ""
@@ -146,9 +144,9 @@ class Announcer:
             self._say(reason, now - self._since)
 
     def over(self) -> None:
-        """The wait has ended; the next one starts afresh."""
+        """Ends the wait."""
         self._since = None
 
     def waited_s(self, now: float) -> float:
-        """Seconds since the wait began; 0 when nothing is awaited."""
+        """Returns the seconds since the wait began; 0 without a wait."""
         return 0.0 if self._since is None else now - self._since

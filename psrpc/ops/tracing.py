@@ -1,8 +1,8 @@
-"""Spans of what a step is made of, for OpenTelemetry: pull, push, push_pull, apply, checkpoint.
+"""OpenTelemetry spans of the parts of a step: pull, push, push_pull, apply, checkpoint.
 
-Without :func:`tracing`, which needs the extra ``tf-pserver[otel]``, nothing of OpenTelemetry is
-imported, and a span costs a function call. Workers and shards are not joined into one trace: a
-standing exchange carries many steps, so their spans are found by the batch, which both name.
+Without :func:`tracing`, which needs the extra ``tf-pserver[otel]``, a process does not import
+OpenTelemetry, and a span costs a function call. Workers and shards share no trace, since a standing
+exchange carries many steps; the batch, an attribute of both, relates their spans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 FLUSH_MS = 2_000
-"""How long the spans that are left may take at the end."""
+"""Time limit for sending the remaining spans at the end."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -28,32 +28,32 @@ _tracer: Tracer | None = None
 
 
 def span(name: str, **attributes: object) -> AbstractContextManager[Any]:
-    """Around what is to be measured. An exception that passes through it is recorded.
+    """Measures the block within the context; records an exception that leaves it.
 
     Args:
-        name: what is done, e.g. ``"push"``.
-        attributes: of what, e.g. ``batch``; looked at only while spans are made.
+        name: of the operation, e.g. ``"push"``.
+        attributes: e.g. ``batch``; ignored without :func:`tracing`.
     """
     if _tracer is None:
         return _NOTHING
-    said = {
+    described = {
         f"pserver.{key}": value if isinstance(value, bool | int | float) else str(value)
         for key, value in attributes.items()
     }
-    return _tracer.start_as_current_span(name, attributes=said)
+    return _tracer.start_as_current_span(name, attributes=described)
 
 
 @contextmanager
 def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -> Iterator[None]:
-    """Makes spans within the ``with``, of the whole process, and sends them in the background.
+    """Makes spans of the whole process within the context and sends them in the background.
 
     Args:
-        endpoint: where OTLP over HTTP is taken, ``http://HOST:4318/v1/traces``; empty for no spans.
-        process: what this is, e.g. ``"shard"``.
-        exporter: where spans go instead.
+        endpoint: OTLP over HTTP, ``http://HOST:4318/v1/traces``; empty for no spans.
+        process: its kind, e.g. ``"shard"``.
+        exporter: receives the spans instead of ``endpoint``.
 
     Raises:
-        InvalidArgument: no such endpoint, or OpenTelemetry is not installed.
+        InvalidArgument: not an HTTP URL, or OpenTelemetry is not installed.
     """
     global _tracer
     if not endpoint and exporter is None:
@@ -65,7 +65,7 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     resource = Resource.create({"service.name": f"pserver-{process}", "service.version": SOFTWARE})
-    # Not the process's own provider: what else uses OpenTelemetry here keeps its own.
+    # Not the global provider, which belongs to other users of OpenTelemetry in this process.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     _tracer = provider.get_tracer("pserver")
@@ -73,7 +73,7 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
         yield
     finally:
         _tracer = None
-        # In a thread: the exporter goes on trying for longer than it is told to.
+        # In a thread, since the exporter retries beyond its time limit.
         flushing = threading.Thread(target=provider.force_flush, args=(FLUSH_MS,), daemon=True)
         flushing.start()
         flushing.join(FLUSH_MS / 1000)

@@ -1,8 +1,8 @@
-"""Bounds of the fields of requests: of every string, bytes and repeated field that a peer fills.
+"""Bounds of every string, bytes and repeated field of a request.
 
-Servers check a request once, where it is decoded, and before anything else sees it. What is read
-of a string is kept, logged or told to others (a shard tells its coordinator the names of those that
-push), so one that nothing bounds is memory, and in the end a message too long to be sent.
+A server checks a request once, right after decoding it. Servers keep, log and forward strings (a
+shard sends its coordinator the names of pushing workers), so an unbounded one would take memory and
+in the end make a message too long to send.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from psrpc.core.tensor_form import MAX_SHARDS
 from psrpc.wire.codec import MAX_CHUNK_BYTES
 
 NAME = 255
-"""Characters of a name, an address, a digest or a version, bytes of a hash. Names of snapshots
-become file names. No bound of what is sent with every step is less: see :func:`check_bounds`."""
+"""Characters of a name, an address, a digest or a version; bytes of a hash. Names of snapshots
+become file names. The smallest bound of messages sent with every step, see :func:`check_bounds`."""
 
 TEXT = 16_384
-"""Characters in words: what is awaited, why something failed. Servers show fewer
-(:data:`psrpc.core.text.WORDS_CHARS`); our own clients cut what is longer, see
-:func:`shorten`."""
+"""Characters of a reason to wait or to fail. Servers show fewer
+(:data:`psrpc.core.text.WORDS_CHARS`); our clients cut longer ones, see :func:`shorten`."""
 
 EXTENTS = 1 << 14
 """Arenas and tables of a plan."""
 
 EPOCHS = 1 << 16
 INTERVALS = 1 << 20
-"""Of all epochs together a message has room for some."""
+"""Applied or skipped intervals of one epoch."""
 
 REPORTS = 1 << 16
-"""Batches or attempts at once."""
+"""Batches or attempts per message."""
 
 WORKERS = 256
-"""Whose figures a shard tells; see :data:`pserver.core.counters.MAX_WORKERS`."""
+"""Workers whose figures a shard reports, see :data:`pserver.core.counters.MAX_WORKERS`."""
 
 COUNTS = 256
 """Entries of a histogram."""
 
 STATES = 1 << 12
-"""Variables of metrics, or names of results."""
+"""Variables of metrics, or results by name."""
 
 BOUNDS: Mapping[str, Mapping[str, int]] = {
     # types.proto
@@ -115,24 +114,25 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "SetPolicyRequest": {"settings": 256},
     "SetPolicyRequest.settings": {"": 4096},
 }
-"""Message, field, bound: characters of a string, bytes, entries of what repeats. Strings and bytes
-that repeat have the bound of each under ``Message.field``. A test holds this against the protos."""
+"""Bounds by message and field: characters of a string, bytes, or entries of a repeated field. The
+bound of each repeated string or bytes is under ``Message.field``. A test compares this with the
+protos."""
 
 _PACKAGE = "psrpc.v1."
 
 
 class _Form(NamedTuple):
-    """What there is to look at in a message; names of fields, with their bounds or forms."""
+    """The fields of a message to check, by name, with their bounds or forms."""
 
     lengths: tuple[tuple[str, int, str], ...]
-    """Fields whose ``len`` is bounded, and its unit."""
+    """Fields with a bounded ``len``: name, bound, unit."""
     words: tuple[tuple[str, int], ...]
-    """Repeated strings and keys of maps: each of them."""
+    """Repeated strings and keys of maps, with the bound of each."""
     parts: tuple[tuple[str, _Form], ...]
     each: tuple[tuple[str, _Form], ...]
     name: str = ""
     least: int = 0
-    """The least bound in it: no shorter message can break any."""
+    """The least bound in it: no shorter message can exceed any."""
 
     @property
     def empty(self) -> bool:
@@ -140,9 +140,8 @@ class _Form(NamedTuple):
 
 
 def check_bounds(message: Message, nbytes: int) -> None:
-    """Passes a request of ``nbytes`` on the wire whose fields, and those of all messages in it, are
-    as long as they may be. Costs nothing where the whole message is shorter than any of its bounds,
-    as the header of an exchange mostly is.
+    """Checks the bounds of all fields of a request of ``nbytes`` on the wire, nested ones included.
+    Costs nothing where the message is shorter than each bound, as most headers of exchanges are.
 
     Raises:
         InvalidArgument: names the field, its size and the bound.
@@ -153,8 +152,8 @@ def check_bounds(message: Message, nbytes: int) -> None:
 
 
 def shorten(message: Any) -> None:
-    """Cuts words that are longer than a server takes: an error of a peer's own may be of any
-    length, and the beginning says what happened."""
+    """Cuts texts that exceed the bound :data:`TEXT`: an error text may have any length, and its
+    beginning says what happened."""
     form = _form(message.DESCRIPTOR)
     for name, bound, _ in form.lengths:
         if bound == TEXT and len(getattr(message, name)) > bound:
@@ -225,7 +224,7 @@ def _form(descriptor: Descriptor) -> _Form:
 
 
 def _unit(field: FieldDescriptor) -> str:
-    """In which the length of a field is told; empty of what has none."""
+    """Returns the unit of a field's length; empty for a field without one."""
     if field.is_repeated:
         return _ENTRIES
     return {field.TYPE_STRING: _CHARS, field.TYPE_BYTES: _BYTES}.get(field.type, "")

@@ -1,9 +1,9 @@
-"""Streams of arena chunks: plain protobuf on the wire, without the protobuf objects.
+"""Streams of arena chunks: plain protobuf on the wire, without protobuf objects.
 
-Every tensor stream of the contract has messages of one form, ``{header = 1; Chunk chunk = 2}``
-with ``Chunk{arena = 1; offset = 2; data = 3}``. Any gRPC client can speak it with the generated
-classes. Here the payload is joined to a hand-made prefix once on the way out, and read through a
-memoryview on the way in, because protobuf objects would copy it two more times each way.
+Every message of a tensor stream is ``{header = 1; Chunk chunk = 2}`` with
+``Chunk{arena = 1; offset = 2; data = 3}``, which any gRPC client can speak with the generated
+classes. This module joins the payload to a hand-made prefix when sending, and reads it through a
+memoryview when receiving, because protobuf objects would copy it two more times each way.
 
 The field numbers are load-bearing; see protos/psrpc/v1/parameter_server.proto.
 """
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from psrpc.core.errors import InvalidArgument
 
 MAX_CHUNK_BYTES = 2 << 20
-"""Payload of one message. Streams are equally fast from 1 to 4 MiB, slower above."""
+"""Payload per message. Streams are equally fast from 1 to 4 MiB, slower above."""
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _CHUNK_TAG = 0x12  # field 2, length-delimited
@@ -33,7 +33,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A received chunk; ``data`` is a view into the message it came in."""
+    """A received chunk; ``data`` is a view into its message."""
 
     arena: int
     offset: int
@@ -49,12 +49,12 @@ class StreamMessage:
 
 
 def encode_stream(header: Message, parts: Sequence[tuple[int, memoryview]]) -> Iterator[bytes]:
-    """Serializes a stream that carries whole arenas.
+    """Serializes whole arenas as a stream.
 
     Args:
-        header: goes into the first message, together with the first chunk.
+        header: sent in the first message, together with the first chunk.
         parts: pairs of arena index and a contiguous view of its bytes; consecutive pairs of one
-            arena lie one after another in it. Empty arenas make no chunk.
+            arena are contiguous in it. Empty arenas make no chunk.
     """
     body = header.SerializeToString()
     prefix = b"".join((bytes((_HEADER_TAG,)), _varint(len(body)), body))
@@ -70,11 +70,11 @@ def encode_stream(header: Message, parts: Sequence[tuple[int, memoryview]]) -> I
 
 
 def _cut(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The bytes of ``views`` one after another, at most MAX_CHUNK_BYTES at a time."""
+    """Yields the bytes of ``views`` in order, at most MAX_CHUNK_BYTES at a time."""
     chunk: list[memoryview] = []
     room = MAX_CHUNK_BYTES
     for view in views:
-        # Python casts no view that has a zero in its shape.
+        # Python cannot cast a view with a zero in its shape.
         rest = view.cast("B") if view.nbytes else view[:0]
         while rest.nbytes:
             chunk.append(rest[:room])
@@ -88,7 +88,7 @@ def _cut(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def parse_message(message: bytes) -> StreamMessage:
-    """Reads one message of a stream. Fields that this version does not know are skipped.
+    """Reads one message of a stream; skips unknown fields.
 
     Raises:
         InvalidArgument: the bytes are not such a message.
@@ -99,7 +99,7 @@ def parse_message(message: bytes) -> StreamMessage:
     try:
         for tag, _, value in _fields(view):
             if tag == _HEADER_TAG:
-                # Occurrences of a message field merge; their bytes concatenated do just that.
+                # Occurrences of a message field merge, which concatenating their bytes does.
                 headers.append(value)
             elif tag == _CHUNK_TAG:
                 if chunk is not None:
@@ -172,7 +172,7 @@ def _varint(value: int) -> bytes:
 
 
 def _chunk_prefix(arena: int, offset: int, nbytes: int) -> bytes:
-    # proto3 leaves zeros out; so do we, to be the same bytes as the generated classes.
+    # Omits zeros, as proto3 and so the generated classes do.
     inner = b"".join(
         (
             bytes((_ARENA_TAG,)) + _varint(arena) if arena else b"",

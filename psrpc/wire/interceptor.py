@@ -1,8 +1,7 @@
-"""What is put around all handlers, for both kinds of server: an error raised in one becomes a gRPC
-status.
+"""Interceptors around all handlers of threaded and asyncio servers; turns errors into gRPC status.
 
-The body of a streaming handler runs while its result is iterated, after the call to it has
-returned, so the iteration is wrapped as well as the call.
+The body of a streaming handler runs while gRPC iterates over its result, after the call has
+returned, so interceptors wrap the iteration as well as the call.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from psrpc.wire.status import CODES, details, trailing_metadata
 log = get_logger()
 
 MOST_TOLD = 256
-"""Different calls that a server's log warns of, since their callers may not make them."""
+"""Most different texts of forbidden calls that a server logs as warnings."""
 
 _POOL = "experimental_thread_pool"
-"""gRPC runs a behaviour with such an attribute on that pool; what is made of it keeps it."""
+"""gRPC runs a behaviour on the pool in this attribute; :func:`remake` keeps it."""
 
 
 def remake(
     handler: Any, behaviour: Callable[..., Any], unread: bool = False
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """``handler`` with another behaviour. With ``unread``, one request becomes a stream of one, as
-    bytes: gRPC reads nothing of it before the behaviour does."""
+    """Returns ``handler`` with another behaviour. With ``unread``, a single request becomes a
+    stream of one bytes object, so gRPC reads it only when the behaviour does."""
     late = unread and not handler.request_streaming
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -50,7 +49,7 @@ def remake(
 
 
 def run_on(pool: ThreadPoolExecutor, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """``handler``, run by ``pool`` instead of the server's own threads, where it has any."""
+    """Makes a threaded server run ``handler`` on ``pool`` instead of its own threads."""
     inner = behaviour_of(handler)
 
     def call(request: Any, context: Any) -> Any:
@@ -61,22 +60,22 @@ def run_on(pool: ThreadPoolExecutor, handler: Any) -> grpc.RpcMethodHandler[Any,
 
 
 def behaviour_of(handler: Any) -> Callable[..., Any]:
-    """What a handler does, of whatever kind it is."""
-    found: Callable[..., Any] = (
+    """Returns the behaviour of a handler of any kind."""
+    behaviour: Callable[..., Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
-    return found
+    return behaviour
 
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Puts something around what a server with threads does."""
+    """Wraps the handlers of a threaded server."""
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        """What serves a call to ``method`` in place of ``handler``. Called when a call arrives,
-        before any thread has it."""
+        """Returns the handler for a call to ``method``. Runs when the call arrives, before it gets
+        a thread."""
         raise NotImplementedError
 
     def intercept_service(
@@ -93,7 +92,7 @@ class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The same for asyncio servers."""
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        """What serves a call to ``method`` in place of ``handler``."""
+        """Returns the handler for a call to ``method``."""
         raise NotImplementedError
 
     async def intercept_service(
@@ -103,30 +102,30 @@ class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Handler:
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(handler_call_details)
-        # The stubs forget that an unknown method has none.
+        # An unknown method has no handler, despite the type stubs.
         return handler and self.wrapped(handler, handler_call_details.method)
 
 
 class _Refusals:
-    """Tells a server's log of calls that are refused. Thread-safe."""
+    """Logs refused calls. Thread-safe."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell(self, method: str, peer: str, error: PsError) -> None:
-        """Warns of what a caller may not do, once: a member that tries is broken or means harm.
-        Other refusals are daily business."""
+    def log(self, method: str, peer: str, error: PsError) -> None:
+        """Warns once of each forbidden call, whose caller is broken or malicious; other refusals
+        are normal."""
         why = str(error)
-        new = why not in self._told and len(self._told) < MOST_TOLD
+        new = why not in self._warned and len(self._warned) < MOST_TOLD
         if isinstance(error, AccessDenied) and new:
-            self._told.add(why)
+            self._warned.add(why)
             log.warning("refused", method=method, peer=peer, why=error.coded)
         else:
             log.debug("refused", method=method, error=type(error).__name__, why=why)
 
 
 class ErrorInterceptor(Interceptor):
-    """For servers with threads."""
+    """Turns errors of a threaded server's handlers into gRPC status."""
 
     def __init__(self) -> None:
         self._refusals = _Refusals()
@@ -139,14 +138,14 @@ class ErrorInterceptor(Interceptor):
             try:
                 return inner(request, context)
             except PsError as error:
-                self._refusals.tell(method, context.peer(), error)
+                self._refusals.log(method, context.peer(), error)
                 _abort(context, error)
 
         def call_streaming(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 yield from inner(request, context)
             except PsError as error:
-                self._refusals.tell(method, context.peer(), error)
+                self._refusals.log(method, context.peer(), error)
                 _abort(context, error)
 
         streaming = handler.response_streaming
@@ -159,7 +158,7 @@ def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
 
 
 class AioErrorInterceptor(AioInterceptor):
-    """For asyncio servers."""
+    """Turns errors of an asyncio server's handlers into gRPC status."""
 
     def __init__(self) -> None:
         self._refusals = _Refusals()
@@ -172,7 +171,7 @@ class AioErrorInterceptor(AioInterceptor):
             try:
                 return await inner(request, context)
             except PsError as error:
-                self._refusals.tell(method, context.peer(), error)
+                self._refusals.log(method, context.peer(), error)
                 await _abort_aio(context, error)
 
         async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -180,10 +179,10 @@ class AioErrorInterceptor(AioInterceptor):
                 async for response in inner(request, context):
                     yield response
             except PsError as error:
-                self._refusals.tell(method, context.peer(), error)
+                self._refusals.log(method, context.peer(), error)
                 await _abort_aio(context, error)
 
-        # One that streams may also be a coroutine that writes, as the health service's.
+        # A streaming handler may also be a coroutine that writes, like the health service's.
         streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call)
 

@@ -1,4 +1,4 @@
-"""Errors over gRPC: a status code for every class, and the same class again at the other end."""
+"""Maps error classes to gRPC status, and back to the same class at the client."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CODE_KEY = "psrpc-code"
 """Trailing metadata with the code, ``PS104``. Load-bearing."""
 
 LONGEST_DETAILS = 2000
-"""UTF-8 bytes of a message that travel. Each may become three on the wire, and a client takes no
-status of more than 8 KiB: it would see another error instead."""
+"""Most UTF-8 bytes of a message in a status. Each may become three on the wire, and a client
+replaces a status of more than 8 KiB by another error."""
 
 _CUT = " ..."
-"""Behind a message that was longer."""
+"""Marks a cut message."""
 
 CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.PsError: grpc.StatusCode.INTERNAL,
@@ -67,12 +67,12 @@ _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.AccessDenied,
     grpc.StatusCode.PERMISSION_DENIED: errors.AccessDenied,
 }
-"""Statuses that gRPC itself makes, where no server of ours had a say."""
+"""Classes for statuses that gRPC itself makes."""
 
 _CODE = re.compile(r"PS\d{3}")
 
 _NOT_CONNECTED = "failed to connect"
-"""How gRPC begins to say that a call was never sent, in UNAVAILABLE; otherwise it may have been."""
+"""Start of the details of an UNAVAILABLE call that gRPC surely did not send."""
 
 _TO_THE_CAUSE = re.compile(
     r"failed to connect to all addresses; last error: [A-Z_]+: \S+ "
@@ -81,7 +81,7 @@ _TO_THE_CAUSE = re.compile(
 
 
 def details(error: PsError) -> str:
-    """What a server says in the status; the end of a very long message is lost."""
+    """Returns the error's message for the status; cuts a very long one."""
     text = str(error).encode()
     if len(text) <= LONGEST_DETAILS:
         return str(error)
@@ -89,24 +89,24 @@ def details(error: PsError) -> str:
 
 
 def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:
-    """What a server sends beside the status, so that the client raises the same class."""
+    """Returns metadata that lets the client raise the same class."""
     return ((METADATA_KEY, type(error).__name__), (CODE_KEY, error.code))
 
 
 def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
-    """The error that the server raised, or the one that says what happened to the call.
+    """Returns the error that the server raised, or one for the failure of the call itself.
 
     Args:
-        rpc_error: as raised by a call of a stub, threads or asyncio.
-        peer: who was called, for the message, e.g. ``"shard 1 at host:5001"``.
+        rpc_error: from a threaded or asyncio stub.
+        peer: the server's name for the message, e.g. ``"shard 1 at host:5001"``.
     """
     code: grpc.StatusCode = rpc_error.code()
     details = told(rpc_error.details() or "", LONGEST_DETAILS + len(_CUT))
     metadata: Iterable[tuple[str, str | bytes]] = rpc_error.trailing_metadata() or ()  # type: ignore[assignment]  # the stubs' metadata is not iterable, gRPC's is
-    said = dict(metadata)
-    name = said.get(METADATA_KEY)
+    trailing = dict(metadata)
+    name = trailing.get(METADATA_KEY)
     if isinstance(name, str) and name in _BY_NAME:
-        return _BY_NAME[name](details, code=_code(said.get(CODE_KEY)))
+        return _BY_NAME[name](details, code=_code(trailing.get(CODE_KEY)))
     cls = _WITHOUT_NAME.get(code, errors.RemoteFailure)
     if cls is errors.Unreachable and details.startswith(_NOT_CONNECTED):
         cls = errors.NotConnected
@@ -114,7 +114,7 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
 
 
 def _in_words(code: grpc.StatusCode, details: str) -> str:
-    """What gRPC says of a call that nobody answered, as a person would."""
+    """Rewords gRPC's details of a failed call for people."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return f"unreachable: {_TO_THE_CAUSE.sub('', details, count=1)}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
@@ -122,6 +122,6 @@ def _in_words(code: grpc.StatusCode, details: str) -> str:
     return f"{code.name} {details}"
 
 
-def _code(said: str | bytes | None) -> str:
-    """What a peer gives for a code, if it is one; otherwise the class has its own."""
-    return said if isinstance(said, str) and _CODE.fullmatch(said) else ""
+def _code(value: str | bytes | None) -> str:
+    """Returns a peer's ``value`` if it is an error code, otherwise an empty string."""
+    return value if isinstance(value, str) and _CODE.fullmatch(value) else ""
