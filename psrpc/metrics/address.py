@@ -1,9 +1,8 @@
-"""The options that say who may look into a process: metrics, spans, reflection. Nothing that takes
-long is imported.
+"""The options of observation: metrics, spans, reflection. Imports nothing slow.
 
-Metrics are on loopback at any port unless told otherwise: every process can be looked at, nobody
-from outside is let in, and processes on one machine do not get in each other's way. The log says
-which port it became; who scrapes from elsewhere says a fixed one.
+By default a process serves metrics on loopback at any free port, which its log names: so every
+process is observable, only from its own machine, and processes on one machine do not collide. A
+scraper on another machine needs a fixed port.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import argparse
 OFF = "off"
 
 HEALTH = "/healthz"
-"""Where a process says beside its metrics what it is, without collecting anything."""
+"""Path beside ``/metrics`` that returns the process's role without collecting figures."""
 
 METRICS = "127.0.0.1:0"
-"""Where metrics are unless told otherwise."""
+"""Default of ``--metrics``."""
 
 
 def add_metrics_argument(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,10 @@
 """``/metrics`` of a process, for Prometheus.
 
-Nothing is counted for it: the figures that a process keeps anyway are read when somebody asks, so
-training does not pay for being watched. It can be read and nothing else, and tells figures and
-names, never values of parameters. On loopback it is plain HTTP. Elsewhere it is HTTPS that asks for
-a certificate of the job, of a role that may read it
-(:func:`psrpc.security.identity.may_read_metrics`), or, where there are none, nothing unless it
-was said to be insecure."""
+Collects on request the figures that a process keeps anyway, so training pays nothing for it. The
+endpoint is read-only and serves figures and names, never values of parameters. It serves plain HTTP
+on loopback. Elsewhere it serves HTTPS to clients with a certificate of a role that may read it
+(:func:`psrpc.security.identity.may_read_metrics`), or, without certificates, plain HTTP only with
+``--insecure``."""
 
 from __future__ import annotations
 
@@ -34,17 +33,16 @@ from psrpc.security.peer_certificate import peer_of_der
 log = get_logger()
 
 Family = Any
-"""A ``prometheus_client.Metric`` of some kind: its name, what it means, and its samples."""
+"""A ``prometheus_client.Metric`` of any kind: name, documentation and samples."""
 
 STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Upper bounds of the buckets of a histogram of staleness, in versions. Shards count up to 63."""
 
 
 class MetricsServer:
-    """Answers GET at an address of its own; as a context manager it starts and stops.
+    """Serves metrics at its own address, also as a context manager. Thread-safe.
 
-    Thread-safe. ``collect`` is called on a thread of this server: once for all that have asked
-    since it was called the last time.
+    Calls ``collect`` on a thread of its own: once for all requests since the last call.
     """
 
     def __init__(
@@ -54,32 +52,28 @@ class MetricsServer:
         security: Security = PLAINTEXT,
         bounds: Bounds = BOUNDS,
     ) -> None:
-        """Args:
-        address: HOST:PORT, port 0 for any, or ``"off"``: then it does nothing.
-        security: this process's.
-        bounds: what clients can cost.
-        """
-        self._asked = address
+        """Takes ``address`` as HOST:PORT, with port 0 for any, or ``"off"`` to serve nothing."""
+        self._requested = address
         self._collect = collect
         self._security = security
         self._bounds = bounds
         self._pages: _Pages | None = None
         self._server: HttpServer | None = None
         self.address = OFF
-        """Where it answers once it has started."""
+        """The address once started."""
 
     def start(self) -> str:
-        """Listens and answers from now on; returns the address.
+        """Starts to serve; returns the address.
 
         Raises:
-            PortInUse: the address cannot be had.
-            InvalidArgument: it is none, or others can reach it, in plaintext that was not said to
-                be insecure, or with a token, which is for gRPC alone.
+            PortInUse: the address is not available.
+            InvalidArgument: it is malformed, or other machines can reach it in plaintext without
+                ``--insecure``, or with a token, which only gRPC supports.
         """
-        if self._asked == OFF:
+        if self._requested == OFF:
             return OFF
-        host, port = parse_address(self._asked)
-        check_metrics(self._asked, self._security)
+        host, port = parse_address(self._requested)
+        check_metrics(self._requested, self._security)
         encrypted = self._security.encrypted and not is_loopback(host)
         pages = _Pages(self._collect, self._security, host, encrypted=encrypted)
         context = self._security.https() if encrypted else None
@@ -88,7 +82,7 @@ class MetricsServer:
             port = server.start(host, port)
         except OSError as error:
             raise PortInUse(
-                f"cannot listen on {self._asked}: {error.strerror or error}; stop who does, or "
+                f"cannot listen on {self._requested}: {error.strerror or error}; stop who does, or "
                 "choose another --metrics HOST:PORT, or --metrics off"
             ) from None
         self._pages, self._server = pages, server
@@ -96,7 +90,7 @@ class MetricsServer:
         return self.address
 
     def stop(self) -> None:
-        """Answers no more."""
+        """Stops serving."""
         if self._server is not None and self._pages is not None:
             self._server.stop()
             self._pages.close()
@@ -127,12 +121,12 @@ class _Collector(Collector):
             raise
 
     def describe(self) -> Iterable[Family]:
-        # Or it would be asked when it is registered, before there is anything to tell.
+        # Otherwise registering would collect, before there are figures.
         return ()
 
 
 class _Collected(Collector):
-    """Figures of one moment, for an encoder."""
+    """Collected figures, for an encoder."""
 
     def __init__(self, families: list[Family]) -> None:
         self._families = families
@@ -142,7 +136,7 @@ class _Collected(Collector):
 
 
 class _Pages:
-    """What is answered; used in the server's event loop, but for :meth:`close`."""
+    """Makes the answers; all but :meth:`close` run in the server's event loop."""
 
     def __init__(
         self,
@@ -157,15 +151,15 @@ class _Pages:
         self._registry.register(_Collector(collect))
         self._security = security
         self._encrypted = encrypted
-        # In plaintext a page of another site can make its own name point here. With certificates it
-        # cannot: the browser has none, and services are asked by names of their network.
+        # In plaintext a page of another site can point its own name here. With certificates it
+        # cannot, as the browser has none; there, scrapers use names of their network.
         self._names = None if encrypted else {host, socket.gethostname()}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._collecting = asyncio.Lock()
         self._next: asyncio.Future[list[Family]] | None = None
 
     def close(self) -> None:
-        """Once nothing is asked any more."""
+        """Releases the thread, after the last request."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def respond(self, head: Head, certificate: bytes | None) -> Answer:
@@ -183,13 +177,13 @@ class _Pages:
         try:
             families = await self._figures()
         except Exception as error:
-            # It has been logged.
+            # _Collector has logged it.
             return _words(500, f"no figures: {type(error).__name__}")
         encode, kind = choose_encoder(head.accept)
         return Answer(200, encode(_Collected(families)), kind)
 
     def _refusal(self, head: Head, certificate: bytes | None) -> str:
-        """Why the holder of a certificate that TLS has verified may not ask; empty if it may."""
+        """Returns why the holder of a TLS-verified certificate has no access; empty if it has."""
         me = self._security.identity
         assert me is not None
         assert certificate is not None
@@ -198,7 +192,7 @@ class _Pages:
         if objection is not None:
             return objection.coded
         who = peer.identity
-        # Health is told to all of the job, as gRPC's is.
+        # All members of the job may read health, as with gRPC.
         alive = head.path == HEALTH and who is not None and who.job == me.job
         if alive or may_read_metrics(who, me):
             return ""
@@ -207,20 +201,20 @@ class _Pages:
     async def _figures(self) -> list[Family]:
         if self._next is None:
             self._next = asyncio.ensure_future(self._collected())
-            # Looked at also where all that have asked are gone.
+            # Retrieves the error even if all clients have left.
             self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._next)
 
     async def _collected(self) -> list[Family]:
         async with self._collecting:
-            # Those that ask from now on want newer ones.
+            # Later requests want newer figures.
             self._next = None
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: list(self._registry.collect()))
 
 
-def _words(status: int, said: str) -> Answer:
-    return Answer(status, f"{said}\n".encode())
+def _words(status: int, text: str) -> Answer:
+    return Answer(status, f"{text}\n".encode())
 
 
 def histogram(
@@ -229,15 +223,15 @@ def histogram(
     counts: Iterable[tuple[Sequence[str], Sequence[int]]],
     labels: Sequence[str],
 ) -> HistogramMetricFamily:
-    """A histogram of staleness from counts by staleness, see ``pserver.core.counters``.
+    """Makes a histogram from counts by staleness, see ``pserver.core.counters``.
 
     Args:
-        counts: label values, and how many had staleness 0, 1, 2, …; the last entry of 64 counts
-            all from there on, so that the sum is a lower bound.
+        counts: label values, and the numbers of gradients with staleness 0, 1, 2, …; the last of 64
+            entries counts all from there on, so the sum is a lower bound.
     """
     family = HistogramMetricFamily(name, documentation, labels=labels)
-    for values, found in counts:
-        below = [(f"{bound:.1f}", float(sum(found[: bound + 1]))) for bound in STALENESS_BOUNDS]
-        total = float(sum(staleness * count for staleness, count in enumerate(found)))
-        family.add_metric(values, [*below, ("+Inf", float(sum(found)))], total)
+    for values, numbers in counts:
+        below = [(f"{bound:.1f}", float(sum(numbers[: bound + 1]))) for bound in STALENESS_BOUNDS]
+        total = float(sum(staleness * count for staleness, count in enumerate(numbers)))
+        family.add_metric(values, [*below, ("+Inf", float(sum(numbers)))], total)
     return family

@@ -1,4 +1,4 @@
-"""The head of a request of HTTP/1, as a server that only shows something understands it."""
+"""Parses the head of an HTTP/1 request for a read-only server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?")
 
 
 class BadRequest(Exception):
-    """What a client sent is no request that is answered; ``status`` is HTTP's."""
+    """A request that the server rejects with the HTTP ``status``."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -23,11 +23,8 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Attributes:
-    path: without the query.
-    host: the Host header; None in HTTP/1.0 without one.
-    accept: the Accept header; empty for none.
-    """
+    """The head of a request: ``path`` without the query, ``host`` from the Host header (None in
+    HTTP/1.0 without one), and ``accept`` from the Accept header (empty for none)."""
 
     method: str
     path: str
@@ -36,14 +33,10 @@ class Head:
 
 
 def parse_head(data: bytes) -> Head:
-    """Reads a head that is whole, with the empty line behind it.
-
-    Raises:
-        BadRequest: it is none.
-    """
+    """Parses a complete head, including the empty line after it. Raises BadRequest."""
     first, *lines = data.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    found = _LINE.fullmatch(first)
-    if found is None:
+    start = _LINE.fullmatch(first)
+    if start is None:
         raise BadRequest(400, "expected a request of HTTP/1")
     hosts, accept = [], ""
     for line in lines:
@@ -55,24 +48,24 @@ def parse_head(data: bytes) -> Head:
             hosts.append(value)
         elif name == b"accept":
             accept = value
-    # Browsers, which a foreign page can lead here, always send one.
-    if len(hosts) > 1 or (not hosts and found[3] == b"1"):
+    # Browsers, which a foreign page can direct here, always send one.
+    if len(hosts) > 1 or (not hosts and start[3] == b"1"):
         raise BadRequest(400, "expected one Host header")
-    path = found[2].decode().partition("?")[0]
-    return Head(found[1].decode(), path, hosts[0] if hosts else None, accept)
+    path = start[2].decode().partition("?")[0]
+    return Head(start[1].decode(), path, hosts[0] if hosts else None, accept)
 
 
 def known_host(header: str, names: Iterable[str]) -> bool:
-    """Whether a Host header names us, at whatever port, which a tunnel may change.
+    """Whether a Host header is one of ``names``, ``localhost`` or an IP address. Ignores the port,
+    which a tunnel may change.
 
-    A page of another site can make its own name point here (DNS rebinding) and would then be taken
-    for ours by the browser. It cannot do that with an IP address, nor with a name that is not its
-    own.
+    Another site can point its own name here (DNS rebinding), and the browser would then take this
+    server for that site. A site cannot do that with an IP address or another name.
     """
-    found = _HOST.fullmatch(header)
-    if found is None:
+    match = _HOST.fullmatch(header)
+    if match is None:
         return False
-    host = found[1].removeprefix("[").removesuffix("]").rstrip(".").lower()
+    host = match[1].removeprefix("[").removesuffix("]").rstrip(".").lower()
     if host in {"localhost", *(name.rstrip(".").lower() for name in names)}:
         return True
     try:

@@ -1,11 +1,9 @@
-"""A small server of HTTP/1 or HTTPS that shows something to whoever may see it, one answer for each
-connection.
+"""A small read-only server of HTTP/1 or HTTPS, with one answer per connection.
 
-Neither slow clients nor many of them keep others out: all connections are on one thread and cost no
-other; TLS handshake and request head have one deadline together, the answer has another; and a new
-connection takes the place of the oldest that has asked for nothing yet. uvicorn, which serves the
-dashboard, has no deadline before the first answer, and with too many connections it answers 503 to
-all."""
+Slow or numerous clients do not lock others out: one thread serves all connections; TLS handshake
+and request head share a deadline, the answer has another; and a new connection replaces the oldest
+one without a request. uvicorn, which serves the dashboard, has no deadline before the first answer,
+and answers 503 to all when it has too many connections."""
 
 from __future__ import annotations
 
@@ -27,19 +25,18 @@ log = get_logger()
 
 BACKLOG = 128
 _OVERLOADED_S = 0.1
-"""A pause where the process has no descriptors left."""
+"""Pause when the process has no descriptors left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What clients can cost.
+    """Limits for clients.
 
     Attributes:
-        head_s: for TLS handshake and request head.
-        answer_s: for making the answer and sending it.
-        head_bytes: of a request.
-        connections: at once.
-        of_one_address: of these.
+        head_s: deadline for TLS handshake and request head.
+        answer_s: deadline for making and sending the answer.
+        head_bytes: size of a request head.
+        connections: concurrent ones, at most ``of_one_address`` of them from one address.
     """
 
     head_s: float = 5.0
@@ -54,7 +51,7 @@ BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client gets; ``body`` is not sent to HEAD."""
+    """An HTTP response; HEAD gets no ``body``."""
 
     status: int
     body: bytes = b""
@@ -63,11 +60,11 @@ class Answer:
 
 
 Respond = Callable[[Head, bytes | None], Awaitable[Answer]]
-"""Answers a request; with the certificate that the client has shown (DER), None without TLS."""
+"""Answers a request, given the client's certificate (DER), or None without TLS."""
 
 
 class HttpServer:
-    """Answers on a thread of its own from ``start`` to ``stop``. Thread-safe."""
+    """Serves on its own thread from ``start`` to ``stop``. Thread-safe."""
 
     def __init__(
         self,
@@ -76,11 +73,8 @@ class HttpServer:
         bounds: Bounds = BOUNDS,
         name: str = "http",
     ) -> None:
-        """Args:
-        respond: is run in the server's event loop.
-        context: asked for at each connection; without, it is plain HTTP.
-        name: of the thread.
-        """
+        """Runs ``respond`` in the event loop of a thread called ``name``. Gets the TLS context of
+        each connection from ``context``; without it, serves plain HTTP."""
         self._respond = respond
         self._context = context
         self._bounds = bounds
@@ -91,7 +85,7 @@ class HttpServer:
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self, host: str, port: int) -> int:
-        """Listens, and answers from now on; returns the port. Raises OSError."""
+        """Starts to serve; returns the port. Raises OSError."""
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,13 +97,13 @@ class HttpServer:
             self._loop.close()
             raise
         self._listener = listener
-        # Kept, or it might be collected as garbage.
+        # The reference protects the task from garbage collection.
         self._accepting = self._loop.create_task(self._accept(listener))
         self._thread.start()
         return int(listener.getsockname()[1])
 
     def stop(self) -> None:
-        """Answers no more, and ends what is under way."""
+        """Stops serving and ends open connections."""
         if self._listener is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -124,7 +118,7 @@ class HttpServer:
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            # Connections that were aborted are closed by their next turn.
+            # Aborted connections close in the next turn of the loop.
             loop.run_until_complete(asyncio.sleep(0))
         finally:
             if self._listener is not None:
@@ -146,7 +140,7 @@ class HttpServer:
             task.add_done_callback(functools.partial(self._left, connection))
 
     def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        # Again, for one that had to give way before it began.
+        # Closed here too, for a task that was cancelled before it began.
         connection.close()
         self._seats.leave(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -155,7 +149,7 @@ class HttpServer:
     async def _serve(self, connection: socket.socket) -> None:
         reader = asyncio.StreamReader(limit=self._bounds.head_bytes)
         transport: asyncio.Transport | None = None
-        # Clients that break off, or are too slow, are not told.
+        # Ignore clients that disconnect or are too slow.
         try:
             with contextlib.suppress(OSError, EOFError, TimeoutError):
                 async with asyncio.timeout(self._bounds.head_s):
@@ -181,13 +175,13 @@ class HttpServer:
         if isinstance(head, BadRequest):
             answer = Answer(head.status, f"{head}\n".encode())
         elif head.method not in ("GET", "HEAD"):
-            said = b"This only shows; it takes GET and HEAD.\n"
-            answer = Answer(405, said, headers=(("Allow", "GET, HEAD"),))
+            words = b"This server is read-only; use GET or HEAD.\n"
+            answer = Answer(405, words, headers=(("Allow", "GET, HEAD"),))
         else:
             tls: ssl.SSLObject | None = writer.get_extra_info("ssl_object")
             answer = await self._respond(head, tls.getpeercert(binary_form=True) if tls else None)
         bodiless = isinstance(head, Head) and head.method == "HEAD"
-        # With nothing left behind, all is sent once it is drained.
+        # With a limit of 0, drain returns once all is sent.
         writer.transport.set_write_buffer_limits(high=0)
         writer.write(_encoded(answer, bodiless))
         await writer.drain()
@@ -220,23 +214,23 @@ def _encoded(answer: Answer, bodiless: bool) -> bytes:
 
 
 class Seats:
-    """At most ``most`` connections, ``most_of_one`` of them from one address. Not thread-safe.
+    """Up to ``most`` connections, ``most_of_one`` of them from one address. Not thread-safe.
 
-    A new one always gets its seat, so clients that connect and say nothing keep no others out:
-    where none is free, the oldest gives way that has not asked for anything yet; where all have
-    asked, the oldest of them. An address that has too many loses one of its own.
+    A new connection always gets a seat, so silent clients lock no others out: it replaces the
+    oldest connection without a request, or the oldest one where all have sent a request. An address
+    at its limit loses one of its own connections.
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most, self._most_of_one = most, most_of_one
         self._seats: dict[Hashable, tuple[str, bool]] = {}
-        """Address and whether it has asked, by connection, oldest first."""
+        """Address and whether it has sent its request, by connection, oldest first."""
 
     def __len__(self) -> int:
         return len(self._seats)
 
     def take(self, connection: Hashable, address: str) -> Hashable | None:
-        """A new connection; which one has to be closed for it, and has no seat any more, if any."""
+        """Seats a new connection; returns the one that lost its seat, for the caller to close."""
         mine = [one for one, (where, _) in self._seats.items() if where == address]
         leaves = None
         if len(mine) >= self._most_of_one:
@@ -249,13 +243,13 @@ class Seats:
         return leaves
 
     def asked(self, connection: Hashable) -> None:
-        """Its request is here."""
+        """Records that ``connection`` has sent its request."""
         if connection in self._seats:
             address, _ = self._seats[connection]
             self._seats[connection] = (address, True)
 
     def leave(self, connection: Hashable) -> None:
-        """It is over; may be said of one that had to give way."""
+        """Frees the seat of ``connection``, if it still has one."""
         self._seats.pop(connection, None)
 
     def _first(self, among: list[Hashable]) -> Hashable:
