@@ -1,8 +1,8 @@
-"""Names of directories that outlive a power cut, also where an fsync has failed.
+"""Directory names that survive a power cut, even after a failed fsync.
 
-A name lasts once the directory above was synced after it was given. After a sync that failed
-another one succeeds and means nothing (psrpc.files.storage), and so it may be for a name that
-another process has given: then the name is given anew, and that is synced."""
+A name lasts once its parent directory is synced after the naming. After a failed sync, another one
+succeeds and means nothing (psrpc.files.storage). That may have happened to a name from another
+process, so this module renames the directory anew and syncs that."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ from pathlib import Path
 from psrpc.files.storage import DISK, Storage
 
 RENAMED = ".renamed-"
-"""What a name begins with for the moment in which :func:`make_last` gives it anew. Load-bearing:
-:func:`give_names_back` finds those whose process ended in that moment."""
+"""Prefix of a name while :func:`make_last` renames it. Load-bearing: :func:`give_names_back` finds
+by it the directories whose process ended in that moment."""
 
 _ANOTHERS = (errno.EACCES, errno.EINVAL, errno.EPERM, errno.EROFS)
-"""What the sync of a place is refused with that is not this process's to change, or that knows of
-none."""
+"""Errors of syncing a directory that this process may not change, or that supports no sync."""
 
 
 def make_directory(path: Path, storage: Storage = DISK) -> None:
-    """Makes a directory that is not there yet, and those above it; their names last.
-
-    Raises:
-        OSError: the operating system refused.
-    """
+    """Makes a new directory and its missing parents; their names last. Raises OSError."""
     ensure_directory(path.parent, storage)
     storage.make_directory(path)
     _sync_or_remove(path, storage)
 
 
 def ensure_directory(path: Path, storage: Storage = DISK) -> None:
-    """Makes a directory and those above it, where they are not there; their names last.
+    """Makes a directory and its parents where they are missing; their names last. Raises OSError.
 
-    One that is there and holds something lasts: nothing is put into it before. One that is empty
-    may be of a process that died before the sync. A directory whose sync fails is removed, so that
-    it is made anew the next time.
-
-    Raises:
-        OSError: the operating system refused.
+    A non-empty directory lasts already: processes fill one only afterwards. An empty one may come
+    from a process that died before the sync. If the sync fails, this removes the directory, so that
+    the next try makes it anew.
     """
     if path == path.parent or not storage.is_empty(path):
         return
@@ -69,11 +61,11 @@ def _sync_or_remove(path: Path, storage: Storage) -> None:
 
 
 def give_name(temporary: Path, final: Path, storage: Storage = DISK) -> None:
-    """Gives a directory whose contents last its final name, which lasts then.
+    """Renames a directory with lasting contents to its final name, which then lasts.
 
     Raises:
-        OSError: it has its name of before; or, where that could not be given back either, one that
-            a power cut may take, and that counts only after :func:`make_last`.
+        OSError: the directory has its old name; or, where restoring it failed too, the final name,
+            which a power cut may undo and which is valid only after :func:`make_last`.
     """
     storage.rename(temporary, final)
     try:
@@ -85,12 +77,11 @@ def give_name(temporary: Path, final: Path, storage: Storage = DISK) -> None:
 
 
 def make_last(directory: Path, storage: Storage = DISK) -> None:
-    """Makes the name of a committed directory last that another process may have given it.
+    """Makes the name of a committed directory last, which another process may have given it.
 
-    That process may have died before its fsync, or the fsync may have failed. After a failed one
-    another fsync succeeds and means nothing, so the directory is renamed away and back: the fsync
-    that follows is one of new changes. Readers may miss the directory for a moment. May be
-    repeated.
+    That process may have died before its fsync, or the fsync may have failed. Since a repeated
+    fsync would mean nothing, this renames the directory away and back, so the fsync covers new
+    changes. Readers may miss the directory for a moment. May be repeated.
 
     Raises:
         OSError: the name may not last.
@@ -102,10 +93,10 @@ def make_last(directory: Path, storage: Storage = DISK) -> None:
 
 
 def give_names_back(parent: Path, storage: Storage = DISK) -> None:
-    """Undoes the half of a :func:`make_last` in ``parent`` that a process did not live to finish.
+    """Restores names in ``parent`` after a process died within :func:`make_last`.
 
     Raises:
-        OSError: a directory may be without its name still.
+        OSError: a directory may still lack its name.
     """
     for name in storage.directories(parent):
         if name.startswith(RENAMED):

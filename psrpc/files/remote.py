@@ -1,7 +1,7 @@
-"""Files that URLs name: objects of S3 and Google Cloud Storage, files of HDFS, what fsspec knows.
+"""Files at URLs: S3, Google Cloud Storage, HDFS and all else that fsspec supports.
 
-fsspec is an extra (``pip install 'tf-pserver[remote]'``), imported when a URL is used. Files of
-this machine never pass through it; ``file://`` is a path.
+fsspec is an extra (``pip install 'tf-pserver[remote]'``), imported on first use of a URL. Local
+files never pass through it; ``file://`` is a path.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from typing import Any
 from psrpc.core.errors import InvalidData
 from psrpc.files.remote_calls import CODE, NotThere, call, translated
 
-# Several with :: between them are fsspec's, as in simplecache::s3://bucket/key.
+# fsspec chains protocols with ::, as in simplecache::s3://bucket/key.
 _URL = re.compile(r"(?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]*://")
 _LOST_SLASH = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
 
-
 WINDOW_NBYTES = 32 << 20
-"""Read at a time of what is read from one end to the other, in pieces that come side by side."""
+"""Bytes per read of a sequentially read file, fetched in parallel pieces."""
 
 _PIECE_NBYTES = 8 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteFile:
-    """A file that is there. Thread-safe.
+    """An existing remote file. Thread-safe.
 
     Attributes:
         url: its name, for messages.
         nbytes: its size when it was found.
-        filesystem: fsspec's, and ``path`` the name there.
+        filesystem: fsspec's, with the file at ``path``.
     """
 
     url: str
@@ -44,22 +43,22 @@ class RemoteFile:
     path: str = field(repr=False)
 
     def window(self, offset: int) -> bytes:
-        """Up to ``WINDOW_NBYTES`` from ``offset`` on; empty at the end."""
+        """Reads up to ``WINDOW_NBYTES`` from ``offset`` on; empty at the end."""
         stop = min(offset + WINDOW_NBYTES, self.nbytes)
         starts = range(offset, stop, _PIECE_NBYTES)
         return b"".join(read_ranges([(self, at, min(_PIECE_NBYTES, stop - at)) for at in starts]))
 
     def windows(self) -> Iterator[bytes]:
-        """All of it, in order, in pieces of up to ``WINDOW_NBYTES``."""
+        """Reads the file in order, in pieces of up to ``WINDOW_NBYTES``."""
         for at in range(0, self.nbytes, WINDOW_NBYTES):
             yield self.window(at)
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """The file system that fsspec has for a URL, and the name there.
+    """Returns the fsspec file system of a URL, and the path in it.
 
     Raises:
-        InvalidData: a package is missing, or there is no such protocol.
+        InvalidData: a package is missing, or the protocol is unknown.
     """
 
     def opened() -> tuple[Any, str]:
@@ -68,17 +67,17 @@ def open_store(url: str) -> tuple[Any, str]:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         return found
 
-    # Some ask the network who this is.
+    # Some file systems query the network for their identity.
     return call(url, opened)
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or a directory. Raises InvalidData: the store cannot be used."""
+    """Whether a file or directory exists. Raises InvalidData: the store is unusable."""
     filesystem, path = open_store(url.rstrip("/"))
 
     def look() -> bool:
         filesystem.invalidate_cache()
-        # Not its own exists, which takes every error for no.
+        # Not fsspec's own exists, which returns False on every error.
         return bool(filesystem.info(path))
 
     try:
@@ -88,11 +87,11 @@ def exists(url: str) -> bool:
 
 
 def find(url: str, *, patterns: bool = True) -> list[RemoteFile]:
-    """The file that ``url`` names, or with ``patterns`` those that match it where it has ``*``,
-    ``?`` or ``[``, by name; empty if there is none.
+    """Finds the file at ``url``, or with ``patterns`` the files that match its ``*``, ``?`` or
+    ``[``, sorted by name; empty if there is none.
 
     Raises:
-        InvalidData: the store cannot be used; says why.
+        InvalidData: the store is unusable; says why.
     """
     filesystem, path = open_store(url)
     pattern = patterns and has_magic(path)
@@ -115,10 +114,10 @@ def find(url: str, *, patterns: bool = True) -> list[RemoteFile]:
 
 
 def find_in(url: str) -> dict[str, RemoteFile]:
-    """The files right below a directory, by name; empty if there is no such directory.
+    """Lists the files directly in a directory, by name; empty if there is no such directory.
 
     Raises:
-        InvalidData: the store cannot be used; says why.
+        InvalidData: the store is unusable; says why.
     """
     filesystem, path = open_store(url.rstrip("/"))
 
@@ -144,22 +143,21 @@ def _file(url: str, info: dict[str, Any], filesystem: Any, path: str) -> RemoteF
 
 
 def read_ranges(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
-    """The bytes of each range (file, offset, length); those of one store come side by side.
+    """Reads ranges (file, offset, length), in parallel for each store.
 
     Raises:
-        InvalidData: they cannot be read, or a file has become shorter.
+        InvalidData: a range is unreadable, or a file has become shorter.
     """
-    found = [b""] * len(ranges)
+    contents = [b""] * len(ranges)
     stores: dict[int, list[int]] = {}
     for number, (file, _, length) in enumerate(ranges):
-        # Of no bytes there is no range.
-        if length:
+        if length:  # stores have no empty ranges
             stores.setdefault(id(file.filesystem), []).append(number)
     for numbers in stores.values():
         parts = [ranges[number] for number in numbers]
         for number, data in zip(numbers, call(_shown(parts), partial(_read, parts)), strict=True):
-            found[number] = data
-    return found
+            contents[number] = data
+    return contents
 
 
 def _read(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
@@ -187,15 +185,15 @@ def _shown(ranges: Sequence[tuple[RemoteFile, int, int]]) -> str:
 
 
 def is_url(name: object) -> bool:
-    """Whether it names something by a URL, ``file://`` among them."""
+    """Whether ``name`` is a URL, including ``file://``."""
     return isinstance(name, str) and _URL.match(name) is not None
 
 
 def location(name: str | Path) -> Path | str:
-    """A path of this machine, or the URL as it is.
+    """Returns a local path as a ``Path``, and a URL unchanged.
 
     Raises:
-        InvalidData: it is a URL in a ``Path``, which has taken a slash away.
+        InvalidData: ``name`` is a URL in a ``Path``, which has removed a slash.
     """
     text = str(name)
     if isinstance(name, Path) and _LOST_SLASH.match(text):

@@ -1,4 +1,4 @@
-"""A call to a store of files: with a deadline, repeated where that may help, and never silent."""
+"""Calls to remote stores, with deadlines, retries and log lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, persist
 Result = TypeVar("Result")
 
 CODE = "PS109"
-"""Of a store that cannot be used."""
+"""Error code of an unusable store."""
 
 CALL_S = 60.0
-"""How long one call may take."""
+"""Deadline of one call."""
 
 _PATIENCE = RetryPolicy(first_s=0.2, longest_s=5.0, budget_s=300.0)
 _process = {"patience": _PATIENCE}
@@ -34,7 +34,7 @@ _LASTING = {
     errno.EPERM,
     getattr(errno, "EREMCHG", errno.EPERM),  # of s3fs: the bucket is in another region
 }
-"""Of an OSError: repeated, the call fails the same way."""
+"""Codes of OSErrors that a retry cannot fix."""
 
 _PASSING = {
     "ClientConnectionError",
@@ -46,7 +46,7 @@ _PASSING = {
     "IncompleteRead",
     "ResponseParserError",
 }
-"""Classes of aiohttp, botocore and gcsfs that are no OSError, for which repeating may help."""
+"""Classes of aiohttp, botocore and gcsfs, not OSErrors, for which a retry may help."""
 
 _PACKAGES = {
     "abfs": "adlfs",
@@ -57,32 +57,31 @@ _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
 }
-"""What reads a protocol, beside fsspec."""
+"""The package that each protocol needs beside fsspec."""
 
 _CREDENTIALS = {"CredentialRetrievalError", "NoCredentialsError", "PartialCredentialsError"}
-"""Classes of botocore."""
+"""Error classes of botocore."""
 
 log = get_logger()
 
 
 class NotThere(InvalidData):
-    """The store answers, and has no such file."""
+    """The store answers that it has no such file."""
 
 
 def give_up_after(budget_s: float) -> None:
-    """Sets how long this process tries a store that does not answer: five minutes unless told
-    otherwise."""
+    """Sets how long this process retries a store that does not answer; the default is 5 minutes."""
     patience = _PATIENCE
     _process["patience"] = RetryPolicy(patience.first_s, patience.longest_s, budget_s)
 
 
 def call(url: str, function: Callable[[], Result], deadline_s: float = CALL_S) -> Result:
-    """What ``function`` returns, an idempotent call about ``url``. Repeats it after errors that may
-    pass, with a line in the log every few seconds.
+    """Returns the result of ``function``, an idempotent call about ``url``. Retries it after
+    transient errors, and logs the wait.
 
     Raises:
         NotThere: there is no such file.
-        InvalidData: access is denied, the store cannot be reached, or it refuses; says which.
+        InvalidData: access is denied, or the store is unreachable or refuses; says which.
     """
     clock = MonotonicClock()
     waiting = Announcer(
@@ -113,8 +112,8 @@ def _bounded(
     waiting: Announcer,
     clock: MonotonicClock,
 ) -> Result:
-    """Runs ``function`` on a thread of its own, which is given up after the deadline: libraries for
-    stores have timeouts for single packets, not for the whole."""
+    """Runs ``function`` on a new thread and abandons it after the deadline: libraries for stores
+    have timeouts for single packets, not for a whole call."""
     future: Future[Result] = Future()
     threading.Thread(target=_run, args=(function, future), name="store", daemon=True).start()
     until = clock.now() + deadline_s
@@ -136,7 +135,7 @@ def _run(function: Callable[[], Result], future: Future[Result]) -> None:
 
 
 def translated(url: str, error: BaseException) -> PsError:
-    """Our error for one of a library, about ``url``."""
+    """Translates a library's error about ``url`` into one of ours."""
     if isinstance(error, PsError):
         return error
     names = {cls.__name__ for cls in type(error).__mro__}
@@ -169,7 +168,7 @@ def _may_pass(error: BaseException, names: set[str]) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of an answer that HTTP gave, as aiohttp and gcsfs keep it."""
+    """Returns the HTTP status in an error of aiohttp or gcsfs, if any."""
     for name in ("status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int):

@@ -1,5 +1,5 @@
-"""Copies of whole files from and to stores: what is read by libraries that want a path, and what is
-written whole or not at all."""
+"""Copies of whole files from stores, for libraries that need a path, and to stores, complete or not
+at all."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from psrpc.files.remote import RemoteFile, open_store
 from psrpc.files.remote_calls import CALL_S, call
 
 SLOWEST_NBYTES_PER_S = 1e6
-"""An upload may take as long as it takes at this rate, and a call's deadline more."""
+"""The deadline of an upload is its time at this rate plus a call's deadline."""
 
 _OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "memory", "s3", "s3a"}
-"""What is there of an object is there whole; it needs no directory."""
+"""Protocols that store an object whole or not at all, and need no directories."""
 
 _LAST = ("fingerprint.pb", "saved_model.pb")
-"""Of a SavedModel's files: without the last one it is none."""
+"""Files of a SavedModel to upload last: without ``saved_model.pb`` it is not loadable."""
 
 
 @contextmanager
 def copied_here(url: str, files: Mapping[str, RemoteFile]) -> Iterator[Path]:
-    """A directory for as long as the context lasts, in the one for temporary files (``TMPDIR``),
-    with copies of ``files`` by name.
+    """Copies ``files``, by name, into a temporary directory (below ``TMPDIR``) for the length of
+    the context.
 
     Raises:
-        InvalidData: they cannot be read, or there is no room for them.
+        InvalidData: a file is unreadable, or there is no room.
     """
     needed = sum(file.nbytes for file in files.values())
     with tempfile.TemporaryDirectory(prefix="pserver-copy-") as name:
@@ -57,11 +57,11 @@ def copied_here(url: str, files: Mapping[str, RemoteFile]) -> Iterator[Path]:
 
 @contextmanager
 def written_to(place: Path | str) -> Iterator[Path]:
-    """A directory to write files into that are to be at ``place``: itself, or for a URL one of this
-    machine, whose files are written there when the context ends well.
+    """Yields a directory for writing files to ``place``: a path itself, or for a URL a temporary
+    directory, whose files are uploaded when the context ends without an error.
 
     Raises:
-        InvalidData: they cannot be.
+        InvalidData: the upload failed.
     """
     if isinstance(place, Path):
         yield place
@@ -74,12 +74,12 @@ def written_to(place: Path | str) -> Iterator[Path]:
 
 
 def upload(source: Path, url: str) -> None:
-    """Writes a file, or a directory with all that is in it, to a store. A file is there whole or
-    not at all. Of a directory that could not be written whole nothing is left, unless the store
-    fails then, too; of a SavedModel ``saved_model.pb`` comes last.
+    """Uploads a file, or a directory recursively. A file appears complete or not at all. After a
+    failure this removes the uploaded files of a directory, unless the store fails again; it uploads
+    ``saved_model.pb`` of a SavedModel last.
 
     Raises:
-        InvalidData: it cannot be written; says why.
+        InvalidData: the upload failed; says why.
     """
     filesystem, root = open_store(url.rstrip("/"))
     if source.is_file():

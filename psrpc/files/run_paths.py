@@ -1,4 +1,4 @@
-"""The runs under ``runs/``: which is the newest, and how one ended whose coordinator is gone."""
+"""The runs under ``runs/``: the newest one, and the endings of runs without a coordinator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LONGEST_TOKEN = 1024
 
 
 def newest_run(job: str | None = None) -> Path | None:
-    """The run under ``runs/`` that was started, or gone on with, last; None if there is none.
+    """Returns the run under ``runs/`` that was started or resumed last; None if there is none.
 
-    What counts is when ``job.json`` was written: a start does that once nothing can refuse it any
-    more. All other files of a run are touched by starts that come to nothing, too. A run that is
-    being started now comes first, as long as it may yet come to something.
+    Compares the times of ``job.json``, which a start writes once nothing can refuse it; failed
+    starts touch the other files of a run, too. Without ``job``, a run that is being started now
+    comes first.
 
     Args:
-        job: only of the job file called so, without its suffix.
+        job: name without suffix of the only job file to consider.
     """
     if job is None:
         starting = [path for path in RUNS.glob(f"*/{STARTING}") if is_starting(path.parent)]
@@ -37,17 +37,17 @@ def newest_run(job: str | None = None) -> Path | None:
 
 
 def is_starting(run_dir: Path) -> bool:
-    """Whether somebody starts the run, whose coordinator does not serve yet."""
+    """Whether a process is starting the run, and its coordinator does not serve yet."""
     return _is_held(run_dir / STARTING)
 
 
 def unfinished_run(job: str) -> Path | None:
-    """The newest run of the job file called so, without its suffix, if it has not ended and nobody
-    goes on with it."""
-    found = newest_run(job)
-    if found is None or read_ending(found) or is_starting(found) or is_running(found):
+    """Returns the newest run of a job file, named without suffix, if it has not ended and no
+    process runs or starts it."""
+    run = newest_run(job)
+    if run is None or read_ending(run) or is_starting(run) or is_running(run):
         return None
-    return found
+    return run
 
 
 def is_running(run_dir: Path) -> bool:
@@ -70,15 +70,15 @@ def _is_held(lock: Path) -> bool:
 
 
 def read_ending(run_dir: Path) -> dict[str, Any]:
-    """What ``summary.json`` says of a run that has ended; empty if it has not, or was started again
-    since, or what it says cannot be read, see :func:`why_unreadable`."""
+    """Returns ``summary.json`` of an ended run; empty if the run has not ended, was started again
+    since, or has an unreadable summary, see :func:`why_unreadable`."""
     if is_starting(run_dir) or _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
         return {}
     return read_summary(run_dir)
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run; empty when there is none that can be read."""
+    """Returns the summary of a run; empty if it is missing or unreadable."""
     try:
         return _summary(run_dir)
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def why_unreadable(run_dir: Path) -> str:
-    """What is wrong with the summary of a run; empty if nothing is, or there is none."""
+    """Returns why the summary of a run is unreadable; empty if it is readable or missing."""
     try:
         _summary(run_dir)
     except FileNotFoundError:
@@ -97,8 +97,8 @@ def why_unreadable(run_dir: Path) -> str:
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = _SUMMARY(read_json(run_dir / SUMMARY), "")
-    return found
+    summary: dict[str, Any] = _SUMMARY(read_json(run_dir / SUMMARY), "")
+    return summary
 
 
 _COUNT = maybe(whole())
@@ -109,10 +109,10 @@ _EVALUATION = record({"evaluation": text, "global_step": whole()}, more=True)
 
 
 def _evaluation(value: Any, where: str) -> Any:
-    """Passes an evaluation, whose other keys are metrics."""
-    found = dict(_EVALUATION(value, where))
-    del found["evaluation"], found["global_step"]
-    mapped(_REAL)(found, where)
+    """Checks for an evaluation, whose unknown keys are metrics."""
+    metrics = dict(_EVALUATION(value, where))
+    del metrics["evaluation"], metrics["global_step"]
+    mapped(_REAL)(metrics, where)
     return value
 
 
@@ -150,11 +150,12 @@ _SUMMARY = record(
     },
     more=True,
 )
-"""What is read of ``summary.json``; versions write more of it, or less."""
+"""Checks the keys of ``summary.json`` that this module reads; other versions write more or
+fewer."""
 
 
 def ending_in_words(ending: dict[str, Any]) -> str:
-    """``"done"``, or ``"failed: "`` and the reason."""
+    """Formats ``"done"``, or ``"failed: "`` and the reason."""
     reason = told(ending.get("reason") or "")
     return told(ending.get("phase") or "ended") + (f": {reason}" if reason else "")
 
@@ -167,7 +168,7 @@ def _job_name(path: Path) -> str:
 
 
 def _written_ns(path: Path) -> int:
-    """When the file was written; 0 if there is none."""
+    """Returns the modification time of a file; 0 if there is none."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -1,12 +1,12 @@
-"""The few operations on files that checkpoints are made of, each with what it makes last.
+"""The file operations of checkpoints, with their guarantees against a power cut.
 
-Everything that is read from a run directory is opened by :func:`open_regular`, for others may have
-put it there. Symbolic links are followed: runs and checkpoints are moved to other disks that way,
-and what is read is bounded and checked wherever it lies.
+:func:`open_regular` opens every file of a run directory for reading, since another user may have
+put it there. It follows symbolic links, by which users move runs and checkpoints to other disks;
+callers bound and check the contents wherever they lie.
 
-Nothing here is ever done twice: after a failed ``fsync`` the system may hold the pages for clean,
-so a second one would succeed and mean nothing (Rebello et al., "Can applications recover from
-fsync failures?", USENIX ATC 2020).
+No function retries: after a failed ``fsync`` the system may take the pages for clean, so a second
+one would succeed and mean nothing (Rebello et al., "Can applications recover from fsync failures?",
+USENIX ATC 2020).
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from psrpc.core.document import LARGEST, parse_json
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a file came to; ``sha256`` is hexadecimal."""
+    """Size and hexadecimal ``sha256`` of a written file."""
 
     nbytes: int
     sha256: str
 
 
 class Storage(Protocol):
-    """A file system. Every method raises OSError; who calls it says what that means."""
+    """A file system. Every method raises OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory that is not there yet, in one that is. Its name lasts after
-        :meth:`sync` of that one; see :mod:`psrpc.files.durable`."""
+        """Makes a new directory in an existing one. Its name lasts after :meth:`sync` of the
+        parent; see :mod:`psrpc.files.durable`."""
 
     def is_empty(self, path: Path) -> bool:
-        """Whether a directory holds nothing that can be seen, or is not there."""
+        """Whether a directory is missing or visibly empty."""
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
-        """Writes a file that is not there yet. Its bytes last; its name does not before
-        :meth:`sync`. When it raises, the file may be there in part."""
+        """Writes a new file. Its bytes last; its name lasts after :meth:`sync`. An error may
+        leave a partial file."""
 
     def link(self, old: Path, new: Path) -> None:
-        """Gives a file that lasts a second name, in another directory; the bytes are not written
-        again. The name lasts after :meth:`sync`. Not every file system can."""
+        """Makes a hard link to a lasting file in another directory. The name lasts after
+        :meth:`sync`. Not every file system supports this."""
 
     def sync(self, directory: Path) -> None:
-        """Makes the names in a directory last."""
+        """Makes the names in a directory survive a power cut."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a directory, in one piece; not onto one that holds something. The new name
-        lasts after :meth:`sync` of the directory above."""
+        """Renames a directory atomically, but not onto a non-empty one. The new name lasts after
+        :meth:`sync` of the parent."""
 
     def remove(self, directory: Path) -> None:
-        """Removes a directory with all that it holds."""
+        """Removes a directory recursively."""
 
     def remove_empty(self, directory: Path) -> None:
-        """Removes a directory that holds nothing; any other is an OSError."""
+        """Removes an empty directory; any other is an OSError."""
 
     def open(self, path: Path) -> io.BufferedIOBase:
-        """Opens a regular file to be read; anything else is an OSError at once."""
+        """Opens a regular file for reading; anything else is an OSError at once."""
 
     def directories(self, path: Path) -> list[str]:
-        """The names of the directories in ``path``, sorted; none where there is no such place."""
+        """Returns the sorted names of directories in ``path``; empty if ``path`` is missing."""
 
     def free(self, path: Path) -> int:
-        """Bytes that can still be written below ``path``."""
+        """Returns the free bytes below ``path``."""
 
 
 class Disk:
-    """The real one."""
+    """The operating system's file system."""
 
     def make_directory(self, path: Path) -> None:
         """See :class:`Storage`."""
@@ -153,10 +153,10 @@ DISK = Disk()
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Opens a regular file to be read, and waits for nobody: a FIFO has no writer, a device no end.
+    """Opens a regular file for reading without blocking, as a FIFO without a writer would.
 
     Raises:
-        OSError: there is none, or something else is in its place.
+        OSError: the file is missing or not a regular one.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -168,7 +168,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def check_regular(mode: int, path: Path) -> None:
-    """Raises OSError: ``mode`` is not that of a regular file; says what is there."""
+    """Raises OSError if ``mode`` is not that of a regular file; names the kind."""
     if stat.S_ISREG(mode):
         return
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
@@ -177,10 +177,10 @@ def check_regular(mode: int, path: Path) -> None:
 
 
 def read_bounded(path: Path, most: int = LARGEST, storage: Storage = DISK) -> bytes:
-    """A small file, whole.
+    """Reads a small file.
 
     Raises:
-        OSError: it cannot be read, or has more than ``most`` bytes; none of them are read then.
+        OSError: it is unreadable, or has more than ``most`` bytes, of which none are read then.
     """
     with storage.open(path) as file:
         nbytes = file.seek(0, os.SEEK_END)
@@ -193,24 +193,24 @@ def read_bounded(path: Path, most: int = LARGEST, storage: Storage = DISK) -> by
 
 
 def read_json(path: Path, most: int = LARGEST) -> Any:
-    """The document in a small file, see :func:`psrpc.core.document.parse_json`.
+    """Parses a small file, see :func:`psrpc.core.document.parse_json`.
 
     Raises:
         OSError: see :func:`read_bounded`.
-        ValueError: it is no such document; says why, and not which file.
+        ValueError: the document is invalid; says why, but does not name the file.
     """
     return parse_json(read_bounded(path, most))
 
 
 def replace_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a small file whole: a reader sees the old one or the new one. What else has its
-    temporary name, left by a crash or put there, is removed.
+    """Replaces a small file atomically: a reader sees the old or the new text. Removes any file
+    with the temporary name first.
 
     Args:
-        private: its owner alone may read it, whatever the umask and the old one said.
+        private: only the owner may read it, whatever the umask and the old file's mode.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: the write failed; the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -222,18 +222,17 @@ def replace_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Lets nobody but its owner read a file that is there; nothing happens to a link, to a file of
-    another user, or where there is none."""
+    """Lets only the owner read an existing file; leaves links and other users' files alone."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(path.lstat().st_mode):
             path.chmod(0o600)
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> str:
-    """A line that names a file that cannot be read, and why."""
+    """Formats a line with an unreadable file and the reason."""
     return f"{path} cannot be read: {cause_of(error)}"
 
 
 def cause_of(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, without its name."""
+    """Returns why a file is unreadable, without its name."""
     return str(getattr(error, "strerror", None) or error)
