@@ -46,8 +46,7 @@ def cut_batch(epoch: int, index: int, records: int, batch_size: int) -> BatchId:
 
 
 def add_totals(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Adds two rows of totals; only the loss where their metrics differ, as after a job was resumed
-    with others."""
+    """Adds two rows of totals; only the loss where a resumed job has other metrics than before."""
     if len(one) != len(other):
         one, other = one[:LOSS], other[:LOSS]
     return tuple([mine + its for mine, its in zip(one, other, strict=True)])

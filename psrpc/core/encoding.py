@@ -72,8 +72,7 @@ def plain(array: NDArray) -> Encoded:
 
 
 def check_nbytes(encoding: Encoding, nbytes: int, length: int, dtype: str) -> str:
-    """Returns the expected size if ``nbytes`` cannot encode ``length`` elements of ``dtype``,
-    otherwise an empty string."""
+    """Returns the expected size, in words; empty if ``nbytes`` fits ``length`` elements."""
     itemsize = np.dtype(dtype).itemsize
     expected = {
         "plain": length * itemsize,

@@ -126,8 +126,7 @@ class StaleGeneration(PsError):
 
 
 class SegmentLost(StaleGeneration):
-    """An exchange through shared memory got no answer, so the peer may still use that memory:
-    abandon it and join again."""
+    """The peer gave no answer and may still use the shared memory: abandon it and join again."""
 
     code = "PS221"
 
@@ -147,8 +146,7 @@ class NotReady(PsError):
 
 
 class Forming(NotReady):
-    """All shards are present and the coordinator forms a generation; no process is missing, so
-    the caller just waits."""
+    """The coordinator forms a generation of all shards; no process is missing."""
 
     code = "PS211"
 

@@ -107,8 +107,8 @@ class ArenaPlan:
 
     @property
     def replaced(self) -> bool:
-        """Whether an update brings new values instead of a gradient or a difference to add: the
-        mean of two counters is meaningless."""
+        """Whether an update replaces its elements instead of adding a gradient or a difference:
+        the mean of two counters is meaningless."""
         return self.dtype == INTEGERS
 
     def shard_length(self, shard: int) -> int:

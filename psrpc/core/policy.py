@@ -207,8 +207,7 @@ class Policy:
 
     @property
     def backups(self) -> bool:
-        """Whether a round leaves micro-batches for a later one, so a staged gradient may be of
-        older parameters."""
+        """Whether a round leaves micro-batches, staged with old parameters, for a later one."""
         return self.rounds and self.taken < self.open
 
     @property

@@ -135,8 +135,7 @@ def mix(ids: npt.NDArray[Any]) -> Hashes:
 
 
 def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
-    """Returns the shard of each id, the upper half of its hash modulo ``shards``, in the shape of
-    ``ids``."""
+    """Returns the shard of each id in its shape: the upper half of its hash modulo ``shards``."""
     return (mix(ids) >> _32) % np.uint64(shards)
 
 

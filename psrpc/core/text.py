@@ -61,8 +61,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Hides user and password of URLs, and values of URL parameters and overrides whose name is
-    that of a secret."""
+    """Hides user and password of URLs, and values of parameters and overrides named as secrets."""
 
     def starred(match: re.Match[str]) -> str:
         return f"{match[1]}{match[2]}={_STARS}" if is_secret_name(match[2]) else match[0]

@@ -1,5 +1,4 @@
-"""Copies of whole files from stores, for libraries that need a path, and to stores, complete or not
-at all."""
+"""Copies of whole files: from stores for libraries that need a path, and to stores."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ _SUMMARY = record(
     },
     more=True,
 )
-"""Checks the keys of ``summary.json`` that this module reads; other versions write more or
-fewer."""
+"""Checks the known keys of ``summary.json``; other versions write more or fewer."""
 
 
 def ending_in_words(ending: dict[str, Any]) -> str:

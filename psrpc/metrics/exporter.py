@@ -3,8 +3,7 @@
 Collects on request the figures that a process keeps anyway, so training pays nothing for it. The
 endpoint is read-only and serves figures and names, never values of parameters. It serves plain HTTP
 on loopback. Elsewhere it serves HTTPS to clients with a certificate of a role that may read it
-(:func:`psrpc.security.identity.may_read_metrics`), or, without certificates, plain HTTP only with
-``--insecure``."""
+(:func:`psrpc.security.identity.may_read_metrics`), or plain HTTP with ``--insecure``."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ class MetricsServer:
             port = server.start(host, port)
         except OSError as error:
             raise PortInUse(
-                f"cannot listen on {self._requested}: {error.strerror or error}; stop who does, or "
-                "choose another --metrics HOST:PORT, or --metrics off"
+                f"cannot listen on {self._requested}: {error.strerror or error}; stop the "
+                "process there, or choose another --metrics HOST:PORT, or --metrics off"
             ) from None
         self._pages, self._server = pages, server
         self.address = format_address(host, port)
@@ -191,12 +190,13 @@ class _Pages:
         objection = self._security.objection(peer)
         if objection is not None:
             return objection.coded
-        who = peer.identity
+        identity = peer.identity
         # All members of the job may read health, as with gRPC.
-        alive = head.path == HEALTH and who is not None and who.job == me.job
-        if alive or may_read_metrics(who, me):
+        alive = head.path == HEALTH and identity is not None and identity.job == me.job
+        if alive or may_read_metrics(identity, me):
             return ""
-        return f"{who or 'a certificate that names no role'} may not read the metrics of {me}"
+        holder = identity or "a certificate that names no role"
+        return f"{holder} may not read the metrics of {me}"
 
     async def _figures(self) -> list[Family]:
         if self._next is None:

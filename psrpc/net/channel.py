@@ -163,7 +163,7 @@ def check_metrics(address: str, security: Security) -> None:
     """Raises InvalidArgument if ``security`` forbids serving metrics at ``HOST:PORT``."""
     if security.by_token and not is_loopback(parse_address(address)[0]):
         raise InvalidArgument(
-            f"--metrics {address} asks whoever reads for a certificate, which --token-file does "
+            f"--metrics {address} asks its readers for a certificate, which --token-file does "
             "without; say --metrics 127.0.0.1:PORT, or give each role its certificate",
             code="PS322",
         )

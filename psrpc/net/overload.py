@@ -69,8 +69,7 @@ class CountingPool(ThreadPoolExecutor):
 
 
 class LoadInterceptor(Interceptor):
-    """Admits calls of a threaded server and reads the request of a call that has a single one. Must
-    be the last interceptor."""
+    """Admits calls of a threaded server and reads single requests. Must be the last interceptor."""
 
     def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
         """Takes the server's ``pool`` of ``threads``; ``waiting`` calls may wait for a thread."""

@@ -19,8 +19,7 @@ class SecureChannel(grpc.Channel):
     """
 
     def __init__(self, connect: Callable[[], grpc.Channel], stamp: Callable[[], object]) -> None:
-        """``connect`` makes a channel from the present files; the value of ``stamp`` changes with
-        them."""
+        """``connect`` makes a channel from the present files; ``stamp()`` changes with them."""
         self._connect = connect
         self._stamp = stamp
         self._lock = threading.Lock()

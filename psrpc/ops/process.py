@@ -45,8 +45,7 @@ def module_command(name: str, *arguments: str) -> list[str]:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns ``environment`` for a child, with our packages on its path and with the allocator
-    settings that ``environment`` lacks."""
+    """Returns ``environment`` plus our packages and missing allocator settings, for a child."""
     found = {**MALLOC_SETTINGS, **environment}
     if str(_PACKAGES) not in site.getsitepackages():
         paths = [str(_PACKAGES), environment.get("PYTHONPATH", "")]
@@ -57,8 +56,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def apply_malloc_settings() -> None:
     """Re-executes this program with :data:`MALLOC_SETTINGS` unless they are set; keeps the pid.
 
-    glibc reads them only when a process starts. Commands call this before they use threads or
-    files.
+    glibc reads them only at process start. Commands call this before they use threads or files.
     """
     if sys.platform != "linux" or all(key in os.environ for key in MALLOC_SETTINGS):
         return
@@ -68,7 +66,7 @@ def apply_malloc_settings() -> None:
 
 def quiet_grpc() -> None:
     """Silences gRPC's own lines on ports and handshakes, unless the environment sets its verbosity.
-    Must run before the import of grpc, which reads the variable."""
+    Must precede the import of grpc, which reads the variable."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -109,8 +107,7 @@ READER_LEFT = 141
 
 
 def while_read(run: Callable[[], int]) -> int:
-    """Returns ``run()``, or :data:`READER_LEFT` if the reader of its output leaves, like ``|
-    head``."""
+    """Returns ``run()``, or :data:`READER_LEFT` if the reader of its output closes the pipe."""
     try:
         status = run()
         sys.stdout.flush()
@@ -166,8 +163,7 @@ class StopSignals:
 
 
 def on_stop_signals(stop: Callable[[int], object]) -> None:
-    """Calls ``stop`` with the number of each of :class:`StopSignals`, in a new thread. Only the
-    main thread may call this.
+    """Calls ``stop`` with each of :class:`StopSignals` in a new thread; for the main thread only.
 
     A Python signal handler would not do. It interrupts the main thread anywhere, even inside a
     lock: setting an event that the main thread is about to wait for would deadlock on the event's

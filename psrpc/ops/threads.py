@@ -17,16 +17,14 @@ interpreter's lock: updates of 65,536 rows of 64 in calls of 2^15 elements took 
 lanes, 5.7 in two and 4.5 in one; of 2^17 elements 4.4, 4.1 and 4.4."""
 
 WORTH_BYTES = 1 << 20
-"""Bytes of rows from which a second lane pays off: for less, waking a thread takes as long as the
-work."""
+"""Bytes of rows from which waking a second thread takes less time than it saves."""
 
 _RANDOM = random.Random()
 """Separate from Python's global one, which a job seeds alike in every process for its layers."""
 
 
 class Threads:
-    """Makes the threads and locks of this process. The simulator replaces them by ones that take
-    turns."""
+    """Makes threads and locks; the simulator replaces them by ones that take turns."""
 
     def thread(self, target: Callable[[], object], name: str) -> threading.Thread:
         """Makes a daemon thread, not started yet."""

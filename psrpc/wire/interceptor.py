@@ -74,8 +74,7 @@ class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps the handlers of a threaded server."""
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        """Returns the handler for a call to ``method``. Runs when the call arrives, before it gets
-        a thread."""
+        """Returns the handler for a call to ``method``; runs before the call has a thread."""
         raise NotImplementedError
 
     def intercept_service(
@@ -113,8 +112,7 @@ class _Refusals:
         self._warned: set[str] = set()
 
     def log(self, method: str, peer: str, error: PsError) -> None:
-        """Warns once of each forbidden call, whose caller is broken or malicious; other refusals
-        are normal."""
+        """Warns once of each forbidden call: its caller is broken or malicious."""
         why = str(error)
         new = why not in self._warned and len(self._warned) < MOST_TOLD
         if isinstance(error, AccessDenied) and new:
