@@ -67,7 +67,7 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
 
 
 def check_extent(data: bytes) -> None:
-    """Raises ValueError if a document is too large; for use before reading and before writing."""
+    """Raises ValueError if a document is too large; for use before reading and writing."""
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data)} bytes; expected {LARGEST} at most")
     containers = data.count(b"[") + data.count(b"{")

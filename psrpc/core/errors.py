@@ -188,8 +188,8 @@ class CoordinatorRefuses(CoordinatorUnreachable):
 
 
 class OutcomeUnknown(PsError):
-    """A push or commit got no answer in time and may have taken effect. Repeating it is safe, since
-    the peer recognises what it already has."""
+    """A push or commit got no answer in time and may have taken effect. Repeating it is safe: the
+    peer recognises repetitions."""
 
     code = "PS206"
     retryable = True

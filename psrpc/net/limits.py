@@ -27,8 +27,7 @@ before it reads the request. Half of a shard's threads, enough for a machine wit
 :data:`VITAL` calls have a count of their own, as large."""
 
 PEER_BYTES = PEER_CALLS * MAX_MESSAGE_BYTES
-"""Most bytes per address in messages of calls that are being served; a shard keeps only parts of
-tensors, in counted buffers."""
+"""Most message bytes of served calls per address; shards keep tensors in counted buffers."""
 
 REQUEST_S = 10.0
 """How long a server waits for the request of a call with a single one."""

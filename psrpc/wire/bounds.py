@@ -114,8 +114,8 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "SetPolicyRequest": {"settings": 256},
     "SetPolicyRequest.settings": {"": 4096},
 }
-"""Bounds by message and field: characters of a string, bytes, or entries of a repeated field. Bounds
-of single repeated strings and bytes are under ``Message.field``. A test checks the protos for it."""
+"""Bounds by message and field: characters of a string, bytes, or entries of a repeated field.
+``Message.field`` has the bound of each repeated string or bytes. A test compares the protos."""
 
 _PACKAGE = "psrpc.v1."
 
