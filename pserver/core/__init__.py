@@ -1,1 +1,1 @@
-"""What a shard is asked and what it remembers, as plain values."""
+"""Plain values: the requests to a shard and the state that it keeps."""

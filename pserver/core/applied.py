@@ -1,4 +1,4 @@
-"""Which batches a shard has applied: what makes a repeated push harmless."""
+"""The set of batches that a shard has applied; it makes a repeated push harmless."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 
 NEWEST = 4
-"""Epochs that a heartbeat says the totals of."""
+"""Number of newest epochs whose totals a heartbeat reports."""
 
 
 class AppliedEpoch(TypedDict):
-    """One epoch of an applied-set as plain JSON; the fields of the message of the same name."""
+    """One epoch of an applied-set as plain JSON; same fields as the protobuf message
+    ``AppliedEpoch``."""
 
     epoch: int
     applied: list[list[int]]
@@ -24,7 +25,7 @@ class AppliedEpoch(TypedDict):
 
 
 class EpochTotals(NamedTuple):
-    """See the message of the same name."""
+    """Same fields as the protobuf message ``EpochTotals``."""
 
     epoch: int
     records: int
@@ -32,27 +33,25 @@ class EpochTotals(NamedTuple):
 
 
 class AppliedSet:
-    """The positions of every epoch that a shard has applied or recorded as skipped.
+    """The positions of each epoch that a shard has applied or recorded as skipped.
 
-    Its size is the number of gaps, not of batches: an epoch that is done is one interval.
-    Not thread-safe.
-    """
+    Its size grows with the number of gaps, not of batches: a complete epoch is one interval. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._applied: dict[int, IntervalSet] = {}
         self._skipped: dict[int, IntervalSet] = {}
         self._totals: dict[int, tuple[float, ...]] = {}
-        """See :mod:`psrpc.core.batch`; of the newest epochs."""
-        self._told: dict[int, EpochTotals] = {}
-        """The same with the records of the same moment, for other threads: each is replaced as a
-        whole."""
+        """Totals of the newest epochs, see :mod:`psrpc.core.batch`."""
+        self._published: dict[int, EpochTotals] = {}
+        """The same with their record counts, for other threads; each value is replaced whole."""
 
     def contains(self, batch: BatchId) -> bool:
         """Whether ``batch`` was applied or skipped before.
 
         Raises:
-            InvalidArgument: part of it was. Batches are cut once and never change, so somebody
-                counts otherwise than this shard; applying it would count records twice.
+            InvalidArgument: only part of it was. Batches are cut once and never change, so the
+                pusher counts differently from this shard; applying it would count records twice.
         """
         start, stop = batch.first, batch.first + batch.count
         applied = self._applied.get(batch.epoch)
@@ -70,15 +69,15 @@ class AppliedSet:
         return self._skipped.get(batch.epoch, IntervalSet()).overlaps(start, stop)
 
     def add(self, batch: BatchId, *, skipped: bool = False, totals: Sequence[float] = ()) -> None:
-        """Records ``batch``; ``skipped`` when its gradient was not finite. ``totals`` are what it
-        adds to those of its epoch."""
+        """Records ``batch`` and adds ``totals`` to those of its epoch; ``skipped`` if its gradient
+        was not finite."""
         start, stop = batch.first, batch.first + batch.count
         if totals:
             self._count(batch.epoch, totals)
         self._applied.setdefault(batch.epoch, IntervalSet()).add(start, stop)
         if skipped:
             self._skipped.setdefault(batch.epoch, IntervalSet()).add(start, stop)
-        self._tell(batch.epoch, batch.count)
+        self._publish(batch.epoch, batch.count)
 
     def _count(self, epoch: int, totals: Sequence[float]) -> None:
         known = self._totals.get(epoch)
@@ -90,24 +89,24 @@ class AppliedSet:
             while sum(map(len, self._totals.values())) > KEPT_VALUES:
                 oldest = min(self._totals)
                 del self._totals[oldest]
-                self._told.pop(oldest, None)
+                self._published.pop(oldest, None)
 
-    def _tell(self, epoch: int, records: int) -> None:
-        """So many ``records`` of ``epoch`` have come."""
+    def _publish(self, epoch: int, records: int) -> None:
+        """Publishes the totals of ``epoch`` after ``records`` more records."""
         totals = self._totals.get(epoch)
         if totals is not None:
-            known = self._told.get(epoch)
-            # Adding up all intervals each time would take long where there are many.
+            known = self._published.get(epoch)
+            # Summing all intervals each time would be slow with many gaps.
             records = len(self._applied[epoch]) if known is None else known.records + records
-            self._told[epoch] = EpochTotals(epoch, records, totals)
+            self._published[epoch] = EpochTotals(epoch, records, totals)
 
     def newest_totals(self) -> list[EpochTotals]:
-        """Those of the newest epochs. Any thread may ask."""
-        # A list is made in one step.
-        return sorted(self._told.values())[-NEWEST:]
+        """Returns the totals of the newest epochs. Any thread may call it."""
+        # sorted() copies the values in one atomic step.
+        return sorted(self._published.values())[-NEWEST:]
 
     def to_epochs(self) -> list[AppliedEpoch]:
-        """The set as plain JSON, epochs in rising order."""
+        """Returns the set as plain JSON, epochs ascending."""
         epochs = [
             AppliedEpoch(
                 epoch=epoch,
@@ -126,7 +125,7 @@ class AppliedSet:
         """The inverse of :meth:`to_epochs`.
 
         Raises:
-            InvalidArgument: that is not a list of epochs with their intervals.
+            InvalidArgument: the argument is not a list of epochs with intervals.
         """
         made = AppliedSet()
         for item in epochs:
@@ -145,7 +144,7 @@ class AppliedSet:
                 made._skipped[epoch] = skipped
             if totals:
                 made._totals[epoch] = totals
-                made._tell(epoch, 0)
+                made._publish(epoch, 0)
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -159,7 +158,7 @@ def _intervals(members: IntervalSet) -> list[list[int]]:
 
 
 def epoch_totals(epochs: Iterable[AppliedEpoch]) -> list[EpochTotals]:
-    """The totals in an applied-set, in plain JSON."""
+    """Extracts the totals from an applied-set in plain JSON."""
     return [
         EpochTotals(
             item["epoch"],

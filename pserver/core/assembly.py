@@ -1,7 +1,7 @@
-"""Puts a stream of chunks into flat arrays, and refuses any stream that does not fit.
+"""Assembles a stream of chunks into flat arrays, and refuses a stream that does not match its
+header.
 
-The shard uses it for what is pushed, the client for what is pulled.
-"""
+The shard uses it for pushes, the client for pulls."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from psrpc.wire.codec import MAX_CHUNK_BYTES, Piece
 NDArray = npt.NDArray[Any]
 
 PIECE_BYTES = 1 << 20
-"""Of a tensor at a time: to look at 16 MB later takes 0.7 ms."""
+"""Size of the pieces in which tensors are received and checked: checking 16 MB only afterwards
+takes 0.7 ms."""
 
 LOOK = 1 << 13
-"""Elements looked at by one call. From 10,000 on OpenBLAS takes a second thread for a dot product,
+"""Elements checked per call. From 10,000 on OpenBLAS starts a second thread for a dot product,
 which then spins for more work: with two cores the workers' steps took 1.4 times as long."""
 
 _EXPONENTS = {"bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
-"""The bits that only infinities and NaN have all of."""
+"""Exponent masks: only infinities and NaN have all of these bits set."""
 
 
 Encodings = tuple[Encoding, ...]
 PLAIN: Encodings = ("plain",)
 VALUES: Encodings = ("plain", "bfloat16", "float16")
 GRADIENTS: Encodings = (*VALUES, "int8", "topk")
-"""What parameters may be encoded in, and what gradients."""
+"""``VALUES`` are the encodings of parameters, ``GRADIENTS`` those of gradients."""
 
 
 class Extent(NamedTuple):
-    """An arena (its index in the plan), and how many bytes of it travel in which encoding; or rows
-    of a table (the number of arenas plus its index)."""
+    """The bytes of one arena (its index in the plan) in a stream, and their encoding; or of the
+    rows of one table (index: number of arenas plus the table's index)."""
 
     arena: int
     nbytes: int
@@ -47,12 +48,12 @@ class Extent(NamedTuple):
 
 
 def value_dtype(arena: ArenaPlan, encoding: Encoding) -> np.dtype[Any]:
-    """What the elements of ``arena`` are when parameters travel in ``encoding``."""
+    """The dtype of ``arena``'s elements when parameters travel in ``encoding``."""
     return wire_dtype(encoding if arena.encodable else "plain", arena.dtype)
 
 
 def shard_extents(plan: Plan, shard: int) -> list[Extent]:
-    """``shard``'s whole part of every arena, plain, in plan order."""
+    """Extents of ``shard``'s whole part of every arena, plain, in plan order."""
     return [
         Extent(index, arena.shard_length(shard) * arena.itemsize, "plain")
         for index, arena in enumerate(plan.arenas)
@@ -60,11 +61,11 @@ def shard_extents(plan: Plan, shard: int) -> list[Extent]:
 
 
 def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: Encodings) -> None:
-    """Compares what a header announces with the plan; call it before anything is allocated.
+    """Compares the extents of a header with the plan; call it before allocating anything.
 
     Raises:
-        InvalidArgument: an arena is unknown, missing, announced twice, of another length, or in
-            an encoding that is not ``allowed`` for it.
+        InvalidArgument: an arena is unknown, missing, announced twice, of another length, or in an
+            encoding that is not ``allowed`` for it.
     """
     announced: set[int] = set()
     for index, nbytes, encoding in extents:
@@ -96,10 +97,10 @@ def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: En
 
 
 def check_values(encoding: Encoding) -> None:
-    """Passes what parameters may be asked for in.
+    """Checks that parameters may travel in ``encoding``.
 
     Raises:
-        InvalidArgument: gradients may be compressed, parameters may not.
+        InvalidArgument: only gradients may be compressed.
     """
     if encoding not in VALUES:
         raise InvalidArgument(f"values were asked for as {encoding}; expected {_either(VALUES)}")
@@ -115,7 +116,7 @@ def targets(
     into: Mapping[str, NDArray],
     rows: Mapping[int, NDArray] | None,
 ) -> Iterator[tuple[Extent, NDArray]]:
-    """Where each extent that has bytes is put. Arguments: see :class:`Assembly`."""
+    """Pairs each extent that has bytes with its target array. Arguments: see :class:`Assembly`."""
     arenas = len(plan.arenas)
     for extent in extents:
         if not extent.nbytes:
@@ -127,7 +128,7 @@ def targets(
 
 
 class Assembly:
-    """The state of one stream: which byte has to come next. Not thread-safe."""
+    """Tracks the next expected byte of one stream. Not thread-safe."""
 
     def __init__(
         self,
@@ -138,12 +139,12 @@ class Assembly:
         seen: Seen | None = None,
     ) -> None:
         """Args:
-        extents: as announced; they have passed :func:`check_extents`, those of rows
+        extents: from the header; checked by :func:`check_extents`, those of rows by
             :func:`pserver.core.table_ids.check_row_extents`.
-        into: arena name -> contiguous array of the announced bytes that receives them; chunks
-            hold whole elements of it.
-        rows: the same of tables, by their index.
-        seen: is given what each chunk brings.
+        into: arena name -> contiguous array of the announced bytes to fill; chunks hold whole
+            elements of it.
+        rows: table index -> array to fill with its rows.
+        seen: called with the elements of each chunk.
         """
         self._seen = seen
         self._plan = plan
@@ -160,8 +161,8 @@ class Assembly:
         """Copies one chunk to its place.
 
         Raises:
-            InvalidArgument: it is not the next piece of the stream. What was copied before stays
-                in the target arrays, which must then not be used.
+            InvalidArgument: it is not the next piece of the stream. The target arrays keep earlier
+                chunks and must not be used.
         """
         if self._at == len(self._awaited):
             raise InvalidArgument(
@@ -192,14 +193,14 @@ class Assembly:
                 f"a chunk of arena {self._name(index)} has {length} bytes; expected 1 to"
                 f" {MAX_CHUNK_BYTES}, in whole elements of {itemsize}"
             )
-        # numpy lets go of the interpreter lock while it copies; a memoryview would not.
+        # NumPy releases the interpreter lock while it copies; a memoryview does not.
         flat = self._targets[index].reshape(-1)
         first = self._offset // itemsize
         part = flat[first : first + length // itemsize]
         if self._seen is None:
             np.copyto(part.view(np.uint8), np.frombuffer(piece.data, np.uint8))
         else:
-            # While a core's own cache has it.
+            # Check each part while it is still in the core's own cache.
             sent = np.frombuffer(piece.data, np.uint8)
             for start in range(0, part.size, LOOK):
                 few = part[start : start + LOOK]
@@ -212,7 +213,7 @@ class Assembly:
             self._offset = 0
 
     def accept_all(self, pieces: Iterable[Piece]) -> None:
-        """Takes a whole stream, to its end.
+        """Accepts a whole stream.
 
         Raises:
             InvalidArgument: a piece is wrong, or the stream ended too soon.
@@ -222,10 +223,10 @@ class Assembly:
         self.finish()
 
     def finish(self) -> None:
-        """The stream has ended.
+        """Marks the end of the stream.
 
         Raises:
-            InvalidArgument: something announced did not come.
+            InvalidArgument: announced bytes are missing.
         """
         if self._at < len(self._awaited):
             index, nbytes, _ = self._awaited[self._at]
@@ -242,12 +243,12 @@ class Assembly:
 
 
 Seen = Callable[[int, NDArray], object]
-"""Is given the number of an extent (an arena, or a table behind all arenas) and elements of it."""
+"""Called with the index of an extent (an arena, or a table after all arenas) and elements of it."""
 
 
 def is_finite(part: NDArray) -> bool:
-    """Whether no element of a contiguous array is infinite or NaN; integers never are, and bytes
-    that have yet to be decoded are looked at then."""
+    """Whether no element of a contiguous array is infinite or NaN. True for integers, and for
+    encoded bytes, which are checked after decoding."""
     exponent = _EXPONENTS.get(part.dtype.name)
     if exponent is not None:
         return bool(np.bitwise_and(part.view(np.uint16), exponent).max(initial=0) != exponent)
@@ -255,27 +256,27 @@ def is_finite(part: NDArray) -> bool:
         return True
     flat = part.reshape(-1)
     with np.errstate(all="ignore"):
-        # What came last first: a core's own cache has it still.
+        # Newest elements first: they are still in the core's own cache.
         for start in reversed(range(0, flat.size, LOOK)):
             few = flat[start : start + LOOK]
-            # The sum of squares of finite elements may be infinite where they are large; that of
-            # others is never finite.
+            # Large finite elements may have an infinite sum of squares; non-finite elements never
+            # have a finite one.
             if not math.isfinite(np.dot(few, few)) and not np.isfinite(few).all():
                 return False
     return True
 
 
 def pieces(flat: NDArray) -> Iterator[NDArray]:
-    """A flat array by pieces of :data:`PIECE_BYTES`."""
+    """Splits a flat array into pieces of :data:`PIECE_BYTES`."""
     step = PIECE_BYTES // flat.itemsize
     return (flat[start : start + step] for start in range(0, len(flat), step))
 
 
 def check_finite(what: str, part: NDArray) -> None:
-    """Passes elements of ``what`` that are finite.
+    """Checks that all elements of ``part`` are finite; ``what`` names it in the error.
 
     Raises:
-        InvalidArgument: one is not; a worker has such a batch recorded as skipped instead.
+        InvalidArgument: one is not; the worker should push such a batch as skipped.
     """
     if not is_finite(part):
         raise InvalidArgument(

@@ -1,14 +1,14 @@
-"""The figures of a shard that a person or the coordinator may want to see."""
+"""Counters of a shard, for users and the coordinator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 STALENESS_BUCKETS = 64
-"""Entry s counts applied pushes of staleness s, the last one all from there on."""
+"""Entry s counts applied pushes of staleness s; the last entry also counts all larger ones."""
 
 MAX_WORKERS = 256
-"""Workers that are counted by name; of more, those that have been silent longest are forgotten."""
+"""Maximum number of workers counted by name; the least recently active are dropped."""
 
 
 def _zeros() -> list[int]:
@@ -17,15 +17,15 @@ def _zeros() -> list[int]:
 
 @dataclass(slots=True)
 class Counters:
-    """Pushes by fate since this process started. Whoever changes them holds the shard's lock.
+    """Pushes by outcome since the process started. Callers that change them hold the shard's lock.
 
     Attributes:
         staleness: of applied pushes, see :data:`STALENESS_BUCKETS`.
-        workers: the same by the worker that pushed, who did so last at the end.
-        too_stale: pushes that were staler than the policy allows.
-        uncompensated: stale pushes that should have been corrected for it and could not be.
+        workers: the same by worker; the one that pushed last is at the end.
+        too_stale: pushes staler than the policy allows.
+        uncompensated: stale pushes that could not be corrected although the policy requires it.
         apply_s: seconds spent in updates.
-        gradient_nbytes: bytes of gradients that have come, as they were encoded.
+        gradient_nbytes: bytes of received gradients, as encoded.
     """
 
     applied: int = 0
@@ -41,7 +41,7 @@ class Counters:
     workers: dict[str, list[int]] = field(default_factory=dict)
 
     def count_applied(self, worker: str, staleness: int) -> None:
-        """One more push was applied, ``staleness`` versions after the one it came from."""
+        """Counts a push applied ``staleness`` versions after its base version."""
         self.applied += 1
         bucket = min(staleness, STALENESS_BUCKETS - 1)
         self.staleness[bucket] += 1
@@ -54,8 +54,9 @@ class Counters:
         self.workers[worker] = own
 
     def reported(self) -> Counters:
-        """A copy, its histograms without the zeros at their ends. Any thread may ask."""
-        # A list is made in one step.
+        """Returns a copy with trailing zeros trimmed from its histograms. Any thread may call
+        it."""
+        # list() copies in one atomic step.
         workers = {worker: _trimmed(counts) for worker, counts in list(self.workers.items())}
         return replace(self, staleness=_trimmed(self.staleness), workers=workers)
 
@@ -67,7 +68,7 @@ def _trimmed(counts: list[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """A shard at one moment, see ``GetStatusResponse`` and ``HeartbeatShardRequest``."""
+    """State of a shard at one moment, see ``GetStatusResponse`` and ``HeartbeatShardRequest``."""
 
     generation: int
     version: int
@@ -81,13 +82,13 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Pure.
+    """Computes the learning-rate factor. Pure.
 
     Attributes:
         scale: k, reached by a gradual warm-up (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
             section 2.2).
-        warmup_updates: T, how many updates it takes; 0 scales from the first.
-        inverse: divide by 1 + staleness as well (Zhang et al. 2016, "Staleness-aware Async-SGD",
+        warmup_updates: T, updates until k is reached; 0 scales from the first.
+        inverse: also divide by 1 + staleness (Zhang et al. 2016, "Staleness-aware Async-SGD",
             section 3.2, there with the staleness itself, which is never 0).
     """
 
@@ -96,11 +97,11 @@ class Rates:
     inverse: bool = False
 
     def factor(self, iterations: int, staleness: int = 0) -> float:
-        """(1 + (k - 1) · min(1, i / T)) / (1 + τ); exactly 1.0 where nothing is asked for.
+        """(1 + (k - 1) · min(1, i / T)) / (1 + τ); exactly 1.0 with the defaults.
 
         Args:
-            iterations: i, the updates that the optimizer has done before.
-            staleness: τ, the updates since the parameters that the gradient is of.
+            iterations: i, updates that the optimizer has already made.
+            staleness: τ, updates since the parameters of the gradient.
         """
         factor = self.scale
         if iterations < self.warmup_updates:

@@ -1,4 +1,4 @@
-"""What a message believes about the cluster, and whether a shard may act on it."""
+"""The cluster state that a message assumes, and whether a shard may act on the message."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from psrpc.core.policy import ASYNC, Policy
 from psrpc.security.signatures import Keys
 
 MAX_REVOKED = 1 << 16
-"""Workers that may be revoked in one generation: some 10 MB of names."""
+"""Maximum number of revoked workers per generation: about 10 MB of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """See the message of the same name."""
+    """Same fields as the protobuf message ``Fence``."""
 
     generation: int
     policy: int
@@ -25,12 +25,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """Which shard a process is, at what point of the job's history, by what policy, and by which
-    keys it checks workers.
+    """A shard process: its position in the job's history, its policy, and the keys to check
+    workers.
 
-    Generation and policy are 0 and there are no keys before the coordinator has told it where to
-    begin.
-    """
+    Generation and policy are 0 and ``keys`` is None until the coordinator has sent ``Begin``."""
 
     shard: int
     incarnation: int
@@ -41,11 +39,11 @@ class ShardIdentity:
 
 
 def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
-    """Refuses a message that means another process or another time.
+    """Refuses a message meant for another process or another time.
 
     Raises:
-        StaleGeneration: another incarnation, generation or policy is meant.
-        JobMismatch: the sender works by another plan.
+        StaleGeneration: it is for another incarnation, generation or policy.
+        JobMismatch: the sender uses another plan.
     """
     me = f"shard {identity.shard}"
     if identity.generation == 0:
@@ -73,21 +71,22 @@ def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
 
 
 class Revocations:
-    """The revocations of one generation. Whoever obeys holds the shard's lock; any thread reads."""
+    """The revocations of one generation. The thread that adds one holds the shard's lock; any
+    thread may read."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.number = 0
-        """The greatest that was obeyed. Set last: whoever reads it may lease that worker's
-        batches to others."""
+        """Number of the newest revocation carried out. Set last: once the coordinator reads it,
+        it may lease the revoked worker's batches to others."""
         self._workers: set[str] = set()
 
     def refuse(self, worker: str) -> None:
         """Refuses ``worker`` from now on.
 
         Raises:
-            ResourceExhausted: there are too many. Forgetting one would let a worker push whose
-                work has been given to others, so this shard has to begin anew.
+            ResourceExhausted: too many revocations. Dropping one would let a worker push although
+                other workers have its batches now, so this shard has to begin anew.
         """
         if len(self._workers) >= MAX_REVOKED and worker not in self._workers:
             raise ResourceExhausted(
@@ -97,7 +96,7 @@ class Revocations:
         self._workers.add(worker)
 
     def check(self, worker: str) -> None:
-        """Passes a worker that was not revoked.
+        """Checks that ``worker`` was not revoked.
 
         Raises:
             StaleGeneration: it was; it has to register again.

@@ -1,4 +1,4 @@
-"""What a shard is asked to do, as plain values: the servicer's words to the engine."""
+"""Requests to a shard and its answers as plain values, between servicer and engine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class InitializeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """The header of a push. ``worker`` is empty until :mod:`pserver.engine.authority` has found out
-    who it is from."""
+    """The header of a push. ``worker`` is empty until :mod:`pserver.engine.authority` has
+    identified it."""
 
     fence: Fence
     worker: str
@@ -54,14 +54,14 @@ class PushRequest:
 
     @property
     def batch(self) -> BatchId:
-        """The batch that the gradient is of."""
+        """The batch of the gradient."""
         return self.attempt.batch
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What became of a push; see the message of the same name. How long the update took says
-    nothing about that. ``skipped``: the shard has the batch without a gradient."""
+    """Outcome of a push; see the protobuf message ``PushResult``. ``skipped``: the shard has
+    recorded the batch without a gradient. Comparison ignores the duration of the update."""
 
     outcome: Outcome
     version: int
@@ -73,7 +73,7 @@ class PushResult:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
-    """See the message of the same name."""
+    """Same fields as the protobuf message ``SnapshotOrder``."""
 
     name: str
     write: bool
@@ -86,7 +86,7 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """See the message of the same name."""
+    """Same fields as the protobuf message ``Decision``."""
 
     generation: int
     round: int
@@ -96,9 +96,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """See the message of the same name. What the shard holds then is what it holds now with
-    ``keep``, else the checkpoint ``restore``, else nothing. Without ``settings`` its policy
-    stays."""
+    """See the protobuf message ``Begin``. The shard then holds its present parameters (``keep``),
+    those of the checkpoint ``restore``, or none. Without ``settings`` its policy stays."""
 
     generation: int
     policy: int
@@ -114,7 +113,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """See the message of the same name."""
+    """Same fields as the protobuf message ``Revocation``."""
 
     number: int
     worker: str
@@ -123,9 +122,9 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """``source`` is None for the newest values, a round, or the name of a snapshot. ``worker`` is
-    empty and ``decision`` absent until :mod:`pserver.engine.authority` has found out who it is from
-    and checked ``signed``."""
+    """The header of a pull. ``source`` is None for the newest values, a round, or the name of a
+    snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.authority` has
+    identified the worker and checked ``signed``."""
 
     fence: Fence
     worker: str
@@ -139,8 +138,8 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """The rows of a pull: those of ``ids``, each table's into its float32 ``[n, width]`` of
-    ``into``, or into new arrays. ``only``: no arenas."""
+    """The rows that a pull asks for: those of ``ids``, written into ``into`` (float32 ``[n,
+    width]`` per table) or new arrays. ``only``: no arenas."""
 
     ids: TableIds
     into: tuple[npt.NDArray[np.float32], ...] | None = None
@@ -151,9 +150,8 @@ class RowsRequest:
 class Values:
     """All arenas of a shard at one version, ``[shard length]`` each, read-only.
 
-    ``encoding`` is that of the arenas which may have one (see ``assembly.encodable``). ``rows`` are
-    those that were asked for with them, or instead of them: ``[n, width]`` of each table.
-    """
+    ``encoding`` applies to arenas whose plan allows one (``ArenaPlan.encodable``). ``rows`` are the
+    requested rows, ``[n, width]`` per table; with ``rows_only`` there are no arenas."""
 
     version: int
     generation: int
@@ -164,7 +162,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """Rows of one table, float32 ``[n, width]``, and whether it has them, bool ``[n]``."""
+    """Rows of one table, float32 ``[n, width]``, and whether the table has them, bool ``[n]``."""
 
     version: int
     generation: int
@@ -174,14 +172,14 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A shard's whole state at one moment: what a checkpoint of it holds.
+    """The whole state of a shard at one moment: the contents of its checkpoint.
 
     Attributes:
-        tables: the rows of that moment, if the job has tables. They are only read with ``lock``
-            held, a block at a time, since training waits for it. Whoever gets the snapshot and
-            has done with it says so by :meth:`close`; without that the memory grows.
-        lock: the shard's; a thread that has it may take it again.
-        let_go: what ``close`` does.
+        tables: the rows of that moment, if the job has tables. Read them only with ``lock`` held, a
+            block at a time, since training waits for it. The receiver has to call :meth:`close`
+            when done; otherwise memory grows.
+        lock: the shard's, reentrant.
+        let_go: called by ``close``.
     """
 
     values: Values
@@ -192,17 +190,15 @@ class Snapshot:
     let_go: Callable[[], None] = field(default=lambda: None, compare=False)
 
     def close(self) -> None:
-        """Lets go of the rows; more than once is no error."""
+        """Releases the rows; may be repeated."""
         self.let_go()
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's.
+    """The whole state of a shard, read from a checkpoint. The receiver owns the arrays.
 
-    ``load_rows`` puts the rows into tables that are empty; see
-    :meth:`pserver.engine.parameters.Parameters.restore`.
-    """
+    ``load_rows`` fills empty tables; see :meth:`pserver.engine.parameters.Parameters.restore`."""
 
     values: Mapping[str, NDArray]
     slots: Slots
@@ -213,7 +209,7 @@ class RestoredState:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where a shard stands, and what the parameters that it holds have seen."""
+    """The state of a shard after ``Begin``, with the batches that its parameters include."""
 
     generation: int
     version: int

@@ -1,4 +1,4 @@
-"""The gradients of an open round, held until the coordinator names those that count."""
+"""Holds the gradients of an open round until the coordinator names those that count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psrpc.core.tables import Rows
 NDArray = npt.NDArray[Any]
 
 MAX_ATTEMPTS = 2
-"""Attempts of one micro-batch that are held at once."""
+"""Maximum number of attempts held per micro-batch."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -34,12 +34,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What an attempt brought: its gradient by arena, or None where that was not finite, and that
-    of rows by table.
+    """The contents of an attempt: its gradient by arena, or None if that was not finite, and its
+    row gradients by table.
 
-    ``worker`` computed it, from parameters of version ``base``. ``release`` gives the gradient's
-    memory back, once nobody needs it any more.
-    """
+    ``worker`` computed it from parameters of version ``base``. ``release`` returns the memory of
+    the gradient to its pool."""
 
     examples: int
     gradients: Mapping[str, NDArray] | None
@@ -64,9 +63,9 @@ class Ready:
     """The round can be applied.
 
     Attributes:
-        parts: the summands in batch-id order, none when all were skipped.
+        parts: the summands in batch-id order; empty if all attempts were skipped.
         skipped: the batches without a gradient.
-        staged: what was staged of the attempts that count, in batch-id order.
+        staged: the named attempts in batch-id order.
     """
 
     parts: tuple[Part, ...]
@@ -76,37 +75,36 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The round cannot be applied: these named attempts are not here."""
+    """The round cannot be applied: these named attempts are not staged."""
 
     attempts: tuple[Attempt, ...]
 
 
 class Staging:
-    """The attempts staged for the open round, or a later one. Not thread-safe.
+    """The attempts staged for the open round or a later one. Not thread-safe.
 
-    K micro-batches are open at once, with at most :data:`MAX_ATTEMPTS` attempts each, so no more
-    than 2 K gradients are ever held.
-    """
+    K micro-batches are open at once with at most :data:`MAX_ATTEMPTS` attempts each, so at most 2 K
+    gradients are held."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
         self._held: dict[BatchId, dict[int, Staged]] = {}
 
     def __len__(self) -> int:
-        """How many attempts are held. Any thread may ask: a list is made in one step."""
+        """Number of staged attempts. Any thread may call it: list() copies in one atomic step."""
         return sum(len(attempts) for attempts in list(self._held.values()))
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches have at least one attempt here."""
+        """Number of micro-batches with at least one staged attempt."""
         return len(self._held)
 
     def admit(self, attempt: Attempt) -> bool:
-        """Whether ``attempt`` is new; False when it is held already.
+        """Whether ``attempt`` is new; False if it is staged already.
 
         Raises:
-            InvalidArgument: its batch overlaps another one that is staged.
-            ResourceExhausted: no room for one more attempt, or for one more micro-batch.
+            InvalidArgument: its batch overlaps another staged one.
+            ResourceExhausted: no room for one more attempt or micro-batch.
         """
         batch = attempt.batch
         held = self._held.get(batch, {})
@@ -135,19 +133,18 @@ class Staging:
         return True
 
     def held(self, attempt: Attempt) -> Staged:
-        """What is held of ``attempt``, which is staged."""
+        """Returns a staged attempt."""
         return self._held[attempt.batch][attempt.attempt]
 
     def stage(self, attempt: Attempt, staged: Staged) -> None:
-        """Holds a new attempt; :meth:`admit` has said that it is."""
+        """Stages a new attempt, for which :meth:`admit` has returned True."""
         assert self.admit(attempt)
         self._held.setdefault(attempt.batch, {})[attempt.attempt] = staged
 
     def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
-        """What the round that names ``attempts`` is made of. Changes nothing.
+        """Selects the gradients of the round that names ``attempts``. Changes nothing.
 
-        The weight of a micro-batch of n examples is float32(n / Σ n) over those that were not
-        skipped.
+        A micro-batch of n examples has weight float32(n / Σ n), summed over those not skipped.
 
         Raises:
             InvalidArgument: two attempts of one micro-batch are named.
@@ -159,19 +156,19 @@ class Staging:
                     f"a decision names attempts {one.attempt} and {next_one.attempt} of"
                     f" {one.batch}; expected one of each micro-batch"
                 )
-        found = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
-        missing = tuple(a for a, staged in found if staged is None)
+        named = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
+        missing = tuple(a for a, staged in named if staged is None)
         if missing:
             return Missing(missing)
-        counting = tuple(staged for _, staged in found if staged is not None)
-        skipped = frozenset(a.batch for a, s in found if s is not None and s.gradients is None)
+        counting = tuple(staged for _, staged in named if staged is not None)
+        skipped = frozenset(a.batch for a, s in named if s is not None and s.gradients is None)
         finite = [(s.examples, s.gradients, s.rows) for s in counting if s.gradients is not None]
         total = sum(examples for examples, _, _ in finite)
         parts = tuple(Part(np.float32(n / total), gradients, rows) for n, gradients, rows in finite)
         return Ready(parts, skipped, counting)
 
     def drop(self, attempt: Attempt) -> Staged | None:
-        """Forgets one attempt; returns what was held of it."""
+        """Removes one attempt and returns it, if staged."""
         held = self._held.get(attempt.batch, {})
         dropped = held.pop(attempt.attempt, None)
         if dropped is not None and not held:
@@ -179,23 +176,22 @@ class Staging:
         return dropped
 
     def drop_all(self, batch: BatchId) -> list[Staged]:
-        """Forgets all attempts of a micro-batch; returns what was held of them."""
+        """Removes and returns all attempts of a micro-batch."""
         return list(self._held.pop(batch, {}).values())
 
     def clear(self) -> list[Staged]:
-        """Empties the stage; returns what was held, so that its buffers can be used again."""
+        """Removes and returns all attempts, so that the caller can reuse their buffers."""
         dropped = [s for attempts in self._held.values() for s in attempts.values()]
         self._held.clear()
         return dropped
 
 
 def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
-    """Σ w_k g_k in the order given: one multiply and one add per element. Of an arena of integers
-    the last part's, the values of the highest batch id.
+    """Σ w_k g_k in the order given: one multiply and one add per element. An arena of integers gets
+    the last part's values, those of the highest batch id.
 
-    The first gradient's arrays receive the sum, the others are scaled in place: none of them may
-    be used as a gradient afterwards.
-    """
+    The sum overwrites the first gradient's arrays and the others are scaled in place: do not use
+    any of them as a gradient afterwards."""
     total = parts[0].gradients
     for name, gradient in total.items():
         if gradient.dtype == INTEGERS:
@@ -210,8 +206,8 @@ def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
 
 
 def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
-    """The same of rows: of each table the ids of all parts once, ascending. A part that lacks an id
-    contributes 0 to it."""
+    """The weighted mean of rows: per table the ids of all parts once, ascending. A part that lacks
+    an id contributes 0 to it."""
     tables = sorted({table for part in parts for table in part.rows})
     return {
         table: weighted_sum([(p.weight, p.rows[table]) for p in parts if table in p.rows])
@@ -223,10 +219,10 @@ def weighted_sum(parts: Sequence[tuple[np.float32, Rows]]) -> Rows:
     """Σ w_k g_k of each id, in the order given; a part that lacks an id adds nothing to it.
 
     Args:
-        parts: weights, and rows of one table with their gradients; at least one.
+        parts: weights, and gradients of rows of one table; at least one pair.
 
     Returns:
-        The ids of all parts, each once and ascending, and the sums, in arrays of their own.
+        The ids of all parts, each once and ascending, and the sums, in new arrays.
     """
     weight, first = parts[0]
     if all(np.array_equal(first.ids, rows.ids) for _, rows in parts[1:]):

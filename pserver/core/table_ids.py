@@ -1,4 +1,4 @@
-"""Ids of tables as messages carry them, and what can be said of them without a table."""
+"""Table ids as messages carry them, and the checks that need no table."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ FloatArray = npt.NDArray[np.float32]
 
 
 TableIds = tuple[tuple[int, Ids], ...]
-"""Pairs of a table's index in the plan and int64 ``[n]`` ids of it, n >= 1; tables ascend."""
+"""Pairs of a table's index in the plan and int64 ``[n]`` ids, n >= 1; tables ascend."""
 
 LOOK_UP_BYTES = 4 << 20
-"""Rows of one look-up; of a message's 8 MiB."""
+"""Maximum bytes of rows per look-up; a message may have 8 MiB."""
 
 _ID_BYTES = 8
 _ELEMENT_BYTES = 4
 
 
 def pairs(ids: Mapping[int, Ids]) -> TableIds:
-    """Ids by table, those without any left out."""
+    """Converts ids by table to pairs; leaves out tables without ids."""
     return tuple((table, ids[table]) for table in sorted(ids) if len(ids[table]))
 
 
 def count(rows: TableIds) -> int:
-    """Ids over all tables."""
+    """Number of ids over all tables."""
     return sum(len(ids) for _, ids in rows)
 
 
 def add_table_ids(field: Any, rows: TableIds) -> None:
-    """Adds ids to a repeated ``field`` of a message, where it stands: messages that are made first
-    are copied once more.
+    """Adds ids to a repeated ``field`` of a message in place, which saves a copy of each
+    submessage.
 
     Raises:
-        InvalidArgument: more than one message may name.
+        InvalidArgument: more ids than one message may name.
     """
     named = count(rows)
     if named > MAX_IDS:
@@ -57,10 +57,10 @@ def add_table_ids(field: Any, rows: TableIds) -> None:
 
 
 def from_table_ids(messages: Iterable[types.TableIds]) -> TableIds:
-    """The inverse. The arrays are read-only, and nobody else's.
+    """The inverse of :func:`add_table_ids`. The arrays are read-only.
 
     Raises:
-        InvalidArgument: tables that do not ascend, bytes that are no ids, none, or too many.
+        InvalidArgument: tables that do not ascend, malformed or empty ids, or too many.
     """
     rows: list[tuple[int, Ids]] = []
     for message in messages:
@@ -70,17 +70,18 @@ def from_table_ids(messages: Iterable[types.TableIds]) -> TableIds:
                 " tables in ascending order, each once"
             )
         rows.append((message.table, from_bytes(message.ids, f"table {message.table}")))
-    found = tuple(rows)
-    if count(found) > MAX_IDS:
-        raise InvalidArgument(f"a message names {count(found)} ids; expected at most {MAX_IDS}")
-    return found
+    result = tuple(rows)
+    if count(result) > MAX_IDS:
+        raise InvalidArgument(f"a message names {count(result)} ids; expected at most {MAX_IDS}")
+    return result
 
 
 def from_bytes(data: bytes, what: str) -> Ids:
-    """Packed little-endian int64 as an array ``[n]``, n >= 1.
+    """Decodes packed little-endian int64 into an array ``[n]``, n >= 1; ``what`` names it in
+    errors.
 
     Raises:
-        InvalidArgument: that is not what the bytes are; says of ``what``.
+        InvalidArgument: the length is 0 or not a multiple of 8.
     """
     if not data or len(data) % _ID_BYTES:
         raise InvalidArgument(
@@ -91,17 +92,16 @@ def from_bytes(data: bytes, what: str) -> Ids:
 
 
 def look_up_ids(width: int) -> int:
-    """How many rows of ``width`` elements one look-up may ask for."""
+    """Maximum number of rows of ``width`` elements per look-up."""
     return max(1, LOOK_UP_BYTES // (_ELEMENT_BYTES * width + _ID_BYTES))
 
 
 def check_tables(plan: Plan, rows: TableIds) -> None:
-    """Passes ids of tables that the plan has.
+    """Checks that the plan has all named tables.
 
     Raises:
         InvalidArgument: the plan has no such table.
     """
-    # They ascend.
     if rows and rows[-1][0] >= len(plan.tables):
         raise InvalidArgument(
             f"ids of table {rows[-1][0]} are named; the plan has {len(plan.tables)} tables"
@@ -109,7 +109,7 @@ def check_tables(plan: Plan, rows: TableIds) -> None:
 
 
 def row_extents(plan: Plan, rows: TableIds) -> list[Extent]:
-    """What a header announces of ``rows``, which have passed :func:`check_tables`."""
+    """The extents that a header announces for ``rows``, which :func:`check_tables` has passed."""
     first = len(plan.arenas)
     return [
         Extent(first + table, len(ids) * plan.tables[table].width * _ELEMENT_BYTES, "plain")
@@ -118,8 +118,7 @@ def row_extents(plan: Plan, rows: TableIds) -> list[Extent]:
 
 
 def check_row_extents(plan: Plan, extents: Sequence[Extent], rows: TableIds) -> None:
-    """Compares what a header announces with the ids that it names; call it before anything is
-    allocated.
+    """Compares the row extents of a header with its ids; call it before allocating anything.
 
     Raises:
         InvalidArgument: an unknown table, a missing extent, or one of another length.
@@ -147,14 +146,14 @@ def check_row_extents(plan: Plan, extents: Sequence[Extent], rows: TableIds) -> 
 
 @dataclass(frozen=True, eq=False)
 class RowsWanted:
-    """Ids of one shard, and where their rows are to be put.
+    """Ids of one shard, and the arrays to receive their rows.
 
     Attributes:
         ids: table -> int64 ``[n]``, strictly ascending, all of the shard; n may be 0.
-        into: table -> contiguous float32 ``[n, width]``. Anywhere in the memory that worker and
-            shard share (:attr:`pserver.transport.workspace.Workspace.row_sets`), or elsewhere: then
-            the values come in chunks, those of the arenas as well.
-        rows_only: no arena is wanted.
+        into: table -> contiguous float32 ``[n, width]``. Arrays in the memory that worker and shard
+            share (:attr:`pserver.transport.workspace.Workspace.row_sets`) are filled in place;
+            otherwise all values, also of the arenas, come in chunks.
+        rows_only: pull no arena.
     """
 
     ids: Mapping[int, Ids]
@@ -163,14 +162,14 @@ class RowsWanted:
 
     @cached_property
     def pairs(self) -> TableIds:
-        """Those tables of which there are ids."""
+        """The tables that have ids."""
         return pairs(self.ids)
 
     def check(self, plan: Plan) -> None:
-        """Passes arrays of the shapes that the plan's tables have.
+        """Checks that the arrays have the shapes of the plan's tables.
 
         Raises:
-            InvalidArgument: names the table and what is wrong.
+            InvalidArgument: names the table and the mismatch.
         """
         for table, ids in self.pairs:
             check_rows(plan, table, ids, self.into[table])
@@ -179,10 +178,10 @@ class RowsWanted:
 
 
 def check_rows(plan: Plan, table: int, ids: Ids, values: FloatArray) -> None:
-    """Passes one row for each id.
+    """Checks that there is one row for each id.
 
     Raises:
-        InvalidArgument: names the table and what is wrong.
+        InvalidArgument: names the table and the mismatch.
     """
     spec = plan.tables[table]
     if ids.dtype != np.int64 or ids.ndim != 1:
@@ -197,10 +196,10 @@ def check_rows(plan: Plan, table: int, ids: Ids, values: FloatArray) -> None:
 
 
 def pushed_pairs(plan: Plan, rows: Mapping[int, Rows] | None) -> TableIds:
-    """The ids of pushed rows, which are as many as there are ids.
+    """Returns the ids of pushed rows after checking their shapes.
 
     Raises:
-        InvalidArgument: names the table and what is wrong.
+        InvalidArgument: names the table and the mismatch.
     """
     if not rows:
         return ()
