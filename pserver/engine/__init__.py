@@ -1,1 +1,1 @@
-"""Admits, stages, applies and answers, under the lock of the shard. No network and no disk."""
+"""Admits, stages and applies requests under the shard's lock. No network and no disk."""

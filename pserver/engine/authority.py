@@ -1,4 +1,5 @@
-"""Finds out who a message is from and what it may ask for, before the engine sees it."""
+"""Identifies the worker that sent a message and checks its permissions, before the engine sees
+it."""
 
 from __future__ import annotations
 
@@ -26,37 +27,37 @@ from psrpc.v1 import types_pb2 as types
 class Credentials:
     """Checks sessions, grants and signed decisions for one shard. Thread-safe.
 
-    A message is first admitted by its fence. Keys change with the generation and generations only
-    rise, so a message that the engine admits afterwards is of the generation whose keys it was
-    checked by.
-    """
+    The fence admits a message first. Keys change with the generation and generations only rise, so
+    a message that the engine admits afterwards was checked with the keys of its own generation."""
 
     def __init__(
         self, admit: Callable[[Fence], object], identity: Callable[[], ShardIdentity]
     ) -> None:
         """Args:
-        admit: raises where a message is not for this shard as it stands.
-        identity: where the shard stands.
+        admit: raises if a message is not for this shard in its present state.
+        identity: returns the shard's present identity.
         """
         self._admit = admit
         self._identity = identity
 
     def initialize(self, request: InitializeRequest, certificate: str) -> InitializeRequest:
-        """Passes the values of a worker that was told to give them; errors as :meth:`push`."""
+        """Passes values from a worker that the coordinator told to send them; raises as
+        :meth:`push`."""
         session, keys = self._session(request.fence, certificate)
         generation = request.fence.generation
         check_grant(keys.grant, session.worker, generation, INITIALIZE, 0, request.grant)
         return request
 
     def push(self, request: PushRequest, certificate: str) -> PushRequest:
-        """A push, with the worker that it is from.
+        """Returns the push with its worker filled in.
 
         Args:
-            certificate: the common name of the caller's; empty without certificates.
+            certificate: common name of the caller's certificate; empty without certificates.
 
         Raises:
-            AccessDenied: the session or the grant is not of this job's coordinator.
-            StaleGeneration: the session was opened with another certificate, or by ``admit``.
+            AccessDenied: this job's coordinator did not issue the session or the grant.
+            StaleGeneration: the session was opened with another certificate; or raised by
+                ``admit``.
         """
         session, keys = self._session(request.fence, certificate)
         attempt = request.attempt
@@ -71,11 +72,12 @@ class Credentials:
         return replace(request, worker=session.worker)
 
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
-        """The ``result`` of a push, with the proof for the coordinator where the shard has it."""
+        """Returns ``result`` with a receipt, the proof for the coordinator, if the shard has the
+        batch."""
         identity = self._identity()
         generation = request.fence.generation
         if identity.keys is None or identity.generation != generation:
-            # A generation began meanwhile: its coordinator counts anew.
+            # A generation began meanwhile, and its coordinator counts anew.
             return result
         if result.outcome == "too_stale":
             return result
@@ -92,10 +94,10 @@ class Credentials:
         return replace(result, receipt=receipt)
 
     def pull(self, request: PullRequest, certificate: str) -> PullRequest:
-        """A pull, with the worker that it is from and the decision that it brings.
+        """Returns the pull with its worker and its decision filled in.
 
         Raises:
-            AccessDenied: the session or the decision is not of this job's coordinator.
+            AccessDenied: this job's coordinator did not issue the session or the decision.
             StaleGeneration: as :meth:`push`.
         """
         session, keys = self._session(request.fence, certificate)
@@ -105,7 +107,7 @@ class Credentials:
         try:
             decision = types.Decision.FromString(request.signed.decision)
         except DecodeError:
-            raise AssertionError("the coordinator signs decisions alone") from None
+            raise AssertionError("the coordinator signs only decisions") from None
         return replace(request, worker=session.worker, decision=wire.from_decision(decision))
 
     def _session(self, fence: Fence, certificate: str) -> tuple[Session, Keys]:
@@ -115,7 +117,7 @@ class Credentials:
             raise AccessDenied(f"shard {identity.shard} knows no session yet", code="PS309")
         session = read_session(identity.keys.verify, fence.session)
         if session.certificate != certificate:
-            # After a change of certificates on a machine, the worker opens another session.
+            # After a change of the machine's certificate, the worker opens another session.
             raise StaleGeneration(
                 f"{session.worker} registered with certificate {session.certificate!r} and calls "
                 f"with {certificate!r}: register again"

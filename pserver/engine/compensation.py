@@ -1,5 +1,5 @@
-"""Corrects a gradient for the updates that it did not know of (Zheng et al. 2017, "Asynchronous
-Stochastic Gradient Descent with Delay Compensation", DC-ASGD)."""
+"""Corrects a gradient for the updates since its parameters were pulled (Zheng et al. 2017,
+"Asynchronous Stochastic Gradient Descent with Delay Compensation", DC-ASGD)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from psrpc.core.policy import Policy
 NDArray = npt.NDArray[Any]
 
 EPSILON = 1e-7
-"""What keeps λ finite where all gradients were 0; the paper's."""
+"""Keeps λ finite where all gradients were 0; the paper's value."""
 
 _BLOCK = 32 * 1024
-"""Elements worked on at a time, see ``numpy_engine``."""
+"""Elements processed at a time, see ``numpy_engine``."""
 
 
 class Compensation:
     """g + λ g ⊙ g ⊙ (w − w_bak), for the elements of trainable arenas; w_bak are the parameters
-    that g is the gradient of, and λ g ⊙ g stands for the Hessian (sections 3 and 4).
+    that g was computed from, and λ g ⊙ g stands for the Hessian (sections 3 and 4).
 
     DC-ASGD-c has one λ. DC-ASGD-a has λ_t = λ / sqrt(MeanSquare(t) + ε) for each element, where
     MeanSquare(t) = m · MeanSquare(t − 1) + (1 − m) g ⊙ g (section 6), starting at 0.
 
-    Computed in the arena's own dtype, whatever the gradient comes in. Not thread-safe.
-    """
+    Computes in the arena's own dtype, whatever the gradient's. Not thread-safe."""
 
     def __init__(self, plan: Plan, shard: int, policy: Policy) -> None:
         """``policy`` has a ``delay_compensation``."""
@@ -43,7 +42,7 @@ class Compensation:
         lengths = {a.name: a.shard_length(shard) for a in plan.arenas}
         self._policy = policy
         self._lending = Lending()
-        # Gradients may lie in a worker's memory, where nobody else may write.
+        # Gradients may lie in a worker's memory, where only the worker may write.
         self._corrected = {n: aligned_empty(lengths[n], d.name) for n, d in self._arenas.items()}
         self._mean_square: dict[str, NDArray] = {}
         if policy.delay_compensation == "adaptive":
@@ -55,7 +54,7 @@ class Compensation:
         self._scratch = {d: [np.empty(_BLOCK, d) for _ in range(3)] for d in self._arenas.values()}
 
     def follow(self, policy: Policy) -> bool:
-        """Goes on by ``policy``; False where what is kept here is of no use for it."""
+        """Continues under ``policy``; False if it needs another kind of compensation."""
         if policy.delay_compensation != self._policy.delay_compensation:
             return False
         self._policy = policy
@@ -64,30 +63,30 @@ class Compensation:
     def correct(
         self, gradients: Mapping[str, NDArray], now: Values | None, pulled: Values | None
     ) -> Mapping[str, NDArray]:
-        """``gradients`` with those of trainable arenas corrected; the others are passed on.
+        """Returns ``gradients`` with those of trainable arenas corrected.
 
-        They are passed on as they are where ``pulled`` is None: no update came in between, or it
-        is not known what the gradient is of. The mean square learns of them all the same.
+        Without ``pulled`` (no update came in between, or the parameters of the gradient are
+        unknown) gradients stay as they are and only update the mean square.
 
         Args:
             now: plain values of the present version; not needed without ``pulled``.
-            pulled: plain values of the version that the gradient is of.
+            pulled: plain values of the version that the gradient was computed from.
 
         Returns:
-            Arena name -> ``[shard length]``, in arrays that are good until the next call.
+            Arena name -> ``[shard length]``, in arrays that are valid until the next call.
         """
         if not gradients or (pulled is None and not self._mean_square):
             return gradients
-        found = dict(gradients)
-        # A run that diverges says so by its loss.
+        corrected = dict(gradients)
+        # A diverging run is visible in its loss.
         with np.errstate(all="ignore"):
             for name in self._arenas:
                 between = None
                 if now is not None and pulled is not None:
                     between = now.arrays[name], pulled.arrays[name]
-                    found[name] = self._corrected[name]
+                    corrected[name] = self._corrected[name]
                 self._correct(name, gradients[name], between)
-        return found
+        return corrected
 
     def _correct(
         self, name: str, gradients: NDArray, between: tuple[NDArray, NDArray] | None
@@ -126,14 +125,14 @@ class Compensation:
             self._mean_square[name] = new
 
     def slots(self) -> dict[str, dict[str, NDArray]]:
-        """What a checkpoint keeps: slot name -> trainable arena name -> ``[shard length]``, views
-        that later gradients do not change."""
+        """Returns the state for a checkpoint: slot name -> trainable arena name -> ``[shard
+        length]``, views that later gradients do not change."""
         if not self._mean_square:
             return {}
         return {MEAN_SQUARE: {n: self._lending.lend(a) for n, a in self._mean_square.items()}}
 
     def load_slots(self, elements: Mapping[str, Mapping[str, NDArray]]) -> None:
-        """Takes a copy of what a checkpoint has kept; starts at 0 where it has not."""
+        """Copies the state from a checkpoint; starts at 0 for arenas that it lacks."""
         saved = elements.get(MEAN_SQUARE, {})
         for name, array in self._mean_square.items():
             self._mean_square[name] = own = self._lending.own(array)

@@ -1,4 +1,4 @@
-"""One shard: its parameters, its applied-set and the rules for changing either."""
+"""One shard: its parameters, its applied-set and the rules for changing them."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ from psrpc.ops.tracing import span
 
 
 class ShardEngine:
-    """Thread-safe. One lock guards everything that changes, the update engine included.
+    """Thread-safe. One lock guards all mutable state, including the update engine.
 
-    It serves nobody before :meth:`begin`, unless ``identity`` stands at a generation already.
+    It serves no request before :meth:`begin`, unless ``identity`` already has a generation.
 
-    Streams are assembled in buffers of their own before the lock is taken, so pushes arrive side
-    by side and only the update itself is done one at a time.
+    Streams are assembled in separate buffers before the lock is taken, so pushes arrive in parallel
+    and only the updates are serialized.
 
     Attributes:
-        credentials: what comes from a worker passes there first, so that its ``worker`` is the one
-            that it is from.
+        credentials: checks each worker request before the engine gets it, and fills in its
+            ``worker``.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class ShardEngine:
         first_rows: str = "",
     ) -> None:
         """Args:
-        clock: says how long updates take.
-        first_rows: directory or URL of the checkpoint that tables begin with, as the coordinator
-            said; empty if they begin with no rows.
+        clock: measures the duration of updates.
+        first_rows: directory or URL, from the coordinator, of the checkpoint with the tables' first
+            rows; empty if tables begin without rows.
         """
         clock = clock or MonotonicClock()
         self.plan = plan
         policy = identity.settings
         self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
         pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
-        self._changed = threading.Condition()  # its lock is the lock
+        self._changed = threading.Condition()  # its lock is the shard's lock
         self._counters = Counters()
         self._rounds = Rounds(
             identity.shard, self._held, self._counters, policy, clock, pool.release
@@ -104,28 +104,27 @@ class ShardEngine:
 
     @property
     def identity(self) -> ShardIdentity:
-        """Where it stands."""
+        """The shard's present identity."""
         return self._gate.identity
 
     @property
     def begun(self) -> int:
-        """The generation of the last order to begin that was carried out."""
+        """The generation of the last ``Begin`` that was carried out."""
         return self._gate.begun
 
-    # -- where it stands ---------------------------------------------------------------------
-
     def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
-        """Stands at another generation; everything of an older one is refused from now on.
+        """Enters another generation and refuses messages of older ones from then on.
 
-        An order that was carried out before changes nothing. One of an older generation changes
-        nothing either, and needs no report: None.
+        A repeated order changes nothing. Neither does an order of an older generation; it returns
+        None since it needs no report.
 
         Args:
-            restored: what the checkpoint holds that the order names.
+            restored: contents of the checkpoint that the order names.
 
         Raises:
-            NotReady: the decision that has to be applied first cannot be. Nothing was changed.
-            CheckpointError: what was restored is not of this optimizer. There are no parameters.
+            NotReady: the decision in the order cannot be applied. Nothing has changed.
+            CheckpointError: the checkpoint is of another optimizer. The shard has no parameters
+                then.
         """
         with self._changed:
             self._gate.need_sound()
@@ -135,8 +134,8 @@ class ShardEngine:
                 self._begin(order)
             restores = order.generation > self.begun
         if restores:
-            # Without the lock: who asks meanwhile is told so, and need not wait.
-            assert restored is not None, "whoever gives the order has read the checkpoint"
+            # Without the lock, so that requests meanwhile get NotReady at once instead of waiting.
+            assert restored is not None, "the caller has read the checkpoint"
             self._held.restore(restored, order.version)
         with self._changed:
             if restores:
@@ -145,10 +144,10 @@ class ShardEngine:
             return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
 
     def _begin(self, order: Begin) -> None:
-        """All of it, but for what a checkpoint is to be restored from."""
+        """Carries out ``order``, except for restoring a checkpoint."""
         decision = order.decision
         if decision is not None and decision.generation == self.identity.generation:
-            # Snapshots of a generation that is over are of no use.
+            # Snapshots of an older generation are of no use.
             self._decide(replace(decision, snapshots=()))
         self._gate.turn(order)
         try:
@@ -167,16 +166,16 @@ class ShardEngine:
             self._wake()
 
     def _follow(self, policy: Policy, rates: Rates, keep: bool) -> None:
-        """Obeys ``policy`` from now on; ``keep`` says that the parameters stay."""
+        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
         self._rounds.begin(policy)
         self._pushes.begin(policy)
         self._held.follow(policy, rates, self.plan, self.identity.shard, keep)
 
     def revoke(self, revocation: Revocation) -> None:
-        """Refuses a worker's pushes in this generation, and forgets attempts that it staged.
+        """Refuses a worker's pushes in this generation and drops its named staged attempts.
 
         Raises:
-            ResourceExhausted: too many were revoked; this shard cannot go on.
+            ResourceExhausted: too many revocations; this shard cannot go on.
         """
         with self._changed:
             revocations = self._gate.revocations
@@ -193,24 +192,22 @@ class ShardEngine:
         self._changed.notify_all()
         self._intake.pool.wake()
 
-    # -- parameters come in ------------------------------------------------------------------
-
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
-        """Sets all values, once. Returns the version and whether the shard had some already, for
-        which nothing has to arrive.
+        """Sets all values, once. Returns the version, and True if the shard had values already;
+        then nothing is received.
 
         Raises:
-            CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
-                changed, as with any error.
+            CheckpointError: the first rows of the tables cannot be read. As with any error, nothing
+                has changed.
         """
         with self._changed:
             self._gate.admit(request.fence)
             _, version, initialized = self._held.standing
         if initialized:
             return version, True
-        # Without the lock: files take their time.
+        # Without the lock: reading files is slow.
         rows = self._first_rows.load(timeout_s)
         with self._intake.values(request, arrival, timeout_s) as arrived, self._changed:
             self._gate.admit(request.fence)
@@ -224,13 +221,11 @@ class ShardEngine:
             self._changed.notify_all()
             return self._held.version, False
 
-    # -- gradients come in -------------------------------------------------------------------
-
     def push(self, request: PushRequest, arrival: Arrival, timeout_s: float) -> PushResult:
-        """Async: applies the gradient; sync: stages it. A repeated push changes nothing.
+        """Applies the gradient (async) or stages it (sync). A repeated push changes nothing.
 
         Args:
-            arrival: read to its end before anything is changed.
+            arrival: read to its end before anything changes.
             timeout_s: how long to wait for a buffer.
         """
         return self._push(request, arrival, timeout_s, None)[0]
@@ -243,8 +238,8 @@ class ShardEngine:
         encoding: Encoding,
         rows: RowsRequest | None = None,
     ) -> tuple[PushResult, Values]:
-        """:meth:`push` and the newest values, with nothing in between. Async only."""
-        # First: whoever does not know yet that there are rounds now is to learn that.
+        """Does :meth:`push` and returns the newest values as well, atomically. Async only."""
+        # First: a worker that does not know the policy of this generation yet gets StaleGeneration.
         self._gate.admit_worker(request)
         if self.identity.settings.rounds:
             raise InvalidArgument(
@@ -272,7 +267,7 @@ class ShardEngine:
             return result, None if pull is None else self._pulls.newest(request, pull, rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
-        """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
+        """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""
         self._gate.admit_worker(request)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
@@ -284,11 +279,11 @@ class ShardEngine:
             return self._pushes.apply(request, arrived, pulls)
 
     def decide(self, decision: Decision) -> None:
-        """Applies a decided round, once: a round that was applied before changes nothing.
+        """Applies a decided round; a repeated decision changes nothing.
 
         Raises:
             StaleGeneration: the decision is of another generation.
-            NotReady: the round is not the next one, or attempts it names are not here.
+            NotReady: the round is not the next one, or attempts that it names are not staged.
         """
         with self._changed:
             self._decide(decision)
@@ -299,22 +294,20 @@ class ShardEngine:
                 self._shelf.take(order, self._held)
             self._changed.notify_all()
 
-    # -- parameters go out -------------------------------------------------------------------
-
     def pull(
         self,
         request: PullRequest,
         timeout_s: float,
         into: tuple[npt.NDArray[np.float32], ...] | None = None,
     ) -> Values:
-        """The values asked for; a round is waited for, ``timeout_s`` at most.
+        """Returns the requested values; waits for a round at most ``timeout_s``.
 
         Args:
-            into: where rows go, see :class:`pserver.core.requests.RowsRequest`.
+            into: arrays for the rows, see :class:`pserver.core.requests.RowsRequest`.
         """
         rows = self._pulls.check(request, into)
         with self._changed:
-            # A worker that was revoked is to learn it, not to find its snapshot released.
+            # First, so that a revoked worker gets that error rather than that its snapshot is gone.
             self._gate.admit_worker(request)
             if isinstance(request.source, str):
                 return self._pulls.of_snapshot(request.source, request.encoding, rows)
@@ -327,31 +320,25 @@ class ShardEngine:
             return self._pulls.newest(request, request.encoding, rows)
 
     def look_up(self, table: str, ids: Ids) -> LookedUp:
-        """See :meth:`pserver.engine.pulls.RowReads.look_up`. Raises NotReady before the
-        beginning."""
+        """See :meth:`pserver.engine.pulls.Pulls.look_up`."""
         with self._changed:
             return self._pulls.look_up(table, ids)
 
-    # -- snapshots ---------------------------------------------------------------------------
-
     def take_snapshot(self, order: SnapshotOrder) -> None:
-        """Freezes the present state by ``order``; the sink is told. An order counts once."""
+        """Takes a snapshot by ``order`` and passes it to the sink. A repeated order takes none."""
         with self._changed:
             self._shelf.take(order, self._held)
 
     def release_snapshot(self, name: str) -> None:
-        """Forgets a kept snapshot; one that is not kept is no error."""
+        """Releases a kept snapshot; ignores a name that is not kept."""
         with self._changed:
             self._shelf.release(name)
 
-    # -- what it is doing --------------------------------------------------------------------
-
     def report(self) -> ShardReport:
-        """The figures of this moment.
+        """Returns the shard's present state.
 
-        Without the lock, and so maybe of two moments: whoever asks how the shard is doing must
-        not wait for the update of a gigabyte.
-        """
+        Reads without the lock, so the values may be of two moments: a status request must not wait
+        for an update of a gigabyte."""
         standing, revocations = self._held.standing, self._gate.revocations
         return ShardReport(
             generation=standing.generation,
@@ -365,31 +352,31 @@ class ShardEngine:
         )
 
     def table_figures(self) -> list[TableFigures]:
-        """Those of the embedding tables. Without the lock, see :meth:`report`."""
+        """Returns the figures of the embedding tables. Without the lock, see :meth:`report`."""
         return self._held.tables.figures()
 
     def applied(self) -> AppliedSet:
-        """A copy of the applied-set."""
+        """Returns a copy of the applied-set."""
         with self._changed:
             return AppliedSet.from_epochs(self._held.applied.to_epochs())
 
     def totals(self) -> list[EpochTotals]:
-        """Those of the newest epochs. Without the lock, see :meth:`report`."""
+        """Returns the totals of the newest epochs. Without the lock, see :meth:`report`."""
         return self._held.applied.newest_totals()
 
     @property
     def failure(self) -> str:
-        """Why this shard can no longer be trusted; empty when it can."""
+        """Why the parameters can no longer be trusted; empty if they can."""
         return self._held.failure
 
     def close(self) -> None:
-        """Lets go of everybody who waits in here for a round."""
+        """Ends all waits for a round."""
         with self._changed:
             self._waits.close()
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
-        """Counts a push that is refused; wraps the whole call, parsing included."""
+        """Counts a refused push; wraps the whole call, including parsing."""
         try:
             yield
         except NotReady:

@@ -1,4 +1,4 @@
-"""Rows that a shard's tables begin with, of another job's checkpoint."""
+"""Reads the first rows of a shard's tables from another job's checkpoint."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from psrpc.files.storage import DISK, Storage
 
 
 class FirstRows:
-    """Tables with the rows that a shard's begin with, read once. Thread-safe.
+    """Reads the first rows of the tables once. Thread-safe.
 
-    The coordinator says where they lie. A worker only says that it is time: what a peer names
-    never becomes a path.
-    """
+    The coordinator supplies the path; a worker only triggers the read, since text from a peer never
+    becomes a path."""
 
     def __init__(self, source: str, plan: Plan, shard: int) -> None:
-        """``source``: a directory or a URL; empty: tables begin with no rows."""
+        """``source``: a directory or a URL; empty: tables begin without rows."""
         self._source = source
         self._plan = plan
         self._shard = shard
@@ -35,14 +34,14 @@ class FirstRows:
         self._tables: Tables | None = None
 
     def load(self, timeout_s: float) -> Tables | None:
-        """The tables, those of an earlier call that nobody took over if there was one: a caller
-        whose patience ends meanwhile asks again. None where they begin with no rows.
+        """Returns the tables; None if they begin without rows. Tables stay here until
+        :meth:`forget`, so that a caller whose time ran out can retry.
 
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged.
             InvalidJob: a table has another width there, or the store cannot be used.
             NotReady: another call has been reading for ``timeout_s``.
-            ResourceExhausted: there is no memory.
+            ResourceExhausted: out of memory.
         """
         if not self._source or not self._plan.tables:
             return None
@@ -65,21 +64,20 @@ class FirstRows:
             self._lock.release()
 
     def forget(self) -> None:
-        """The tables are the shard's now, and change."""
+        """Drops the tables, which the shard has taken over and now changes."""
         self._tables = None
 
 
 def fill_first_rows(
     tables: Tables, directory: Path, plan: Plan, shard: int, storage: Storage = DISK
 ) -> None:
-    """Puts the values of a checkpoint's rows into tables that are empty: as if updates had created
-    these rows just now, with the optimizer's slots as they begin. After an error they are empty
-    again.
+    """Fills empty tables with the rows of a checkpoint, as if updates had just created these rows:
+    the optimizer's slots have their initial values. After an error the tables are empty again.
 
     Raises:
         CheckpointError: the files are damaged, or no checkpoint.
         InvalidJob: a table has another width there.
-        ResourceExhausted: there is no memory.
+        ResourceExhausted: out of memory.
     """
     updates = [RowUpdate(spec, Scratch()) for spec in plan.tables]
     try:

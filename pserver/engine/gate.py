@@ -1,4 +1,4 @@
-"""Whom a shard serves: where it stands in the job's history, and what it waits for."""
+"""Decides which messages a shard serves in its present state, and waits for rounds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from psrpc.core.errors import InvalidArgument, JobFailed, NotReady, RoundPassed
 
 
 class Gate:
-    """Any thread may ask. Whoever changes anything holds the shard's lock.
+    """Any thread may read; callers that change anything hold the shard's lock.
 
     Attributes:
-        identity: replaced as a whole.
-        begun: the generation of the last order to begin that was carried out.
+        identity: replaced whole.
+        begun: the generation of the last ``Begin`` that was carried out.
         revocations: of this generation.
     """
 
@@ -32,7 +32,7 @@ class Gate:
         self._rounds = rounds
 
     def turn(self, order: Begin) -> None:
-        """Stands at the generation of ``order``, in which nothing has begun and nobody is revoked
+        """Enters the generation of ``order``, in which nothing has begun and no worker is revoked
         yet."""
         self.identity = replace(
             self.identity,
@@ -44,11 +44,11 @@ class Gate:
         self.revocations = Revocations(order.generation)
 
     def admit(self, fence: Fence) -> None:
-        """Passes a message that means this shard as it stands.
+        """Checks that a message is for this shard in its present state.
 
         Raises:
             JobFailed: the parameters can no longer be trusted.
-            NotReady: its checkpoint is being restored.
+            NotReady: the shard is restoring its checkpoint.
             StaleGeneration, JobMismatch: see :func:`pserver.core.fence.admit`.
         """
         self.need_sound()
@@ -57,26 +57,26 @@ class Gate:
             raise self.not_ready()
 
     def admit_worker(self, request: PushRequest | PullRequest) -> None:
-        """The same, of a worker that was not revoked."""
+        """Does :meth:`admit`, and raises StaleGeneration if the worker was revoked."""
         self.admit(request.fence)
         self.revocations.check(request.worker)
 
     def need_sound(self) -> None:
-        """Raises JobFailed: the parameters can no longer be trusted."""
+        """Raises JobFailed if the parameters can no longer be trusted."""
         if self._held.failure:
             raise JobFailed(f"shard {self.identity.shard} failed: {self._held.failure}")
 
     def need_values(self) -> None:
-        """Raises NotReady: there are no parameters."""
+        """Raises NotReady if there are no parameters."""
         if not self._held.initialized:
             raise self.not_ready()
 
     def not_ready(self) -> NotReady:
-        """The error that says what the shard waits for."""
+        """Makes the error that says what the shard waits for."""
         return NotReady(f"shard {self.identity.shard} waits for {self.waiting_for()}")
 
     def waiting_for(self) -> str:
-        """In words; empty when it waits for nothing but pushes."""
+        """Describes for users what the shard waits for; empty if only for pushes."""
         if self.identity.generation == 0:
             return "the coordinator to say where to begin"
         if self.begun < self.identity.generation:
@@ -89,7 +89,8 @@ class Gate:
 
 
 class RoundWaits:
-    """``changed`` is notified of every round, and its lock, the shard's, is held by who calls."""
+    """Waits for rounds. ``changed`` is notified of each round; callers hold its lock, the
+    shard's."""
 
     def __init__(self, changed: threading.Condition, gate: Gate, held: Parameters) -> None:
         self._changed = changed
@@ -98,11 +99,10 @@ class RoundWaits:
         self._closed = False
 
     def decided(self, request: PullRequest, decided: int, timeout_s: float) -> None:
-        """Waits for the decisions before that of round ``decided``, which come by themselves.
+        """Waits for the decisions before that of round ``decided``, which arrive on their own.
 
-        With backup workers several rounds may be decided by what is staged here already; otherwise
-        a worker that brings a decision has brought the one before.
-        """
+        With backup workers the staged attempts may serve several decided rounds; without, a worker
+        that brings a decision has brought the one before."""
         if self._gate.identity.settings.backups:
             self._await(request, decided, timeout_s)
 
@@ -110,9 +110,9 @@ class RoundWaits:
         """Waits for round ``wanted``.
 
         Raises:
-            InvalidArgument: there are no rounds.
-            RoundPassed: the shard is at a later one.
-            NotReady: the time is over.
+            InvalidArgument: the job has no rounds.
+            RoundPassed: the shard is at a later round.
+            NotReady: the timeout has passed.
         """
         gate = self._gate
         if not gate.identity.settings.rounds:
@@ -129,7 +129,7 @@ class RoundWaits:
             raise gate.not_ready()
 
     def close(self) -> None:
-        """Lets go of everybody who waits, and of who comes later."""
+        """Ends all waits, present and future."""
         self._closed = True
         self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""Snapshots on order: taken once each, handed on, and kept for ``Pull`` where the order says so."""
+"""Takes ordered snapshots once each, passes them on, and keeps those to be pulled."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from pserver.tables.tables import FrozenTables
 from psrpc.core.errors import RoundPassed
 
 MAX_KEPT = 3
-"""Snapshots that are kept at once."""
+"""Maximum number of kept snapshots."""
 
 _REMEMBERED = 64
 
 
 class SnapshotSink(Protocol):
-    """Where snapshots go that were ordered; does not block. Calls come one after another."""
+    """Receives ordered snapshots. Does not block; calls are serialized."""
 
     def begun(self, generation: int) -> None:
-        """All that follows is of ``generation``; what is still to be done for an older one is
-        of no use any more."""
+        """Starts ``generation``: pending work of older ones is of no use any more."""
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """``snapshot`` was taken by ``order``. If that is to be written, the snapshot has its
-        tables, and has to be closed after that, or when it turns out that it will not be."""
+        """Receives the ``snapshot`` taken by ``order``. If the order says to write it, it has its
+        tables, and the sink closes it after writing or after giving it up."""
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
-        """No snapshot could be taken."""
+        """Reports that no snapshot could be taken."""
 
     def repeated(self, order: SnapshotOrder) -> None:
-        """The order was carried out before; what came of it may have to be told again."""
+        """Receives an order that was carried out before; the sink may report its result again."""
 
 
 class Kept(NamedTuple):
-    """A snapshot to be read from; ``tables`` if the job has some."""
+    """A kept snapshot; ``tables`` if the job has some."""
 
     values: Values
     tables: FrozenTables | None
@@ -45,7 +44,7 @@ class Kept(NamedTuple):
 
 
 class SnapshotShelf:
-    """Not thread-safe: the shard's engine holds its ``lock``."""
+    """The kept snapshots. Not thread-safe: the engine holds ``lock``, the shard's."""
 
     def __init__(self, sink: SnapshotSink, lock: AbstractContextManager[object]) -> None:
         self._sink = sink
@@ -54,10 +53,9 @@ class SnapshotShelf:
         self._seen: dict[str, None] = {}
 
     def take(self, order: SnapshotOrder, held: Parameters) -> None:
-        """Freezes the present state by ``order`` and tells the sink what came of it.
+        """Takes a snapshot by ``order`` and passes it, or the error, to the sink.
 
-        An order counts once: it may be repeated, and by then the state is another.
-        """
+        A repeated order takes none, since the state has changed by then."""
         if order.name in self._seen:
             self._sink.repeated(order)
             return
@@ -77,13 +75,15 @@ class SnapshotShelf:
             try:
                 snapshot = held.snapshot()
             except Exception as error:
-                # Most likely memory. The parameters are as they were, and somebody waits.
+                # Most likely out of memory. The parameters are intact, and the coordinator waits
+                # for a report.
                 self._sink.failed(order, held.version, repr(error))
                 return
             keep = write = _nothing
             if snapshot.tables is not None:
                 freeze = Freeze(snapshot.tables, self._lock)
-                # One claim until everybody has theirs, so that nobody's end is the last too soon.
+                # This claim lasts until all others are made, so that none of them can be the last
+                # too early.
                 done = freeze.hold()
                 keep = freeze.hold() if order.keep else _nothing
                 write = freeze.hold() if order.write else _nothing
@@ -96,17 +96,17 @@ class SnapshotShelf:
             self._sink.taken(order, snapshot)
 
     def begin(self, generation: int) -> None:
-        """Forgets all snapshots and all orders: those of another generation mean other ones."""
+        """Drops all snapshots and orders, whose names may recur in another generation."""
         for name in list(self._kept):
             self.release(name)
         self._seen.clear()
         self._sink.begun(generation)
 
     def get(self, name: str) -> Kept:
-        """A kept snapshot.
+        """Returns a kept snapshot.
 
         Raises:
-            RoundPassed: none of that name is kept, any more.
+            RoundPassed: none of that name is kept, or no longer.
         """
         if name not in self._kept:
             kept = ", ".join(self._kept) or "none"
@@ -114,22 +114,21 @@ class SnapshotShelf:
         return self._kept[name]
 
     def release(self, name: str) -> None:
-        """Forgets a snapshot; one that is not kept is no error."""
+        """Releases a kept snapshot; ignores a name that is not kept."""
         kept = self._kept.pop(name, None)
         if kept is not None:
             kept.let_go()
 
 
 def _nothing() -> None:
-    """What lets go of nothing."""
+    """Releases nothing."""
 
 
 class Freeze:
-    """Tables as they were at one moment, closed by the last of those who hold them.
+    """The tables of one moment, closed when the last holder has released them.
 
-    Thread-safe by ``lock``, which is the shard's: the tables change under it, and may only be read
-    under it. It may be taken again by a thread that has it.
-    """
+    Thread-safe by ``lock``, the shard's, which is reentrant: the tables change under it, and
+    reading them requires it."""
 
     def __init__(self, tables: FrozenTables, lock: AbstractContextManager[object]) -> None:
         self.tables = tables
@@ -137,8 +136,7 @@ class Freeze:
         self._holders = 0
 
     def hold(self) -> Callable[[], None]:
-        """One more who reads them. Returns what lets go of them again; more than once is no
-        error."""
+        """Adds a holder. Returns the function that releases it, which may be called repeatedly."""
         self._holders += 1
         held = True
 

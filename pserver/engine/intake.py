@@ -1,7 +1,6 @@
-"""What comes in to a shard: checked by its header, then put together whole, without the lock.
+"""Checks incoming tensors by their header and assembles them without the shard's lock.
 
-So pushes arrive side by side, and only what is done with them is done one at a time.
-"""
+So pushes arrive in parallel, and only their effects are serialized."""
 
 from __future__ import annotations
 
@@ -23,16 +22,15 @@ from psrpc.core.policy import Policy
 
 
 def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
-    """How many pushes of ``plan`` a shard holds at once under ``policy``."""
+    """Number of pushes of ``plan`` that a shard holds at once under ``policy``."""
     return pool_size(plan.shard_nbytes(shard), policy.open)
 
 
 class Intake:
-    """Thread-safe. ``pool`` has the buffers that what arrives is put into.
+    """Receives into the buffers of ``pool``. Thread-safe.
 
-    What was checked here may be another by the time that the lock is taken, so whoever takes it
-    asks the gate again. In one generation the version only rises.
-    """
+    The state checked here may change before the caller takes the lock, so the caller asks the gate
+    again. Within a generation the version only rises."""
 
     def __init__(self, plan: Plan, gate: Gate, held: Parameters, pool: BufferPool) -> None:
         self.pool = pool
@@ -42,15 +40,15 @@ class Intake:
         self._held = held
 
     def follow(self, policy: Policy) -> None:
-        """Has as many buffers from now on as ``policy`` needs."""
+        """Resizes the pool for ``policy``."""
         self.pool.resize(buffers_for(self._plan, self._shard, policy))
 
     @contextmanager
     def values(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> Iterator[Arrived]:
-        """The first values, for the length of a block. Raises as :func:`arriving` does, and
-        InvalidArgument: they are not the plan's."""
+        """Yields the first values. Raises as :func:`arriving`, and InvalidArgument if they do not
+        match the plan."""
 
         def check() -> None:
             self._gate.admit(request.fence)
@@ -66,9 +64,9 @@ class Intake:
     def gradient(
         self, request: PushRequest, arrival: Arrival, timeout_s: float
     ) -> Iterator[Arrived | None]:
-        """The gradient of a push, for the length of a block; None of one that is skipped, with
-        which nothing may arrive. Refuses before anything is allocated. Raises as :func:`arriving`
-        and :func:`check_push` do, and NotReady: there are no parameters."""
+        """Yields the gradient of a push; None if it is skipped, and then nothing may arrive.
+        Refuses before allocating anything. Raises as :func:`arriving` and :func:`check_push`, and
+        NotReady if there are no parameters."""
 
         def check() -> None:
             self._gate.admit_worker(request)
@@ -94,19 +92,20 @@ class Intake:
             yield None if request.skipped else arrived
 
     def become_parameters(self, arrived: Arrived) -> None:
-        """What has arrived stays, as the parameters: its memory is not lent out again. The lock is
-        held."""
+        """Leaves the memory of the arrived values to the parameters: the pool does not lend it
+        again. The caller holds the lock."""
         if arrived.loan is not None:
             arrived.loan.keep = True
             self.pool.forget()
 
 
 def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> None:
-    """Refuses what cannot be applied to ``shard`` at ``version``, before anything is allocated.
+    """Refuses a push that cannot be applied to ``shard`` at ``version``, before anything is
+    allocated.
 
     Raises:
-        InvalidArgument: wrong counts, a base version from the future, or extents that are not
-            the plan's.
+        InvalidArgument: wrong counts, a base version from the future, or extents that do not match
+            the plan.
     """
     if request.examples != request.batch.count:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What a shard is made of: parameters, optimizer state, version and applied-set, as one thing."""
+"""The state of a shard: parameters, optimizer state, version and applied-set."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ NDArray = npt.NDArray[Any]
 
 
 class Standing(NamedTuple):
-    """What a shard holds, as of one moment: parameters of ``version`` in ``generation``, if it is
-    ``initialized``."""
+    """Generation and version of a shard's parameters, and whether it has any."""
 
     generation: int
     version: int = 0
@@ -34,61 +33,59 @@ class Standing(NamedTuple):
 
 
 class Parameters:
-    """The state that a snapshot freezes. Not thread-safe: the shard's engine holds its lock.
+    """The state that a snapshot freezes. Not thread-safe: the engine holds the shard's lock.
 
-    But any thread may read ``standing``, which is replaced as a whole.
-    """
+    Any thread may read ``standing``, which is replaced whole."""
 
     def __init__(self, updates: UpdateEngine, generation: int, tables: Tables) -> None:
         self._updates = updates
         self.tables = tables
         self._touch = 0
-        """What the rows were last touched by, as the tables count it: the version, as long as that
-        only rises. Where another generation goes on with a smaller one, rows would otherwise seem
-        older than a checkpoint that they are not in, or than rows that it has."""
-        # Readers of one version share its values. A reference of our own would keep them alive
-        # and make the next update copy.
+        """The newest number that the tables stamp rows with. It is the version as long as that only
+        rises. A generation may continue with a smaller version; stamped with that, rows would seem
+        older than a checkpoint that does not contain them, or than rows that it contains."""
+        # Readers of one version share its values. A strong reference here would keep them alive and
+        # make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
         self.standing = Standing(generation)
         self.applied = AppliedSet()
         self.rates = Rates()
         self.compensation: Compensation | None = None
         self._iterations = 0
-        """Updates that the optimizer has done."""
+        """Number of updates that the optimizer has made."""
         self.failure = ""
-        """Why these parameters can no longer be trusted; empty when they can."""
+        """Why these parameters can no longer be trusted; empty if they can."""
 
     @property
     def version(self) -> int:
-        """How many updates these parameters are from the initial ones."""
+        """Number of updates since the initial parameters."""
         return self.standing.version
 
     @property
     def initialized(self) -> bool:
-        """Whether there are any parameters."""
+        """Whether there are parameters."""
         return self.standing.initialized
 
     def follow(self, policy: Policy, rates: Rates, plan: Plan, shard: int, keep: bool) -> None:
-        """Updates are made as ``policy`` says from now on; ``keep`` says that the parameters
-        stay."""
+        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
         self.rates = rates
         kept = self.compensation if keep else None
         if kept is None or not kept.follow(policy):
-            # Before another one is made: it may have a copy of the parameters.
+            # Released first: it may hold a copy of the parameters.
             kept = self.compensation = None
             if policy.delay_compensation is not None:
                 kept = Compensation(plan, shard, policy)
         self.compensation = kept
 
     def keep(self, generation: int, version: int | None = None) -> None:
-        """The same parameters, in another generation; ``version`` is what theirs becomes."""
+        """Keeps the parameters in another generation; ``version`` becomes theirs if given."""
         self._current.clear()
         if version is None:
             version = self.version
         self.standing = self.standing._replace(generation=generation, version=version)
 
     def forget(self, generation: int) -> None:
-        """No parameters from now on."""
+        """Drops all parameters."""
         self._current.clear()
         self.tables.forget()
         self._touch = 0
@@ -97,20 +94,20 @@ class Parameters:
         self.standing = Standing(generation)
 
     def initialize(self, values: Mapping[str, NDArray]) -> None:
-        """Takes over all arenas, as ``UpdateEngine.load`` does, and starts the optimizer afresh."""
+        """Takes over all arenas, as ``UpdateEngine.load`` does, and resets the optimizer."""
         with self._fatal():
             self._updates.load(values)
         self.standing = self.standing._replace(initialized=True)
 
     def restore(self, restored: RestoredState, version: int | None = None) -> None:
-        """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` is what its
-        version becomes.
+        """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` replaces its
+        version.
 
-        The lock need not be held, since this takes about a second for a million rows: there are no
-        parameters until the end, and so nobody who asks is served.
+        The caller need not hold the lock for this second per million rows: the shard is
+        uninitialized until the end, so it refuses all requests.
 
         Raises:
-            CheckpointError: the slots are another optimizer's. There are no parameters then.
+            CheckpointError: the slots are of another optimizer. There are no parameters then.
         """
         slots = restored.slots
         elements = {name: a for name, a in slots.elements.items() if name != MEAN_SQUARE}
@@ -142,14 +139,13 @@ class Parameters:
         rows: Mapping[int, Rows] | None = None,
         decided: bool = False,
     ) -> None:
-        """One update, by gradients of ``staleness`` updates ago; without any (None) there is only
-        another version. ``rows`` have been checked.
+        """Makes one update from gradients ``staleness`` updates old; None only raises the version.
+        ``rows`` have been checked.
 
         Raises:
-            ResourceExhausted: a table has no room for its rows. Nothing was changed; but where the
-                update is ``decided``, and other shards apply it, the job cannot go on.
+            ResourceExhausted: a table has no room for its rows. Nothing has changed; but if the
+                update is ``decided``, other shards apply it, so the job has failed.
         """
-        # Before anything is changed.
         with self._fatal() if decided else nullcontext():
             prepared = self.tables.prepare(rows) if rows else None
         self._current.clear()
@@ -164,7 +160,7 @@ class Parameters:
         self.standing = self.standing._replace(version=self.version + 1)
 
     def values(self, encoding: Encoding = "plain") -> Values:
-        """The present values, shared with whoever else reads this version."""
+        """Returns the present values, shared by all readers of this version."""
         known = self._current.get(encoding)
         values = known() if known is not None else None
         if values is None:
@@ -174,22 +170,23 @@ class Parameters:
         return values
 
     def snapshot(self) -> Snapshot:
-        """The whole state; later updates do not change it. Its tables, if there are any, have to be
-        closed."""
+        """Returns the whole state, unaffected by later updates. Close its tables, if any, after
+        use."""
         slots = self._updates.slots()
         if self.tables.specs and slots.iterations != self._iterations:
-            # Where there are tables alone, the optimizer of the arenas has had nothing to do.
+            # In a job with tables only, the optimizer of the arenas has made no update.
             count = scalar(self._iterations, "int64")
             slots = replace(slots, scalars={**slots.scalars, ITERATIONS: count})
         if self.compensation is not None:
             slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
         snapshot = Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
-        # Last: nobody would close them after an error.
+        # Last, since after an error nothing would close them.
         return replace(snapshot, tables=self.tables.freeze()) if self.tables.specs else snapshot
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """An update that fails halfway leaves parameters that nobody may use."""
+        """Records an error in the block as ``failure``: a partial update leaves unusable
+        parameters."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Parameters go out: the newest values, those of a kept snapshot, and rows of tables."""
+"""Reads of parameters: the newest values, kept snapshots, and rows of tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from psrpc.core.tables import Ids
 
 
 class Pulls:
-    """Not thread-safe: the shard's engine holds its lock, but for what checks a request."""
+    """Serves pulls. Not thread-safe: the engine holds the shard's lock, except for :meth:`check`
+    and :meth:`check_rows`."""
 
     def __init__(
         self, plan: Plan, gate: Gate, held: Parameters, shelf: SnapshotShelf, pushes: Pushes
@@ -35,15 +36,16 @@ class Pulls:
     def check(
         self, request: PullRequest, into: tuple[npt.NDArray[np.float32], ...] | None
     ) -> RowsRequest | None:
-        """The rows that ``request`` asks for, ``into`` these arrays; None if it asks for none.
+        """Returns the rows that ``request`` asks for, to be written ``into`` these arrays; None if
+        none.
 
         Raises:
-            InvalidArgument: an encoding that values cannot have, or see :meth:`check_rows`.
+            InvalidArgument: values cannot have this encoding; or see :meth:`check_rows`.
         """
         check_values(request.encoding)
         if not request.rows and not request.rows_only:
             return None
-        # Of another plan's tables nothing can be said.
+        # First, since a request of another plan has other tables.
         self._gate.admit_worker(request)
         return self.check_rows(RowsRequest(request.rows, into, request.rows_only))
 
@@ -52,11 +54,11 @@ class Pulls:
         return self._reads.checked(rows)
 
     def of_snapshot(self, name: str, encoding: Encoding, rows: RowsRequest | None) -> Values:
-        """The values of a kept snapshot.
+        """Returns the values of a kept snapshot.
 
         Raises:
-            RoundPassed: it is not kept, any more.
-            InvalidArgument: snapshots are kept plain.
+            RoundPassed: it is not kept, or no longer.
+            InvalidArgument: ``encoding`` is not plain.
         """
         if encoding != "plain":
             raise InvalidArgument(
@@ -68,7 +70,7 @@ class Pulls:
     def newest(
         self, request: PushRequest | PullRequest, encoding: Encoding, rows: RowsRequest | None
     ) -> Values:
-        """The values of this moment, which the worker computes from now on."""
+        """Returns the present values and records that the worker computes from them."""
         if rows is not None:
             return self._reads.newest(rows, encoding)
         values = self._held.values(encoding)
@@ -76,26 +78,26 @@ class Pulls:
         return values
 
     def look_up(self, table: str, ids: Ids) -> LookedUp:
-        """See :meth:`pserver.engine.pulls.RowReads.look_up`. Raises NotReady before the
-        beginning."""
+        """See :meth:`pserver.engine.pulls.RowReads.look_up`. Raises NotReady while there are no
+        parameters."""
         self._gate.need_sound()
         self._gate.need_values()
         return self._reads.look_up(table, ids)
 
 
 class RowReads:
-    """Reads rows into the arrays of a request. Not thread-safe: the shard's engine holds its lock,
-    but for :meth:`checked`, which is asked without."""
+    """Reads rows into the arrays of a request. Not thread-safe: the engine holds the shard's lock,
+    except for :meth:`checked`."""
 
     def __init__(self, plan: Plan, held: Parameters) -> None:
         self._plan = plan
         self._held = held
 
     def checked(self, rows: RowsRequest) -> RowsRequest:
-        """``rows`` with arrays to put them into.
+        """Returns ``rows`` with arrays to read into.
 
         Raises:
-            InvalidArgument: an unknown table, or ids that do not ascend or are not this shard's.
+            InvalidArgument: an unknown table, or ids that do not ascend or belong to another shard.
         """
         check_tables(self._plan, rows.ids)
         self._held.tables.check_ids(rows.ids)
@@ -109,7 +111,7 @@ class RowReads:
         return replace(rows, into=tuple(made))
 
     def newest(self, rows: RowsRequest, encoding: Encoding) -> Values:
-        """The rows as they are now, with the values of the arenas if those are wanted."""
+        """Returns the present rows, with the values of the arenas unless ``rows.only``."""
         assert rows.into is not None
         held = self._held
         held.tables.read(rows.ids, rows.into)
@@ -119,7 +121,7 @@ class RowReads:
 
     @staticmethod
     def of_kept(rows: RowsRequest, kept: Kept) -> Values:
-        """The same of a snapshot."""
+        """Returns the rows of a kept snapshot, with its arenas unless ``rows.only``."""
         assert rows.into is not None
         if kept.tables is not None:
             kept.tables.read(rows.ids, rows.into)
@@ -127,11 +129,11 @@ class RowReads:
         return replace(kept.values, arrays=arrays, rows=rows.into)
 
     def look_up(self, name: str, ids: Ids) -> LookedUp:
-        """The newest rows of a table.
+        """Returns the newest rows of a table.
 
         Raises:
-            InvalidArgument: there is no such table, more rows than a message holds, or ids that do
-                not ascend or are not this shard's.
+            InvalidArgument: an unknown table, more rows than a message holds, or ids that do not
+                ascend or belong to another shard.
         """
         names = [table.name for table in self._plan.tables]
         if name not in names:

@@ -1,4 +1,4 @@
-"""A shard without rounds: every gradient is applied as it comes, unless it is too old."""
+"""A shard without rounds: applies each gradient as it arrives, unless it is too stale."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psrpc.core.policy import Policy
 from psrpc.ops.clock import Clock
 
 MAX_VERSIONS = 32
-"""Versions that are kept, each a copy of the shard's parameters."""
+"""Maximum number of versions kept, each a copy of the shard's parameters."""
 
 MAX_WORKERS = 1024
-"""Workers of which it is known what they pulled."""
+"""Maximum number of workers whose last pull is remembered."""
 
 
 class Pushes:
-    """One push is one update. Not thread-safe: the shard's engine holds its lock."""
+    """Makes one update per push. Not thread-safe: the engine holds the shard's lock."""
 
     def __init__(self, held: Parameters, counters: Counters, policy: Policy, clock: Clock) -> None:
         self._held = held
@@ -27,23 +27,23 @@ class Pushes:
         self._policy = policy
 
     def begin(self, policy: Policy) -> None:
-        """A generation under ``policy``: nobody computes from anything in it."""
+        """Starts a generation under ``policy``; no worker has pulled in it."""
         self._policy = policy
         self._pulled.clear()
 
     def apply(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
-        """Applies a gradient that is not too old, or records that it was not finite.
+        """Applies a gradient unless it is too stale, or records that it was not finite.
 
         Args:
-            pulls: its worker pulls the newest parameters with it.
+            pulls: the worker pulls the newest parameters in the same exchange.
 
         Raises:
             InvalidArgument, ResourceExhausted: see :meth:`pserver.tables.tables.Tables.check`.
-                Nothing was changed.
+                Nothing has changed.
         """
         held, counters = self._held, self._counters
         if arrived is None:
-            # At any age: it says that the batch has no gradient, and shards must not disagree.
+            # Whatever its staleness: the batch has no gradient, and all shards must agree on that.
             held.applied.add(request.batch, skipped=True)
             counters.skipped += 1
             return PushResult("skipped", held.version, skipped=True)
@@ -74,39 +74,39 @@ class Pushes:
         gradients = self._held.compensated(arrived.arrays, pulled)
         del pulled
         if pulls:
-            # What it has is replaced in any case, and whatever is held is copied by the update.
+            # The pull replaces its values anyway, and the update would copy values that are still
+            # held.
             self._pulled.forget(request.worker)
         self._held.update(gradients, staleness, arrived.rows)
 
     def pulled(self, worker: str, values: Values) -> None:
-        """``worker`` computes from ``values`` from now on."""
+        """Records that ``worker`` computes from ``values`` from now on."""
         if self._policy.delay_compensation is not None:
             plain = values if values.encoding == "plain" else self._held.values()
             self._pulled.remember(worker, plain)
 
     def forget(self, worker: str) -> None:
-        """``worker`` is gone."""
+        """Forgets the last pull of a revoked ``worker``."""
         self._pulled.forget(worker)
 
 
 class Pulled:
-    """The parameters that each worker pulled last, those of one version once for all of them.
+    """The parameters that each worker pulled last; workers share those of one version.
 
-    Whoever holds parameters makes the next update write elsewhere: that is what compensation
-    costs. Not thread-safe.
-    """
+    Held parameters make the next update write elsewhere: the cost of delay compensation. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._values: dict[int, Values] = {}
         self._versions: dict[str, int] = {}
-        """By worker, the one that pulled last at the end."""
+        """By worker; the one that pulled last is at the end."""
 
     def __len__(self) -> int:
-        """How many versions are held."""
+        """Number of held versions."""
         return len(self._values)
 
     def remember(self, worker: str, values: Values) -> None:
-        """``worker`` computes from ``values``, plain ones, from now on."""
+        """Records that ``worker`` computes from ``values``, which are plain."""
         self.forget(worker)
         if len(self._versions) >= MAX_WORKERS:
             self.forget(next(iter(self._versions)))
@@ -118,16 +118,16 @@ class Pulled:
             self._versions = {w: v for w, v in self._versions.items() if v != oldest}
 
     def of(self, version: int) -> Values | None:
-        """The parameters of ``version``, if some worker has them."""
+        """Returns the parameters of ``version``, if held."""
         return self._values.get(version)
 
     def forget(self, worker: str) -> None:
-        """``worker`` computes from nothing any more."""
+        """Drops the entry of ``worker``."""
         version = self._versions.pop(worker, None)
         if version is not None and version not in self._versions.values():
             del self._values[version]
 
     def clear(self) -> None:
-        """Nobody computes from anything."""
+        """Drops all entries."""
         self._values.clear()
         self._versions.clear()

@@ -1,4 +1,4 @@
-"""The open round of a shard in sync mode: what was staged for it, and its decision."""
+"""The open round of a shard in sync mode: its staged attempts and its decision."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from psrpc.ops.tracing import span
 
 
 class Rounds:
-    """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the shard's
-    engine holds its lock.
+    """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the engine holds
+    the shard's lock.
 
     With backup workers (Chen et al. 2016, "Revisiting Distributed Synchronous SGD") a round takes
-    only some of the micro-batches that are open: the others stay staged for a later round, and so
-    may gradients of older parameters be.
-    """
+    only some of the open micro-batches; the others stay staged for a later round, so gradients may
+    be of older parameters."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class Rounds:
         clock: Clock,
         release: Callable[[Buffers], None],
     ) -> None:
-        """``release`` takes back the buffers in which a staged gradient arrived."""
+        """``release`` takes back the buffers of a staged gradient."""
         self._shard = shard
         self._me = f"shard {shard}"
         self._held = held
@@ -46,15 +45,15 @@ class Rounds:
         self._staging = Staging(policy.open)
 
     def __len__(self) -> int:
-        """How many attempts are staged. Any thread may ask."""
+        """Number of staged attempts. Any thread may call it."""
         return len(self._staging)
 
     def stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
-        """Keeps a gradient, or that it was not finite, until its round is decided.
+        """Keeps a gradient, or the fact that it was not finite, until its round is decided.
 
         Raises:
-            RoundPassed: it is for a round that was decided.
-            PsError: see :meth:`pserver.core.staging.Staging.admit` and, of rows,
+            RoundPassed: its round was decided before.
+            PsError: see :meth:`pserver.core.staging.Staging.admit` and, for rows,
                 :meth:`pserver.tables.tables.Tables.check`.
         """
         version = self._held.version
@@ -77,7 +76,7 @@ class Rounds:
             return Staged(request.examples, None, worker=worker, base=base)
         loan = arrived.loan
         if loan is None:
-            assert not arrived.arrays, "what is staged lies in our own memory"
+            assert not arrived.arrays, "staged gradients lie in the shard's own memory"
             assert not arrived.rows
             return Staged(request.examples, {}, worker=worker, base=base, totals=request.totals)
         loan.keep = True
@@ -89,12 +88,12 @@ class Rounds:
     def decide(self, decision: Decision) -> bool:
         """Applies a decided round and records its batches; False if that was done before.
 
-        What the shard had applied before the rounds began is left out of the mean, and need not be
-        staged. Where that is all of it, there is another version and no update.
+        Batches that the shard applied before the rounds began are left out of the mean and need not
+        be staged. If that leaves none, the version rises without an update.
 
         Raises:
             StaleGeneration: the decision is of another generation.
-            NotReady: the round is not the next one, or attempts it names are not here.
+            NotReady: the round is not the next one, or attempts that it names are not staged.
             InvalidArgument: a batch was applied in part, or is named twice.
             ResourceExhausted: a table has no room for the rows of all attempts together. The job
                 has failed.
@@ -114,22 +113,22 @@ class Rounds:
             )
         applied = self._held.applied
         lacking = tuple(a for a in decision.attempts if not applied.contains(a.batch))
-        found = self._staging.decide(lacking)
-        if isinstance(found, Missing):
+        decided = self._staging.decide(lacking)
+        if isinstance(decided, Missing):
             raise NotReady(
                 f"{self._me} cannot apply round {decision.round}: it does not hold"
-                f" {', '.join(map(str, found.attempts))}"
+                f" {', '.join(map(str, decided.attempts))}"
             )
         with span("apply", shard=self._shard, round=decision.round):
-            rows = mean_rows(found.parts)
+            rows = mean_rows(decided.parts)
             began = self._clock.now()
-            mean = weighted_mean(found.parts) if found.parts else None
+            mean = weighted_mean(decided.parts) if decided.parts else None
             self._held.update(mean, rows=rows, decided=True)
             self._counters.apply_s += self._clock.now() - began
-        for attempt, staged in zip(sorted(lacking), found.staged, strict=True):
-            skipped = attempt.batch in found.skipped
+        for attempt, staged in zip(sorted(lacking), decided.staged, strict=True):
+            skipped = attempt.batch in decided.skipped
             applied.add(attempt.batch, skipped=skipped, totals=staged.totals)
-        for staged in found.staged:
+        for staged in decided.staged:
             if staged.gradients is None:
                 self._counters.skipped += 1
             else:
@@ -143,24 +142,24 @@ class Rounds:
         return True
 
     def begin(self, policy: Policy) -> None:
-        """A generation under ``policy``: nothing is staged in it."""
+        """Starts a generation under ``policy`` with nothing staged."""
         self.clear()
         self._policy = policy
         self._staging = Staging(policy.open)
 
     def drop(self, attempt: Attempt) -> None:
-        """Forgets an attempt; one that is not staged is no error."""
+        """Drops an attempt; ignores one that is not staged."""
         dropped = self._staging.drop(attempt)
         if dropped is not None:
             dropped.release()
 
     def clear(self) -> None:
-        """Forgets everything that is staged."""
+        """Drops all staged attempts."""
         for dropped in self._staging.clear():
             dropped.release()
 
     def waiting_for(self) -> str:
-        """What the open round waits for, in words. Any thread may ask."""
+        """Describes for users what the open round waits for. Any thread may call it."""
         have, policy = self._staging.micro_batches, self._policy
         if policy.backups:
             return (
