@@ -1,4 +1,4 @@
-"""How tensors get here: in chunks, on a connection of their own, or in a shared segment."""
+"""Receives announced tensors: from chunks, a data connection, or a shared segment."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from psrpc.wire.codec import Piece
 NDArray = npt.NDArray[Any]
 
 
-# What is sealed comes in such pieces, and is deciphered in its place where they are asked for.
+# Pieces match the records of sealed connections, which are then deciphered in place.
 assert PIECE_BYTES == RECORD_BYTES
 
 
 @dataclass(slots=True)
 class Arrived:
-    """A gradient that is here, whole: what the update engine takes.
+    """A gradient that has arrived whole, as the update engine takes it.
 
     Attributes:
         arrays: arena name -> ``[shard length]``, aligned; in the arena's dtype, or as bfloat16 or
-            float16 where it was pushed so.
-        loan: the memory they lie in, or None while that is the pushing worker's own.
-        rows: table -> the gradients of its rows. While they lie in the worker's memory, their
-            values may change at any time; the ids may not.
+            float16 if pushed so.
+        loan: the memory of the arrays; None while that is the pushing worker's own.
+        rows: table -> the gradients of its rows. In the worker's memory their values may change at
+            any time; the ids may not.
     """
 
     arrays: Mapping[str, NDArray]
@@ -55,13 +55,14 @@ class Arrived:
 
 
 class Arrival(Protocol):
-    """The tensors that a header has announced."""
+    """The tensors that a header announces."""
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> Mapping[str, NDArray] | None:
-        """Where they lie already: arena name -> ``[nbytes] uint8``; None if they have to come."""
+        """Returns the tensors in shared memory, arena name -> ``[nbytes] uint8``; None if they have
+        yet to come."""
 
     def placed_rows(self) -> Sequence[NDArray]:
-        """Where the rows lie, where the arenas do: ``[nbytes] uint8`` of each table."""
+        """Returns the rows in shared memory, ``[nbytes] uint8`` per table."""
 
     def receive(
         self,
@@ -71,16 +72,16 @@ class Arrival(Protocol):
         rows: Mapping[int, NDArray] | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Puts them into ``into``, arena name -> array of the announced bytes, and ``rows``, by
-        table. Where they come piece by piece, ``seen`` is given each part once.
+        """Receives into ``into``, arena name -> array of the announced bytes, and ``rows``, by
+        table. Tensors that come piece by piece are passed to ``seen``, each part once.
 
         Raises:
-            InvalidArgument: what came is not what was announced.
+            InvalidArgument: the received bytes are not those announced.
         """
 
 
 class _Travelling:
-    """They lie nowhere yet."""
+    """Tensors that are not in shared memory."""
 
     __slots__ = ()
 
@@ -99,7 +100,7 @@ class _Travelling:
 
 @dataclass(frozen=True, slots=True)
 class Chunks(_Travelling):
-    """They come in chunks; ``pieces`` ends with the last of them."""
+    """Tensors that come in chunks; ``pieces`` ends with the last one."""
 
     pieces: Iterable[Piece]
 
@@ -117,7 +118,7 @@ class Chunks(_Travelling):
 
 @dataclass(frozen=True, slots=True)
 class Streamed(_Travelling):
-    """They follow on the data connection, one extent after another, and nothing between them."""
+    """Tensors that follow on the data connection, one extent after another without gaps."""
 
     connection: DataConnection
 
@@ -132,7 +133,7 @@ class Streamed(_Travelling):
         """See :class:`Arrival`.
 
         Raises:
-            Unreachable: the connection has ended before they were all here.
+            Unreachable: the connection ended too soon.
         """
         for extent, target in targets(plan, extents, into, rows):
             assert target.flags.c_contiguous
@@ -148,14 +149,14 @@ class Streamed(_Travelling):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """They lie in an attached segment, where nobody writes before the push is answered.
+    """Tensors in an attached segment; the worker does not write there until the push is answered.
 
-    Arenas are not looked at for what is not finite: our worker has done so, another process of the
-    same user may change them after any look, and to read 64 MB once more costs a fifth of a push.
+    Arenas are not checked for non-finite elements: the worker has done so, another process of the
+    same user could change them after any check, and reading 64 MB once more costs a fifth of a
+    push.
 
-    ``views`` are ``[nbytes] uint8``, aligned, one for each extent of an arena; ``rows`` the same of
-    tables, in their order.
-    """
+    ``views`` are ``[nbytes] uint8``, aligned, one per extent of an arena; ``rows`` the same per
+    table, in table order."""
 
     views: Sequence[NDArray]
     rows: Sequence[NDArray] = ()
@@ -200,25 +201,24 @@ def arriving(
     worker: str = "",
     of: str = "",
 ) -> Iterator[Arrived]:
-    """What a push brings, whole, for the length of a block.
+    """Yields the tensors of a push, whole.
 
     Args:
-        extents: they have passed :func:`pserver.core.assembly.check_extents`; those of ``rows``
-        come
+        extents: checked by :func:`pserver.core.assembly.check_extents`; those of ``rows`` come
             last.
         timeout_s: how long to wait for a buffer.
-        check: raises when there is no use in that any longer.
-        staged: it may have to outlive the block and becomes one term of a sum, so it is put into
-            buffers of our own, in the arenas' own dtypes.
-        rows: what there are row gradients for. Their memory is not the pool's, but nobody has any
-            without a loan of the pool.
-        worker: whose push it is; see :func:`pserver.transport.buffers.worker_quota`.
-        of: names a gradient, all elements of which have to be finite; empty of values.
+        check: raises when waiting has become pointless.
+        staged: the gradient may outlive the block and becomes a term of a sum, so it is put into
+            the shard's own buffers, in the arenas' own dtypes.
+        rows: the ids that have row gradients. Their memory is not the pool's, but is only allocated
+            with a loan of the pool.
+        worker: the pushing worker; see :func:`pserver.transport.buffers.worker_quota`.
+        of: names a gradient, whose elements all have to be finite; empty for values.
 
     Raises:
-        InvalidArgument: what came is not what was announced.
+        InvalidArgument: the received bytes are not those announced.
         NotReady: all buffers, or those of ``worker``, were in use for ``timeout_s``.
-        Stalled: it stopped coming.
+        Stalled: the tensors stopped coming.
     """
     if not extents:
         arrival.receive(plan, extents, {})
@@ -228,10 +228,7 @@ def arriving(
     placed = arrival.place(plan, arenas)
     if placed is not None and not staged and all(e.encoding in VALUES for e in arenas):
         arrays = {name: _typed(plan, e, placed) for name, e in _named(plan, arenas)}
-        if rows:
-            yield Arrived(arrays, None, _placed_rows(plan, rows, arrival.placed_rows()))
-        else:
-            yield Arrived(arrays, None)
+        yield Arrived(arrays, None, _placed_rows(plan, rows, arrival.placed_rows()) if rows else {})
         return
     with pool.loan(timeout_s, check, worker) as loan:
         own = loan.buffers.arrays
@@ -267,7 +264,8 @@ def _receive(
     rows: TableIds,
     of: str,
 ) -> dict[int, Rows]:
-    """Receives all, and looks at the arenas of a gradient; the gradients of ``rows``."""
+    """Receives all tensors and checks the arenas of a gradient; returns the gradients of
+    ``rows``."""
     if not of and not rows:
         arrival.receive(plan, extents, into)
         return {}

@@ -1,4 +1,4 @@
-"""The arrays that pushes arrive in: allocated once, used again and again."""
+"""The buffers for arriving pushes, allocated once and reused."""
 
 from __future__ import annotations
 
@@ -35,67 +35,65 @@ class Buffers:
         self._raw: dict[str, NDArray] = {}
 
     def raw(self, name: str, nbytes: int) -> NDArray:
-        """``[nbytes] uint8`` beside the array of arena ``name``, for what has to be decoded into
-        it. Made when first needed."""
-        found = self._raw.get(name)
-        if found is None or len(found) < nbytes:
-            found = self._raw[name] = aligned_empty(nbytes, "uint8")
-        return found[:nbytes]
+        """Returns ``[nbytes] uint8`` for encoded data of arena ``name``, allocated on first use."""
+        raw = self._raw.get(name)
+        if raw is None or len(raw) < nbytes:
+            raw = self._raw[name] = aligned_empty(nbytes, "uint8")
+        return raw[:nbytes]
 
 
 @dataclass(slots=True)
 class Loan:
-    """A set of buffers in somebody's hands. With ``keep`` set it outlives the loan's block."""
+    """A lent set of buffers. With ``keep`` set it outlives the loan's block."""
 
     buffers: Buffers
     keep: bool = False
 
 
 def pool_size(nbytes: int, replicas: int) -> int:
-    """How many pushes of ``nbytes`` a shard holds at once.
+    """Number of pushes of ``nbytes`` that a shard holds at once.
 
-    Sync: two attempts of each of the round's micro-batches, and two on their way. A round that goes
-    well needs half of it, but fewer would not do: when all workers die after their gradients have
-    reached this shard and not another, every micro-batch is computed again, while each first
-    attempt may still be committed (its worker may only be slow), so its memory is not free.
+    Sync: two attempts per micro-batch of the round, and two that are arriving. A smooth round needs
+    half of it, but fewer would not do: if all workers die after their gradients have reached this
+    shard but not another, every micro-batch is computed again, while each first attempt may still
+    be committed (its worker may only be slow), so its memory is not free.
 
-    Async: two, so that one can arrive while another is applied, and more where they are small.
-    """
+    Async: two, so that one can arrive while another is applied, and more if they are small."""
     if replicas:
         return 2 * replicas + 2
     return 2 + min(14, _GENEROUS_BYTES // max(nbytes, 1))
 
 
 def worker_quota(size: int) -> int:
-    """How many of ``size`` sets the pushes of one worker may hold while they arrive: never all of
-    them. What has arrived and is staged does not count, since a worker may have all of a round's
-    micro-batches to do; :class:`pserver.core.staging.Staging` bounds that."""
+    """Number of sets, out of ``size``, that arriving pushes of one worker may hold: never all of
+    them. Staged pushes do not count, since one worker may compute all micro-batches of a round;
+    :class:`pserver.core.staging.Staging` bounds them."""
     return WORKER_BUFFERS if size >= 2 * WORKER_BUFFERS else 1
 
 
 class BufferPool:
-    """At most ``size`` sets of buffers for one shard's part of the arenas, and
-    :func:`worker_quota` of them for what one worker has on its way. Thread-safe."""
+    """At most ``size`` sets of buffers for one shard's part of the arenas, and :func:`worker_quota`
+    of them for the arriving pushes of one worker. Thread-safe."""
 
     def __init__(self, plan: Plan, shard: int, size: int) -> None:
         self._arenas = [(a.name, a.shard_length(shard), a.dtype) for a in plan.arenas]
         self._size = size
         self._made = 0
         self._arriving: Counter[str] = Counter()
-        """Sets by worker, while what they are for arrives."""
-        # The one released last is taken first: it is still in the cache.
+        """Sets of arriving pushes, by worker."""
+        # Last in, first out: the set released last is still in the cache.
         self._free: list[Buffers] = []
         self._changed = threading.Condition()
 
     def acquire(self, timeout_s: float, check: Callable[[], object] = lambda: None) -> Buffers:
-        """A set that nobody else holds; its contents are undefined.
+        """Returns a free set; its contents are undefined.
 
         Args:
-            check: raises when there is no use in waiting any longer; asked at each :meth:`wake`.
+            check: raises when waiting has become pointless; called at each :meth:`wake`.
 
         Raises:
             NotReady: none became free within ``timeout_s``.
-            MemoryError: there is none for one more set; those that were made are still there.
+            MemoryError: out of memory for one more set; the existing ones stay.
         """
 
         def available() -> bool:
@@ -126,11 +124,11 @@ class BufferPool:
         check: Callable[[], object] = lambda: None,
         worker: str = "",
     ) -> Iterator[Loan]:
-        """:meth:`acquire` for the length of a block, unless the borrower keeps it longer. It counts
-        as one of ``worker``'s for as long as the block lasts.
+        """Does :meth:`acquire` for a block, unless the borrower keeps the set longer. During the
+        block it counts towards the quota of ``worker``.
 
         Raises:
-            NotReady: also where ``worker`` has its quota for as long.
+            NotReady: no set is free for ``timeout_s``, or ``worker`` has used up its quota.
         """
 
         def mine() -> bool:
@@ -162,7 +160,7 @@ class BufferPool:
                 self._changed.notify_all()
 
     def release(self, buffers: Buffers) -> None:
-        """Gives a set back."""
+        """Returns a set to the pool."""
         with self._changed:
             if self._made > self._size:
                 self._made -= 1
@@ -171,7 +169,7 @@ class BufferPool:
             self._changed.notify_all()
 
     def resize(self, size: int) -> None:
-        """At most so many sets from now on; those that are in use are given back first."""
+        """Limits the pool to ``size`` sets; sets in use stay until they are released."""
         with self._changed:
             self._size = size
             while self._free and self._made > size:
@@ -180,39 +178,38 @@ class BufferPool:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Has everybody who waits for a set ask again whether to."""
+        """Makes all waiting threads call their ``check`` again."""
         with self._changed:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """One set that is out will not come back: its borrower has it for good."""
+        """Removes from the count a set whose borrower keeps it for good."""
         with self._changed:
             self._made -= 1
             self._changed.notify_all()
 
     @property
     def in_use(self) -> int:
-        """How many sets are held by somebody."""
+        """Number of lent sets."""
         with self._changed:
             return self._made - len(self._free)
 
 
 class Progress:
-    """Judges whether enough comes. Pure: time comes in.
+    """Judges whether bytes arrive fast enough. Pure: the caller passes the time.
 
     The rule: at least :data:`psrpc.net.limits.PROGRESS_BYTES` in each
-    :data:`~psrpc.net.limits.PROGRESS_S`. What is less than that and complete is judged by its end
-    alone."""
+    :data:`~psrpc.net.limits.PROGRESS_S`. A shorter transfer only has to be complete by then."""
 
     def __init__(self, now: float, limit_s: float | None = None) -> None:
-        """``limit_s`` instead of :data:`psrpc.net.limits.PROGRESS_S`."""
+        """``limit_s`` replaces :data:`psrpc.net.limits.PROGRESS_S`."""
         self._limit_s = PROGRESS_S if limit_s is None else limit_s
         self._due = now + self._limit_s
         self._nbytes = 0
         self._total = 0
 
     def received(self, nbytes: int, now: float) -> None:
-        """``nbytes`` more are here."""
+        """Counts ``nbytes`` more."""
         self._nbytes += nbytes
         self._total += nbytes
         if self._nbytes >= PROGRESS_BYTES:
@@ -223,7 +220,7 @@ class Progress:
         """How long to wait for more.
 
         Raises:
-            Stalled: no longer; says how much came.
+            Stalled: the time is up; says how much arrived.
         """
         if now >= self._due:
             raise Stalled(
@@ -237,9 +234,8 @@ class Progress:
 class AwaitedMessages:
     """Messages of an iterator that may block for good, such as the requests of a gRPC call.
 
-    A thread of its own asks the iterator, one message at a time, and only when one is wanted. It
-    ends with the iterator: after an error it may wait in there until the call is over.
-    """
+    A thread calls the iterator, for one message at a time and only on demand. It ends with the
+    iterator: after an error it may wait in there until the call is over."""
 
     def __init__(self, messages: Iterator[bytes]) -> None:
         self._messages = messages
@@ -248,7 +244,7 @@ class AwaitedMessages:
         self._thread: threading.Thread | None = None
 
     def next(self, progress: Progress) -> bytes | None:
-        """The next message; None at the end.
+        """Returns the next message; None at the end.
 
         Raises:
             Stalled: see :meth:`Progress.left_s`.
@@ -259,15 +255,15 @@ class AwaitedMessages:
         self._wanted.put(True)
         while True:
             try:
-                found = self._came.get(timeout=progress.left_s(time.monotonic()))
+                message = self._came.get(timeout=progress.left_s(time.monotonic()))
             except Empty:
                 continue
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(message, BaseException):
+                raise message
+            return message
 
     def close(self) -> None:
-        """No message is wanted any more."""
+        """Ends the thread; no more messages are needed."""
         self._wanted.put(False)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of a data connection, in one order and in whole: as they are, or sealed in records."""
+"""The byte stream of a data connection: plain, or sealed in records."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from pserver.transport.buffers import Progress
 from pserver.transport.data_keys import following_key
 
 RECORD_BYTES = 1 << 20
-"""Of plaintext in one record, at most. TLS has 2^14, and Python's ``ssl`` a system call and a fight
-for the interpreter's lock for each: it took twice as long. Load-bearing, as is all of a record: its
-length as four bytes, little-endian, which are authenticated, the ciphertext, and the tag."""
+"""Maximum plaintext per record. TLS has 2^14, and Python's ``ssl`` makes a system call and takes
+the interpreter lock for each: that took twice as long. Load-bearing, as is the whole record: four
+bytes of length, little-endian and authenticated, then the ciphertext and the tag."""
 
 RECORDS_PER_KEY = 1 << 18
-"""A key seals 2^34 blocks at most, as many as RFC 8446, section 5.5, allows AES-GCM. Then another
-one follows."""
+"""Records until the key changes. A key seals at most 2^34 blocks, as many as RFC 8446, section 5.5,
+allows AES-GCM."""
 
 _LENGTH_BYTES = 4
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 
 _SHORT_BYTES = 1 << 17
-"""Pieces of this length and shorter are joined, rather than sealed one by one."""
+"""Pieces up to this length are joined before sealing."""
 
 _PIECE_BYTES = 1 << 18
-"""Received by one system call, at most. Of less there are more wakes and more fights for the
-interpreter's lock; of more the kernel holds back so much that it leaves the cache before it is
-copied. 16 MB within a host came in 5.1 ms at once, in 4.1 ms by pieces of this size."""
+"""Maximum bytes received per system call. Smaller pieces cause more wake-ups and more contention
+for the interpreter lock; with larger ones the kernel holds back so much that it leaves the cache
+before the copy. 16 MB within a host came in 5.1 ms at once, in 4.1 ms in pieces of this size."""
 
 _NEAR_PIECE_BYTES = 1 << 20
-"""Within a host, where who receives is woken when all of a piece is here. Every 64 KB wake it
-otherwise, which costs the sender as much time: 16 MB came in 4.6 ms, in 3.6 with this. Between
-hosts the kernel would open its window by it: over a round trip of 40 ms the first 8 MB took twice
-as long."""
+"""The same within a host, where the receiver is woken only when the whole piece has arrived.
+Otherwise each 64 KB would wake it, which costs the sender as much time: 16 MB came in 4.6 ms, in
+3.6 with this. Between hosts the kernel would size its window by it: over a round trip of 40 ms the
+first 8 MB took twice as long."""
 
 _VIEWS = 512
-"""In one system call, at most; Linux takes 1,024."""
+"""Maximum views per system call; Linux takes 1,024."""
 
 
 class ByteStream(Protocol):
-    """One thread sends or receives at a time."""
+    """Sends and receives bytes. For one thread at a time."""
 
     def send(self, views: list[memoryview]) -> None:
-        """Sends contiguous bytes, one view after another. Raises OSError; spoils the list."""
+        """Sends contiguous bytes, one view after another. Raises OSError; consumes the list."""
 
     def fill(self, view: memoryview, progress: Progress | None = None) -> int:
-        """Receives into ``view``; how many bytes came before the other side ended the stream.
+        """Receives into ``view``; returns the bytes that came before the peer ended the stream.
 
         Args:
-            progress: what comes has to satisfy it; without, it may take any time.
+            progress: the minimum pace; without, receiving may take any time.
 
         Raises:
-            OSError: the connection broke, or what came was changed on its way.
-            Stalled: too little comes.
+            OSError: the connection broke, or a third party changed the bytes.
+            Stalled: the bytes come too slowly.
         """
 
 
@@ -72,21 +72,21 @@ class PlainStream:
     ) -> None:
         """Args:
         connected: blocking, without a timeout.
-        near: within this host.
-        limit_s: how often at least a wait for bytes looks at its ``progress``; None: never.
+        near: both ends are on this host.
+        limit_s: longest wait for bytes between two checks of ``progress``; None: no limit.
         """
         self._socket = connected
         self._near = near
         self._piece = _NEAR_PIECE_BYTES if near else _PIECE_BYTES
         if limit_s is not None:
-            # The kernel's own: Python's would make the socket one that does not block.
+            # The kernel's own timeout: Python's would make the socket non-blocking.
             seconds, rest = divmod(limit_s, 1)
             timeout = struct.pack("@ll", int(seconds), int(rest * 1e6))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self._arrivals = select.poll()
         self._arrivals.register(connected, select.POLLIN)
         self._least = 1
-        """How many bytes have to be here for whoever waits to be woken."""
+        """Bytes that have to arrive before the kernel wakes the receiver."""
 
     def send(self, views: list[memoryview]) -> None:
         """See :class:`ByteStream`."""
@@ -114,14 +114,14 @@ class PlainStream:
         return place
 
     def _receive(self, view: memoryview, left_s: float | None) -> int:
-        """The first bytes of ``view``, if not all of them; 0 at the end. Raises BlockingIOError
-        where nothing came for a while."""
+        """Receives the first bytes of ``view``; 0 at the end. Raises BlockingIOError after a while
+        without bytes."""
         if not self._near or len(view) <= _SHORT_BYTES:
             self._wake_at(1)
             return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
         self._wake_at(len(view))
-        # To wait in recv would not do: it takes what is here and then waits for the same number
-        # again, which may never come.
+        # Waiting in recv would not work: it takes the available bytes and then waits for the same
+        # number again, which may never come.
         self._arrivals.poll(None if left_s is None else left_s * 1000 + 1)
         return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
 
@@ -132,8 +132,8 @@ class PlainStream:
 
 
 class SealedStream:
-    """See :class:`ByteStream`. Every record is AES-256-GCM with its number as the nonce, and a key
-    for each direction: none can be read, changed, left out, repeated or sent back."""
+    """See :class:`ByteStream`. Each record is sealed by AES-256-GCM with its number as the nonce
+    and a key per direction: a third party cannot read, change, omit, repeat or reflect one."""
 
     def __init__(
         self,
@@ -146,35 +146,35 @@ class SealedStream:
     ) -> None:
         """Args:
         connected: blocking, without a timeout.
-        sending: key of what is sent, used for nothing else ever.
-        receiving: key of what comes.
+        sending: key for sent records, never used for anything else.
+        receiving: key for received records.
         near, limit_s: see :class:`PlainStream`.
         """
         self._socket = connected
         self._raw = PlainStream(connected, near=near, limit_s=limit_s)
         self._sending, self._receiving = _Key(sending), _Key(receiving)
         longest = _LENGTH_BYTES + RECORD_BYTES + _TAG_BYTES
-        # Not touched before they are needed, so that a short exchange costs little memory.
+        # The kernel provides these pages on first use, so a short exchange costs little memory.
         self._sealed, self._received = _memory(longest), _memory(longest)
         self._joined, self._opened = _memory(RECORD_BYTES), _memory(RECORD_BYTES)
         self._rest = self._opened[:0]
-        """Of the last record, what nobody has asked for yet."""
+        """Bytes of the last record not yet returned."""
 
     def send(self, views: list[memoryview]) -> None:
         """See :class:`ByteStream`."""
-        held = 0
+        joined = 0
         for view in views:
-            if held and (len(view) > _SHORT_BYTES or held + len(view) > RECORD_BYTES):
-                self._send_record(self._joined[:held])
-                held = 0
+            if joined and (len(view) > _SHORT_BYTES or joined + len(view) > RECORD_BYTES):
+                self._send_record(self._joined[:joined])
+                joined = 0
             if len(view) <= _SHORT_BYTES:
-                self._joined[held : held + len(view)] = view
-                held += len(view)
+                self._joined[joined : joined + len(view)] = view
+                joined += len(view)
                 continue
             for start in range(0, len(view), RECORD_BYTES):
                 self._send_record(view[start : start + RECORD_BYTES])
-        if held:
-            self._send_record(self._joined[:held])
+        if joined:
+            self._send_record(self._joined[:joined])
 
     def fill(self, view: memoryview, progress: Progress | None = None) -> int:
         """See :class:`ByteStream`."""
@@ -204,7 +204,8 @@ class SealedStream:
         self._socket.sendall(record)
 
     def _receive_record(self, progress: Progress | None) -> int:
-        """Bytes of plaintext in the next record, which lies in ``_received``; 0 at the end."""
+        """Receives the next record into ``_received``; returns its bytes of plaintext, 0 at the
+        end."""
         head = self._received[:_LENGTH_BYTES]
         count = self._raw.fill(head, progress)
         if not count:
@@ -235,7 +236,7 @@ class _Key:
         self._records = 0
 
     def of_next_record(self) -> tuple[AESGCM, bytes]:
-        """The cipher, and a nonce that it has never had."""
+        """Returns the cipher and a nonce that it has never used."""
         if self._records == RECORDS_PER_KEY:
             self._key = following_key(self._key)
             self._cipher = AESGCM(self._key)

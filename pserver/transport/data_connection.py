@@ -1,4 +1,4 @@
-"""A TCP connection that carries the exchanges of one standing call; the call goes on beside it.
+"""A TCP connection that carries the exchanges of one standing call, beside that call; see
 docs/design/0013-data-connection.md."""
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from psrpc.core.errors import InvalidArgument, Unreachable
 from psrpc.net.limits import MAX_MESSAGE_BYTES
 
 _LENGTH_BYTES = 4
-"""Before each message: its length, little-endian. Load-bearing."""
+"""Size of the length, little-endian, before each message. Load-bearing."""
 
 
 class DataConnection:
-    """Messages, each with the tensors that it announces behind it, one exchange after another.
+    """Carries messages, each followed by the tensors that it announces.
 
-    One thread uses it, but for :meth:`hang_up` and :meth:`close`, which any thread may call.
-    """
+    For one thread, except :meth:`hang_up` and :meth:`close`, which any thread may call."""
 
     def __init__(
         self,
@@ -35,12 +34,11 @@ class DataConnection:
         limit_s: float | None = None,
     ) -> None:
         """Args:
-        connected: blocking, without a timeout; it is closed with this object.
-        peer: how errors call the other side.
-        sealing: keys of what is sent and of what comes; None for plaintext.
-        limit_s: what was announced has to come as :class:`pserver.transport.buffers.Progress`
-        demands, with
-            this limit; None if it may take any time.
+        connected: blocking, without a timeout; closed with this object.
+        peer: name of the other side in errors.
+        sealing: keys for sending and for receiving; None for plaintext.
+        limit_s: announced bytes have to arrive as :class:`pserver.transport.buffers.Progress`
+            demands, with this limit; None if they may take any time.
         """
         self._limit_s = limit_s
         self._socket = connected
@@ -51,13 +49,13 @@ class DataConnection:
             else SealedStream(connected, *sealing, near=near, limit_s=limit_s)
         )
         self._peer = peer
-        # Held by who sends or receives, and by who ends or closes the socket: its number must not
-        # be another file's by then.
+        # Threads that send or receive hold _use, those that end the socket _end, close() both: the
+        # descriptor must not be another file's by then.
         self._use, self._end = threading.Lock(), threading.Lock()
         prepare(connected, near=near)
 
     def send(self, message: bytes, parts: Sequence[memoryview]) -> None:
-        """Sends a message and the bytes that it announces: contiguous, one part after another.
+        """Sends a message and the contiguous parts that it announces.
 
         Raises:
             Unreachable: the connection has ended.
@@ -71,12 +69,12 @@ class DataConnection:
             raise self._ended(error) from None
 
     def receive_message(self) -> bytes | None:
-        """The next message; None when the other side has ended the connection instead.
+        """Returns the next message; None if the peer has ended the connection.
 
         Raises:
-            InvalidArgument: it is longer than any can be.
-            Stalled: it has begun, and stopped coming.
-            Unreachable: the connection has ended within it.
+            InvalidArgument: it is longer than any message may be.
+            Stalled: it stopped coming halfway.
+            Unreachable: the connection ended halfway.
         """
         head = bytearray(_LENGTH_BYTES)
         if not self._fill(memoryview(head), None):
@@ -95,8 +93,8 @@ class DataConnection:
         """Fills ``view``, of bytes.
 
         Raises:
-            Stalled: it stopped coming.
-            Unreachable: the connection has ended before.
+            Stalled: the bytes stopped coming.
+            Unreachable: the connection ended too soon.
         """
         limit_s = self._limit_s
         progress = None if limit_s is None else Progress(time.monotonic(), limit_s)
@@ -104,18 +102,18 @@ class DataConnection:
             raise self._ended()
 
     def hang_up(self) -> None:
-        """Ends it for both sides: whoever waits, here or there, waits no more. May be repeated."""
+        """Ends the connection for both sides and all their waits. May be repeated."""
         with self._end, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends it, and lets go of the socket as soon as nobody uses it any more."""
+        """Ends the connection, and closes the socket as soon as no thread uses it."""
         self.hang_up()
         with self._use, self._end:
             self._socket.close()
 
     def _fill(self, view: memoryview, progress: Progress | None) -> bool:
-        """False if the connection ended before the first byte."""
+        """Fills ``view``; False if the connection ended before the first byte."""
         try:
             with self._use:
                 count = self._stream.fill(view, progress)
@@ -131,22 +129,23 @@ class DataConnection:
 
 
 def prepare(connected: socket.socket, *, near: bool) -> None:
-    """Sets what both sides need."""
+    """Sets the socket options of both sides."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # What lies between may forget a connection on which nothing happens. Whether the peer lives is
-    # found out by the call.
+    # Devices between the hosts may drop an idle connection. The call detects whether the peer
+    # lives.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
     if near and hasattr(socket, "TCP_CONGESTION"):
-        # Nothing is lost there and nobody to be fair to. What a host has set for its networks may
-        # keep a pace (BBR), which costs a seventh of the time of an exchange of 64 MB.
+        # Within a host no packet is lost and no bandwidth is shared. The host's default for its
+        # networks may pace packets (BBR), which costs a seventh of the time of an exchange of 64
+        # MB.
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def within_host(connected: socket.socket) -> bool:
-    """Whether both ends have one address; False where that is not known."""
+    """Whether both ends have one address; False if that is unknown."""
     with contextlib.suppress(OSError):
         here, there = connected.getsockname(), connected.getpeername()
         return len(here) > 1 and bool(here[0] == there[0])
@@ -156,13 +155,13 @@ def within_host(connected: socket.socket) -> bool:
 def connect(
     host: str, port: int, secret: bytes, peer: str, timeout_s: float, *, sealed: bool
 ) -> DataConnection:
-    """The worker's side: connects, and shows that it was given the secret.
+    """Connects as a worker, and shows that it knows the secret.
 
     Args:
-        sealed: where calls are encrypted, for then nobody else knows the secret.
+        sealed: whether calls are encrypted, so that no third party knows the secret.
 
     Raises:
-        Unreachable: nobody there, or not the shard that made the secret.
+        Unreachable: no listener, or not the shard that made the secret.
     """
     keys = data_keys(secret)
     opened: socket.socket | None = None

@@ -1,4 +1,4 @@
-"""What worker and shard make of the secret that a call was given for its data connection."""
+"""Derives the keys of a data connection from the secret that the call has transmitted."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 SECRET_BYTES = 32
 
 TICKET_BYTES = 32
-"""Of what the worker sends first. Load-bearing, as is all that follows here."""
+"""Size of the ticket that the worker sends first. Load-bearing, as are all sizes below."""
 
 PROOF_BYTES = 32
-"""Of what the shard answers to it."""
+"""Size of the shard's answer to the ticket."""
 
 KEY_BYTES = 32
-"""Of AES-256."""
+"""Size of an AES-256 key."""
 
 _PURPOSE = b"psrpc data connection"
 
 
 @dataclass(frozen=True)
 class DataKeys:
-    """Four values of which none tells anything about another (HKDF, RFC 5869).
+    """Four values, none of which reveals anything about another (HKDF, RFC 5869).
 
     Attributes:
-        ticket: by which the shard knows whose connection it is; anybody on the way may read it.
-        proof: what only a shard can answer that knows the secret already.
-        to_shard: key for what the worker sends.
-        to_worker: key for what the shard sends.
+        ticket: tells the shard to which call the connection belongs; may be read by third parties.
+        proof: shows the worker that the shard knows the secret.
+        to_shard: key for the worker's data.
+        to_worker: key for the shard's data.
     """
 
     ticket: bytes
@@ -39,17 +39,18 @@ class DataKeys:
 
     @property
     def of_worker(self) -> tuple[bytes, bytes]:
-        """What the worker sends with, and what it receives with."""
+        """Keys with which the worker sends and receives."""
         return self.to_shard, self.to_worker
 
     @property
     def of_shard(self) -> tuple[bytes, bytes]:
-        """The same for the shard."""
+        """Keys with which the shard sends and receives."""
         return self.to_worker, self.to_shard
 
 
 def data_keys(secret: bytes) -> DataKeys:
-    """``secret`` is random, :data:`SECRET_BYTES` long, and good for one connection."""
+    """Derives the keys from ``secret``: random, :data:`SECRET_BYTES` long, used for one
+    connection."""
     sizes = (TICKET_BYTES, PROOF_BYTES, KEY_BYTES, KEY_BYTES)
     made = HKDF(SHA256(), sum(sizes), None, _PURPOSE).derive(secret)
     parts = []
@@ -60,5 +61,5 @@ def data_keys(secret: bytes) -> DataKeys:
 
 
 def following_key(key: bytes) -> bytes:
-    """What takes the place of a key that has sealed enough; it does not tell the one before."""
+    """Derives the next key for a key that has sealed enough; the next one does not reveal it."""
     return HKDF(SHA256(), KEY_BYTES, None, _PURPOSE + b", following key").derive(key)

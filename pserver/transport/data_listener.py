@@ -1,4 +1,4 @@
-"""The port of a shard at which data connections come in, each for a call that waits for it."""
+"""The port on which a shard accepts data connections, each for a call that waits for it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 MAX_STRANGERS = 64
-"""Connections that have not shown a ticket yet. One more costs the oldest its place: who is
-expected needs some milliseconds, and the standing call carries everything if that was too long."""
+"""Maximum number of connections that have not shown a ticket yet; a new one displaces the oldest.
+An expected worker needs some milliseconds; if that was too long, the call carries its tensors."""
 
 STRANGER_S = 10.0
-"""How long one has to show it."""
+"""How long a connection may take to show its ticket."""
 
 PAUSE_S = 0.1
-"""Before the next try, when the system has no descriptor for one more connection."""
+"""Pause before the next accept when the system has no free file descriptor."""
 
 
 @dataclass
 class Expected:
-    """A secret, and the connection on which its ticket was shown; made by
-    :meth:`DataListener.expect`.
+    """A secret, and the connection that has shown its ticket; made by :meth:`DataListener.expect`.
 
     Attributes:
-        secret: for whoever connects.
-        port: to connect to.
-        sealed: whether what comes and goes there is.
+        secret: for the worker that will connect.
+        port: the port to connect to.
+        sealed: whether the connection is encrypted.
     """
 
     secret: bytes = field(repr=False)
@@ -50,23 +49,23 @@ class Expected:
     _forget: Callable[[DataKeys], socket.socket | None]
 
     def take(self, peer: str) -> DataConnection | None:
-        """The connection, if there is one; call it once."""
-        found = self._forget(self._keys)
-        if found is None:
+        """Returns the connection, if it has come; call it once."""
+        connected = self._forget(self._keys)
+        if connected is None:
             return None
         sealing = self._keys.of_shard if self.sealed else None
-        return DataConnection(found, peer, sealing, limit_s=PROGRESS_S)
+        return DataConnection(connected, peer, sealing, limit_s=PROGRESS_S)
 
     def forget(self) -> None:
-        """Nobody is expected any more."""
-        found = self._forget(self._keys)
-        if found is not None:
-            found.close()
+        """Stops expecting the connection, and closes it if it has come."""
+        connected = self._forget(self._keys)
+        if connected is not None:
+            connected.close()
 
 
 @dataclass(eq=False)
 class _Stranger:
-    """A connection whose ticket has not come yet."""
+    """A connection that has not shown its ticket yet."""
 
     connected: socket.socket
     deadline: float
@@ -77,27 +76,26 @@ class _Stranger:
 class _Awaited:
     proof: bytes
     connected: socket.socket | None = None
-    """Which has shown the ticket."""
+    """The connection that has shown the ticket."""
 
 
 class DataListener:
-    """Accepts from ``start`` to ``stop``, and nobody while none is expected. Thread-safe.
+    """Accepts connections from ``start`` to ``stop``, while any is expected. Thread-safe.
 
-    One thread of its own asks for tickets, of all strangers at once, and never waits for one.
-    """
+    A single thread reads the tickets of all strangers without blocking on any of them."""
 
     def __init__(self, host: str, port: int, *, sealed: bool = False) -> None:
         """Args:
         host: to listen on.
         port: 0 lets the system choose.
-        sealed: whether calls are encrypted; then so is what goes over these connections.
+        sealed: whether gRPC calls are encrypted; then the data connections are, too.
         """
         self._host = host
         self._port = port
         self._sealed = sealed
         self._lock = threading.Lock()
         self._expected: dict[bytes, _Awaited] = {}
-        """By the digest of each ticket that is outstanding."""
+        """By the digest of each outstanding ticket."""
         self._strangers: list[_Stranger] = []
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
@@ -109,7 +107,7 @@ class DataListener:
         """Listens; returns the port.
 
         Raises:
-            PortInUse: it cannot be had.
+            PortInUse: the port is not available.
         """
         self._listener = self._listen()
         self.port = self._listener.getsockname()[1]
@@ -121,7 +119,7 @@ class DataListener:
         return self.port
 
     def stop(self) -> None:
-        """Accepts no more; connections that were taken stay."""
+        """Stops accepting; connections that calls have taken stay open."""
         if self._thread is None or self._wake is None or self._listener is None:
             return
         self._wake[1].close()
@@ -135,12 +133,12 @@ class DataListener:
         with self._lock:
             unclaimed = [awaited.connected for awaited in self._expected.values()]
             self._expected.clear()
-        for found in unclaimed:
-            if found is not None:
-                found.close()
+        for connected in unclaimed:
+            if connected is not None:
+                connected.close()
 
     def expect(self) -> Expected:
-        """A new secret, good for one connection."""
+        """Makes a secret for one connection."""
         secret = secrets.token_bytes(SECRET_BYTES)
         keys = data_keys(secret)
         with self._lock:
@@ -186,7 +184,7 @@ class DataListener:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
-                # Another of the same round may have cost it its place.
+                # An accept in the same round may have displaced it.
                 elif key.data in self._strangers:
                     self._hear(key.data)
 
@@ -214,7 +212,7 @@ class DataListener:
         self._hear(stranger)
 
     def _hear(self, stranger: _Stranger) -> None:
-        """Goes on with a stranger as far as one can without waiting."""
+        """Reads a stranger's ticket as far as it has come."""
         try:
             while len(stranger.shown) < TICKET_BYTES:
                 more = stranger.connected.recv(TICKET_BYTES - len(stranger.shown))
@@ -229,7 +227,7 @@ class DataListener:
             self._drop(stranger)
 
     def _judge(self, stranger: _Stranger) -> None:
-        """Hands a connection on whose ticket is known, and drops any other."""
+        """Hands a connection with a known ticket to its call, and closes any other."""
         connected = stranger.connected
         self._selector.unregister(connected)
         self._strangers.remove(stranger)
@@ -242,7 +240,7 @@ class DataListener:
         if awaited is None or not good:
             connected.close()
             return
-        # Last: the worker may name the connection as soon as it has seen the proof.
+        # Last: the worker may use the connection as soon as it has received the proof.
         with contextlib.suppress(OSError):
             connected.sendall(awaited.proof)
 
@@ -253,5 +251,6 @@ class DataListener:
 
 
 def _digest(ticket: bytes) -> bytes:
-    """By which a ticket is looked up: how long that takes tells nothing about the ticket."""
+    """Key for looking up a ticket, so that the time of the look-up reveals nothing about the
+    ticket."""
     return hashlib.sha256(ticket).digest()

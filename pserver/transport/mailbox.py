@@ -1,5 +1,5 @@
-"""Messages between a worker and a shard in the memory that they share; the call they belong to goes
-on beside. docs/design/0012-mailbox.md."""
+"""Exchanges messages between worker and shard in shared memory, beside a standing call; see
+docs/design/0012-mailbox.md."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from pserver.transport import mailbox as futex
 from psrpc.core.errors import InvalidArgument
 
 Word = npt.NDArray[np.uint32]
-"""``[1]``, in shared memory."""
+"""Shape ``[1]``, in shared memory."""
 
 _NUMBERS = {"x86_64": 202}
-"""Of the system call. Only where processors keep the order of writes: nothing here makes them."""
+"""Number of the futex system call, only for processors that keep the order of writes: this module
+has no memory barriers."""
 
 _WAIT, _WAKE = 0, 1
-
-_EVERYBODY = 2**31 - 1
-
+_ALL_WAITERS = 2**31 - 1
 
 NDArray = npt.NDArray[Any]
 
 HEAD_BYTES = 192
-"""Before the message. Load-bearing, as is all that follows here."""
+"""Size of the head before the message. Load-bearing, as are the indices below."""
 
 _REQUESTS = 0
-"""Index of the 32-bit word that counts requests. The worker writes it."""
+"""Index of the 32-bit request counter, which the worker writes."""
 
 _ANSWERS = 16
-"""The same for answers, in a cache line of its own. The shard writes it."""
+"""Index of the answer counter, in a cache line of its own, which the shard writes."""
 
 _LENGTH = 32
-"""Bytes of the message that lies there; 0 if it comes by gRPC."""
+"""Index of the message's length in bytes; 0 if the message comes by gRPC."""
 
 _SESSION = 33
-"""Whose request it is: a shard may still hold an earlier call of the same worker's."""
+"""Index of the call's random number: a shard may still serve an earlier call of the same worker."""
 
 LOOK_S = 1.0
-"""How long at most one sleeps without a look at whether the call has ended. Its end wakes whoever
-sleeps; not if it comes in the moment before."""
+"""Longest sleep without checking whether the call has ended. Its end wakes all sleepers, except
+when it comes in the moment before they sleep."""
 
 
 class _Box:
@@ -56,13 +55,13 @@ class _Box:
         self._room = memoryview(memory[HEAD_BYTES:])  # type: ignore[arg-type]
 
     def _put(self, message: bytes) -> None:
-        # Not by NumPy: that lets other threads run, which then have the interpreter for longer than
-        # the copy takes.
+        # Not with NumPy, which releases the interpreter lock: another thread then keeps it for
+        # longer than the copy takes.
         self._room[: len(message)] = message
         self._words[_LENGTH] = len(message)
 
     def _take(self) -> bytes:
-        """A copy, as the other process can write there at any time."""
+        """Returns a copy, since the other process can write there at any time."""
         nbytes = int(self._words[_LENGTH])
         if nbytes > self._room.nbytes:
             raise InvalidArgument(
@@ -78,20 +77,21 @@ class _Box:
         futex.wake(self._words[word : word + 1])
 
     def _await(self, word: int, seen: int, over: Callable[[], bool]) -> int | None:
-        """What the word counts now, if that is not ``seen``; None if it is, and all is over."""
+        """Waits until the counter differs from ``seen`` and returns it; None once ``over`` returns
+        True."""
         place = self._words[word : word + 1]
-        while (found := int(place[0])) == seen:
+        while (count := int(place[0])) == seen:
             if over():
                 return None
             futex.wait(place, seen, LOOK_S)
-        return found
+        return count
 
 
 class WorkerBox(_Box):
-    """The worker's side. One thread uses it, but for :meth:`wake`.
+    """The worker's side. For one thread, except :meth:`wake`.
 
     Attributes:
-        session: names the call that it is used for, 32 random bits.
+        session: 32 random bits that identify the call.
     """
 
     def __init__(self, memory: NDArray) -> None:
@@ -104,11 +104,11 @@ class WorkerBox(_Box):
     def exchange(
         self, message: bytes, over: Callable[[], bool], sent: Callable[[], object] = lambda: None
     ) -> bytes | None:
-        """The answer to a message that fits; None if there was none and all is over. ``sent`` is
-        called when it is the shard's turn.
+        """Sends a message that fits and returns the answer; None if the call is over first.
+        ``sent`` is called once the message is sent.
 
         Raises:
-            InvalidArgument: what is there cannot be an answer.
+            InvalidArgument: the length of the answer is impossible.
         """
         seen = int(self._words[_ANSWERS])
         self._put(message)
@@ -117,12 +117,12 @@ class WorkerBox(_Box):
         return None if self._await(_ANSWERS, seen, over) is None else self._take()
 
     def call_to_stream(self) -> None:
-        """Has the shard read a request that comes by gRPC; it is answered there."""
+        """Tells the shard to read a request from gRPC; the answer comes there, too."""
         self._words[_LENGTH] = 0
         self._send()
 
     def wake(self) -> None:
-        """Has whoever waits look whether all is over. Any thread."""
+        """Makes the waiting thread check whether the call is over. Any thread may call it."""
         self._wake(_ANSWERS)
 
     def _send(self) -> None:
@@ -131,7 +131,7 @@ class WorkerBox(_Box):
 
 
 class ShardBox(_Box):
-    """The shard's side. One thread uses it, but for :meth:`wake`."""
+    """The shard's side. For one thread, except :meth:`wake`."""
 
     def __init__(self, memory: NDArray, session: int) -> None:
         super().__init__(memory)
@@ -139,22 +139,19 @@ class ShardBox(_Box):
         self._seen = int(self._words[_REQUESTS])
 
     def receive(self, over: Callable[[], bool]) -> bytes | None:
-        """The next request, empty if it comes by gRPC; None if all is over.
+        """Returns the next request, empty if it comes by gRPC; None if the call is over.
 
         Raises:
-            InvalidArgument: what is there cannot be a request.
+            InvalidArgument: the length of the request is impossible.
         """
-        while (found := self._await(_REQUESTS, self._seen, over)) is not None:
-            self._seen = found
+        while (count := self._await(_REQUESTS, self._seen, over)) is not None:
+            self._seen = count
             if int(self._words[_SESSION]) == self._session:
                 return self._take()
         return None
 
     def answer(self, message: bytes) -> None:
-        """
-        Raises:
-            InvalidArgument: it is too long.
-        """
+        """Sends an answer; raises InvalidArgument if it is too long."""
         if len(message) > self._room.nbytes:
             raise InvalidArgument(
                 f"the answer has {len(message)} bytes, the mailbox room for {self._room.nbytes}"
@@ -163,11 +160,11 @@ class ShardBox(_Box):
         self._ring(_ANSWERS)
 
     def wake(self) -> None:
-        """Has whoever waits look whether all is over. Any thread."""
+        """Makes the waiting thread check whether the call is over. Any thread may call it."""
         self._wake(_REQUESTS)
 
     def close(self) -> None:
-        """Lets go of the memory; nobody may wait any more."""
+        """Releases the memory; no thread may wait any more."""
         self._words = np.zeros(HEAD_BYTES // 4, np.uint32)
         self._room = memoryview(b"")
 
@@ -196,13 +193,13 @@ _SYSTEM = _system()
 
 
 def available() -> bool:
-    """Whether this system has it."""
+    """Whether this system supports mailboxes."""
     return _SYSTEM is not None
 
 
 def wait(word: Word, expected: int, timeout_s: float) -> None:
-    """Sleeps while ``word`` is ``expected``, until it is woken; or for less, for no reason. Other
-    threads of Python go on meanwhile."""
+    """Sleeps while ``word`` is ``expected``, until woken or timed out; spurious wake-ups are
+    possible. Releases the interpreter lock meanwhile."""
     assert _SYSTEM is not None
     seconds = int(timeout_s)
     timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
@@ -218,13 +215,13 @@ def wait(word: Word, expected: int, timeout_s: float) -> None:
 
 
 def wake(word: Word) -> None:
-    """Wakes whoever waits for ``word``, in any process."""
+    """Wakes all waiters for ``word``, in any process."""
     assert _SYSTEM is not None
     _SYSTEM.call(
         ctypes.c_long(_SYSTEM.number),
         ctypes.c_void_p(word.ctypes.data),
         ctypes.c_int(_WAKE),
-        ctypes.c_int(_EVERYBODY),
+        ctypes.c_int(_ALL_WAITERS),
         None,
         None,
         0,

@@ -1,4 +1,5 @@
-"""Memory that a worker shares with the shards on its host; docs/design/0005-shared-segment.md."""
+"""Memory that a worker shares with the shards on its host; see
+docs/design/0005-shared-segment.md."""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ from psrpc.ops.process import available_nbytes
 NDArray = npt.NDArray[Any]
 
 HANDSHAKE_BYTES = 4096
-"""The first page holds nonces and proofs, a slot per shard; tensors come after. Load-bearing."""
+"""Size of the first page, with a slot of nonce and proof per shard; tensors follow.
+Load-bearing."""
 
 SLOT_BYTES = 64
-"""A slot: 32 bytes of nonce, which the shard overwrites with 32 bytes of proof. Load-bearing."""
+"""Size of a slot: 32 bytes of nonce, which the shard overwrites with 32 bytes of proof.
+Load-bearing."""
 
 SLOTS = HANDSHAKE_BYTES // SLOT_BYTES
-"""How many shards one segment can be offered to."""
+"""Maximum number of shards to which one segment can be offered."""
 
 _SECRET_BYTES = 32
 _MFD_NOEXEC_SEAL = 0x0008
@@ -39,12 +42,12 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentUnavailable(Exception):
-    """Why a worker cannot have a segment, or a shard does not take it: tensors go in chunks."""
+    """A worker cannot create a segment, or a shard refuses it; tensors then travel in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a shard needs to find a segment and to know it: the fields of the proto's ``Attach``."""
+    """Identifies a segment to a shard; same fields as the protobuf message ``Attach``."""
 
     pid: int
     fd: int
@@ -63,10 +66,10 @@ def why_unavailable() -> str:
 
 
 class Segment:
-    """A worker's shared memory: a memfd, sealed against resizing, that nothing on disk names.
+    """A worker's shared memory: a memfd, sealed against resizing and without a name on disk.
 
-    The kernel frees it when the worker and every shard that attached have let go of it or died.
-    Not thread-safe, but a slot is touched by nothing that concerns another.
+    The kernel frees it when the worker and all attached shards have released it or died. Not
+    thread-safe, except that operations on different slots are independent.
 
     Attributes:
         bytes: ``[nbytes]`` uint8, the whole memory, page-aligned. Zero after the first page.
@@ -78,20 +81,20 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int) -> Segment:
-        """A segment of ``nbytes``, the first page included. All of its memory is taken at once.
+        """Creates a segment of ``nbytes``, including the first page, and allocates all of its
+        memory.
 
-        A container's memory limit is not seen here: the kernel enforces it by killing, as for any
-        other memory.
+        It ignores a container's memory limit, which the kernel enforces by killing as for any
+        memory.
 
         Raises:
-            SegmentUnavailable: the system cannot, or has not the memory. Nothing was kept.
+            SegmentUnavailable: the system does not support it or lacks memory. Nothing is kept.
         """
         assert nbytes > HANDSHAKE_BYTES
         why = why_unavailable()
         if why:
             raise SegmentUnavailable(why)
-        # Where memory may be overcommitted, asking for more than there is does not fail: it makes
-        # the kernel kill somebody.
+        # With overcommit, a request for too much memory does not fail; the kernel kills a process.
         available = available_nbytes()
         if nbytes > available:
             raise SegmentUnavailable(
@@ -103,8 +106,8 @@ class Segment:
         except OSError as error:
             raise SegmentUnavailable(f"memfd_create failed: {error.strerror}") from None
         try:
-            # A page that is not taken now would end the process (SIGBUS) in the middle of a step,
-            # when it cannot be had.
+            # A page that is not allocated now and unavailable later would kill the process (SIGBUS)
+            # in the middle of a step.
             os.posix_fallocate(fd, 0, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _required_seals())
             memory = _map(fd, nbytes)
@@ -113,43 +116,43 @@ class Segment:
             raise SegmentUnavailable(
                 f"a segment of {nbytes >> 20} MiB could not be made: {error.strerror}"
             ) from None
-        # Page faults cost more than the copies they interrupt; here, then, not in the first step.
+        # Page faults cost more than the copies they interrupt, so take them here, not in the first
+        # step.
         memory[:: mmap.PAGESIZE] = 0
-        # No slot may hold anything that could be guessed.
+        # No slot may hold a value that could be guessed.
         memory[:HANDSHAKE_BYTES] = _random(HANDSHAKE_BYTES)
         return cls(fd, memory)
 
     def offset_of(self, array: NDArray) -> int | None:
-        """Where ``array`` lies, in bytes from the start; None if not in here or not contiguous.
+        """Offset of ``array`` in bytes; None if it is not in the segment or not contiguous.
 
-        An empty slice lies at the start of the array that it was cut from: numpy keeps no offset.
-        """
+        For an empty slice it is that of the base array: NumPy keeps no offset."""
         if not array.flags.c_contiguous:
             return None
         offset: int = array.ctypes.data - self.bytes.ctypes.data
         return offset if 0 <= offset <= self.bytes.nbytes - array.nbytes else None
 
     def offer(self, slot: int) -> Offer:
-        """A new offer for the shard that ``slot`` belongs to; an older one for it ends."""
+        """Makes a new offer for the shard of ``slot``; its older offer becomes invalid."""
         nonce = secrets.token_bytes(_SECRET_BYTES)
         _secret(self.bytes, slot)[:] = np.frombuffer(nonce, np.uint8)
         return Offer(os.getpid(), self._fd, self.bytes.nbytes, slot, nonce)
 
     def proven(self, slot: int, proof: bytes) -> bool:
-        """Whether the shard of ``slot`` has written ``proof`` here: both see the same memory.
+        """Whether the shard of ``slot`` has written ``proof`` here, so that both see the same
+        memory.
 
-        Answers once: the slot is filled anew, or who has read the proof could offer the segment.
-        """
+        Works once: the slot is refilled, since a process that has read the proof could offer the
+        segment."""
         secret = _secret(self.bytes, slot)
         found = secret.tobytes()
         secret[:] = _random(_SECRET_BYTES)
         return hmac.compare_digest(found, proof)
 
     def close(self) -> None:
-        """Lets go of the memory: it can be offered no more.
+        """Releases the memory and makes no more offers.
 
-        Arrays that were cut from :attr:`bytes` stay valid and keep the memory until they are gone.
-        """
+        Arrays cut from :attr:`bytes` stay valid and keep the memory."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -157,10 +160,10 @@ class Segment:
 
 
 class AttachedSegment:
-    """A worker's segment, in a shard: mapped until this and the last view are gone. Thread-safe.
+    """A worker's segment in a shard, mapped until this object and all views are gone. Thread-safe.
 
     Attributes:
-        proof: 32 random bytes that were written to the slot, for the worker to find.
+        proof: 32 random bytes, written to the slot for the worker to check.
     """
 
     def __init__(self, memory: NDArray, proof: bytes) -> None:
@@ -168,16 +171,16 @@ class AttachedSegment:
         self.proof = proof
 
     def view(self, offset: int, nbytes: int, alignment: int = ALIGNMENT_BYTES) -> NDArray:
-        """``[nbytes]`` uint8 at ``offset``, as a worker named it: writable, and not a copy.
+        """Returns ``[nbytes]`` uint8 at ``offset``, which a worker has named: writable, not a copy.
 
-        The worker's program can write there at any time, so what has to be checked before it is
-        used, such as an index, has to be copied first.
+        The worker can write there at any time, so copy a value, such as an index, before checking
+        it.
 
         Args:
-            alignment: bytes. At less than the default TensorFlow ends the process.
+            alignment: bytes. With less than the default TensorFlow ends the process.
 
         Raises:
-            InvalidArgument: outside of the segment, in its first page, or not aligned.
+            InvalidArgument: outside the segment, in its first page, or not aligned.
         """
         end = self._bytes.nbytes
         if nbytes < 0 or not HANDSHAKE_BYTES <= offset <= end - nbytes:
@@ -193,17 +196,16 @@ class AttachedSegment:
 
 
 def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
-    """The segment that was offered, mapped; its slot holds the proof from now on.
+    """Maps an offered segment and writes the proof into its slot.
 
-    Whatever else the process and descriptor may name is left as it is: it is opened for reading
-    and writing only if it is a file without a name that belongs to this user, and mapped only if
-    it is sealed and holds the nonce.
+    Does not affect any other file that the offer may name: opens for reading and writing only an
+    unnamed file that belongs to this user, and maps it only if it is sealed and holds the nonce.
 
     Args:
-        most_nbytes: as large as a segment may be.
+        most_nbytes: maximum size of a segment.
 
     Raises:
-        SegmentUnavailable: why not.
+        SegmentUnavailable: says why not.
     """
     why = why_unavailable()
     if why:
@@ -231,7 +233,7 @@ def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
         raise SegmentUnavailable(f"{path} cannot be mapped: {error.strerror}") from None
     finally:
         os.close(fd)
-    # Reading maps many pages at a fault, before the first step needs them one by one.
+    # Reading maps many pages per fault, before the first step needs them one by one.
     memory[:: mmap.PAGESIZE].max()
     proof = secrets.token_bytes(_SECRET_BYTES)
     _secret(memory, offer.slot)[:] = np.frombuffer(proof, np.uint8)
@@ -239,9 +241,9 @@ def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
 
 
 def _open_anonymous(path: str) -> int:
-    """Opens a file without a name that belongs to this user, for reading and writing."""
+    """Opens for reading and writing an unnamed file that belongs to this user."""
     try:
-        # O_PATH has no effect on what the path names, as opening a device or a pipe may have.
+        # O_PATH has no side effects, which opening a device or a pipe may have.
         named = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise SegmentUnavailable(
@@ -266,7 +268,7 @@ def _open_anonymous(path: str) -> int:
 
 
 def _check_sealed(fd: int, path: str, nbytes: int) -> None:
-    """Passes a memfd of ``nbytes`` that stays so: one that shrank would end this process."""
+    """Checks that the memfd has ``nbytes`` and is sealed: if it shrank, this process would die."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -281,7 +283,7 @@ def _check_sealed(fd: int, path: str, nbytes: int) -> None:
 def _memfd() -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        # Some systems refuse memfds that could be executed.
+        # Some systems refuse executable memfds.
         return os.memfd_create("pserver-segment", flags | _MFD_NOEXEC_SEAL)
     except OSError as error:
         # Linux before 6.3 does not know the flag.
@@ -295,11 +297,10 @@ def _required_seals() -> int:
 
 
 def _map(fd: int, nbytes: int) -> NDArray:
-    """``[nbytes]`` uint8. The mapping goes with the last array that is cut from it.
+    """Maps ``[nbytes]`` uint8. The mapping ends with the last array cut from it.
 
-    It is made and undone by the C library: the module mmap holds all threads of the process while
-    the kernel takes memory back, for a second when there are 3 GiB of it.
-    """
+    Calls the C library: the module mmap blocks all threads of the process while the kernel frees
+    memory, for a second with 3 GiB."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
@@ -309,7 +310,7 @@ def _map(fd: int, nbytes: int) -> NDArray:
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    # At exit the kernel does it, and some thread may still be at work in there.
+    # At exit the kernel unmaps it; a thread may still use it then.
     weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)
 

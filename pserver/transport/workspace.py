@@ -1,4 +1,4 @@
-"""All memory that one worker moves tensors through, allocated once."""
+"""All memory through which one worker moves tensors, allocated once."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _LEAST_IDS_BYTES = 256 << 10
 
 
 class Workspace:
-    """Two parameter sets to pull into and, where memory is shared, an outbox for gradients.
+    """Two parameter sets to pull into and, in shared memory, an outbox for gradients.
 
-    Every array starts on a 64-byte boundary, and one of a page or more at the start of a page. A
-    worker that has to give its segment up closes the workspace and makes another.
+    Each array starts on a 64-byte boundary, and one of a page or more on a page boundary. A worker
+    that has to give up its segment closes the workspace and makes another.
 
     Attributes:
-        sets: two of arena name -> ``[arena length]``, zeros at first, in the arena's dtype; float32
-            arenas of trainable variables in that of ``wire``. A shard's part may start at any
-            element.
+        sets: two of arena name -> ``[arena length]``, initially zeros, in the arena's dtype;
+            float32 arenas of trainable variables in that of ``wire``. A shard's part may start at
+            any element.
         outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
-            encoding. Empty where memory is private.
+            encoding. Empty if memory is private.
         row_sets: two areas, uint8 ``[rows_nbytes or more]``, to pull rows into.
-        row_outbox: by shard, uint8 with room for its part of the gradients of rows, if ids are
-            spread evenly. Empty where memory is private.
-        mailboxes: by shard, uint8 for messages. Empty where memory is private.
-        segment: what all of this lies in; None where memory is private.
-        why: why it is private, in words; empty where it is shared.
+        row_outbox: by shard, uint8 with room for its part of the row gradients, if ids are spread
+            evenly. Empty if memory is private.
+        mailboxes: by shard, uint8 for messages. Empty if memory is private.
+        segment: the segment of these arrays; None if memory is private.
+        why: why memory is private; empty if it is shared.
     """
 
     def __init__(
         self, plan: Plan, wire: Encoding = "plain", shared: bool = True, rows_nbytes: int = 0
     ) -> None:
-        """``rows_nbytes``: of the rows of a batch, over all tables and shards. A batch that has
-        more of them travels in chunks."""
+        """``rows_nbytes``: for the rows of a batch, over all tables and shards. Larger batches
+        travel in chunks."""
         layout = _Layout(plan, wire, min(rows_nbytes, _most_rows_nbytes(plan)))
         self.segment: Segment | None = None
         self.why = "" if shared else "it is switched off"
@@ -79,14 +79,14 @@ class Workspace:
             self.mailboxes = tuple(memory[place] for place in layout.mailboxes)
 
     def close(self) -> None:
-        """Offers the segment to nobody any more; the memory goes with the last array of it."""
+        """Stops offering the segment; the memory is freed with the last array of it."""
         if self.segment:
             self.segment.close()
 
 
 def segment_nbytes(plan: Plan) -> int:
-    """Bytes of the largest segment that a worker can have: no other wire needs more than plain, and
-    no batch has more ids than messages can name."""
+    """Bytes of the largest segment that a worker can have: no wire encoding needs more than plain,
+    and no batch has more ids than messages can name."""
     return _Layout(plan, "plain", _most_rows_nbytes(plan)).nbytes
 
 
@@ -95,14 +95,14 @@ def _most_rows_nbytes(plan: Plan) -> int:
 
 
 class _Layout:
-    """Where everything lies, in bytes from the start; the sets first.
+    """Places of all arrays, in bytes from the start; the sets come first.
 
     Attributes:
         sets: two of arena name -> place.
         outbox: by shard, arena name -> place.
-        row_sets, row_outbox: two places, and one for each shard.
+        row_sets, row_outbox: two places, and one per shard.
         mailboxes: by shard.
-        sets_nbytes, nbytes: bytes up to the end of the sets, and of everything.
+        sets_nbytes, nbytes: bytes up to the end of the sets, and in total.
     """
 
     def __init__(self, plan: Plan, wire: Encoding, rows_nbytes: int) -> None:
@@ -114,15 +114,15 @@ class _Layout:
         room = rows_nbytes and rows_nbytes + _ROWS_SLACK_BYTES
         self.row_sets = [self._place_rows(room) for _ in range(2)]
         self.sets_nbytes = self.nbytes
-        # Messages with ids are long. Those that are longer still are sent.
+        # Messages with ids are long. Even longer ones are sent by gRPC.
         ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
         self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
-        # Shards' parts are apart since only evenly cut ones are aligned where they touch.
+        # Shards' parts are separate arrays, since a boundary between parts need not be aligned.
         self.outbox = [
             {a.name: self._place(a.shard_length(k) * a.itemsize) for a in plan.arenas}
             for k in range(plan.shards)
         ]
-        # Shards have not quite the same number of the ids of a batch.
+        # Shards get slightly different numbers of the ids of a batch.
         share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
         self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
 
@@ -130,7 +130,7 @@ class _Layout:
         return self._place(nbytes) if nbytes else slice(0, 0)
 
     def _place(self, nbytes: int) -> slice:
-        """At least ``nbytes``. Never empty, since an empty slice has no place of its own; and room
+        """Reserves at least ``nbytes``. Never empty, since an empty slice has no offset; and room
         for any encoding: int8 with its scale is longer than one float32."""
         page = mmap.PAGESIZE
         start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
@@ -143,7 +143,7 @@ def _round_up(nbytes: int, step: int) -> int:
 
 
 def _private(nbytes: int) -> NDArray:
-    """``[nbytes]`` uint8 zeros that start at a page."""
+    """Returns ``[nbytes]`` uint8 zeros that start on a page boundary."""
     raw = np.zeros(nbytes + mmap.PAGESIZE, np.uint8)
     skip = -raw.ctypes.data % mmap.PAGESIZE
     return raw[skip : skip + nbytes]
