@@ -1,4 +1,4 @@
-"""One ``Exchange`` call, as the shard serves it: exchange after exchange until somebody leaves."""
+"""Serves one ``Exchange`` call on the shard: exchange after exchange until one side leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pserver.core.assembly import check_values, value_dtype
 from pserver.core.requests import PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds, check_tables, from_table_ids, row_extents
 from pserver.engine.engine import ShardEngine
-from pserver.transport import mailbox as futex
+from pserver.transport import mailbox
 from pserver.transport.arrival import Arrival, Chunks, Shared, Streamed
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_listener import DataListener, Expected
@@ -31,13 +31,13 @@ from psrpc.wire.codec import encode_stream
 NDArray = npt.NDArray[Any]
 
 Parts = Sequence[tuple[int, memoryview]]
-"""Tensors that travel, as the codec wants them."""
+"""Tensors to send as pairs of extent index and bytes, for the codec."""
 
 _ELEMENT_BYTES = 4
 
 
 class _Room(NamedTuple):
-    """Places in the segment, uint8 of arenas and float32 ``[n, width]`` of tables; None where the
+    """Places in the segment, uint8 of arenas and float32 ``[n, width]`` of tables; None if the
     values travel in chunks."""
 
     arenas: list[NDArray] | None = None
@@ -48,19 +48,19 @@ _NO_ROOM = _Room()
 
 
 class Conversation:
-    """Decodes, calls the engine, encodes; and knows the segment that worker and shard share.
+    """Decodes requests, calls the engine, encodes answers; holds the segment shared with the
+    worker.
 
-    One thread uses it. ``idle`` is true while it waits for the worker to say something;
-    ``leaving``, set by anybody, ends it when it would become idle again. Who calls :meth:`hang_up`
-    says that the call has ended.
-    """
+    For one thread. ``idle`` is True while it waits for the next request; ``leaving``, which any
+    thread may set, ends it when it would become idle. :meth:`hang_up` tells it that the call has
+    ended."""
 
     def __init__(
         self, engine: ShardEngine, certificate: str = "", data: DataListener | None = None
     ) -> None:
         """Args:
-        certificate: the common name of the caller's; empty without certificates.
-        data: where data connections come in; None if they do not.
+        certificate: common name of the caller's certificate; empty without certificates.
+        data: accepts data connections; None if they are disabled.
         """
         self.idle = True
         self.leaving = False
@@ -78,13 +78,13 @@ class Conversation:
     def answers(
         self, messages: Iterator[bytes], patience_s: Callable[[], float]
     ) -> Iterator[bytes]:
-        """The shard's side of the call.
+        """Yields the shard's messages of the call.
 
         Args:
-            patience_s: how long the call lets an exchange wait, from now on.
+            patience_s: returns how long the call lets an exchange wait from now on.
 
         Raises:
-            PsError: which ends the call.
+            PsError: ends the call.
         """
         try:
             while (request := self._next(messages)) is not None:
@@ -107,15 +107,15 @@ class Conversation:
                         raise InvalidArgument("values in chunks do not go into a mailbox")
                     else:
                         way.answer(*encode_stream(answer, ()))
-                # A worker may be silent for long, and this can be 2 MiB.
+                # Free up to 2 MiB while waiting for the worker.
                 del first, request, header, answer, parts
-                # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
+                # In this order: a thread that sets ``leaving`` reads ``idle`` afterwards.
                 self.idle = True
                 if self.leaving:
                     return
         finally:
-            # Of a call that was cut off gRPC keeps an error, and that our frames, until the garbage
-            # is collected: too long for a worker's memory.
+            # After a cut call gRPC keeps an error, and that these frames, until garbage collection:
+            # too long for a worker's memory.
             if self._box is not None:
                 self._box.close()
             if self._expected is not None:
@@ -125,7 +125,7 @@ class Conversation:
             self._segment = None
 
     def hang_up(self) -> None:
-        """Any thread."""
+        """Marks the call as over and ends its waits. Any thread may call it."""
         self._over = True
         box, data = self._box, self._data
         if box is not None:
@@ -136,11 +136,11 @@ class Conversation:
     def _next(
         self, messages: Iterator[bytes]
     ) -> tuple[bytes, ShardBox | DataConnection | None] | None:
-        """The first message of the next exchange, and the mailbox or data connection in which it
-        came, if it did; None if there will be none."""
+        """Returns the first message of the next exchange, with the mailbox or data connection that
+        it came through (None: gRPC); None at the end of the call."""
         if self._data is not None:
             if self._over:
-                # By then nobody has hung the connection up.
+                # The call may have ended before the connection was there to hang up.
                 return None
             received = self._data.receive_message()
             return None if received is None else (received, self._data)
@@ -157,7 +157,7 @@ class Conversation:
     def _exchange(
         self, header: pb.ExchangeHeader, arrival: Arrival, patience_s: float
     ) -> tuple[pb.ExchangeAnswer, Parts]:
-        """The answer to an exchange, and the tensors that it announces."""
+        """Returns the answer to an exchange, and the tensors that it announces."""
         if header.patience_ms:
             patience_s = min(patience_s, header.patience_ms / 1000)
         pushing, pulling = header.HasField("push"), header.HasField("pull")
@@ -172,7 +172,7 @@ class Conversation:
         self._began = True
         if pushing:
             with self._engine.refusals_counted():
-                # Before anything is changed: there may be no such place.
+                # Before anything changes, since the named places may not exist.
                 rows = from_table_ids(header.pull.rows) if header.pull.rows else ()
                 room = self._room(header, rows, header.pull.rows_only)
                 result, values = self._push(header, arrival, patience_s, rows, room)
@@ -226,13 +226,13 @@ class Conversation:
         answer.pull.CopyFrom(wire.to_pull_header(plan, values, rows))
         if room.arenas is None:
             return answer, streams.value_parts(plan, values, rows)
-        # The rows are there already.
+        # The engine has written the rows there already.
         for view, arena in zip(room.arenas, plan.arenas if values.arrays else (), strict=True):
             np.copyto(view, values.arrays[arena.name].view(np.uint8))
         return answer, ()
 
     def _room(self, header: pb.ExchangeHeader, rows: TableIds, rows_only: bool) -> _Room:
-        """Where in the segment the values of a pull go."""
+        """Places in the segment for the values of a pull."""
         if not header.pull_at:
             return _NO_ROOM
         if not rows and not rows_only:
@@ -249,7 +249,7 @@ class Conversation:
         return _Room(views[: len(sizes)], tuple(into))
 
     def _arena_sizes(self, header: pb.ExchangeHeader) -> list[tuple[int, int]]:
-        """Bytes and alignment of each arena as it is pulled."""
+        """Bytes and alignment of each arena in the encoding of the pull."""
         encoding = streams.from_encoding(header.pull.encoding)
         sizes = self._sizes.get(encoding)
         if sizes is None:
@@ -285,14 +285,14 @@ class Conversation:
         except SegmentUnavailable as refused:
             return pb.Attached(refusal=str(refused))
         attached = pb.Attached(proof=self._segment.proof)
-        if wanted.mailbox_nbytes > HEAD_BYTES and futex.available():
+        if wanted.mailbox_nbytes > HEAD_BYTES and mailbox.available():
             memory = self._segment.view(wanted.mailbox_at, wanted.mailbox_nbytes)
             self._box = ShardBox(memory, wanted.session)
             attached.listens = True
         return attached
 
     def _take_data(self, come: bool) -> pb.DataOpened:
-        """Expects a data connection, or, where the worker has ``come``, goes on with it."""
+        """Expects a data connection or, if the worker has ``come``, switches to it."""
         if come:
             expected, self._expected = self._expected, None
             data = None if expected is None else expected.take("the worker")
@@ -301,7 +301,7 @@ class Conversation:
             self._data = data
             return pb.DataOpened()
         if self._listener is None:
-            return pb.DataOpened(refusal="the shard was told to take none (--data-connections off)")
+            return pb.DataOpened(refusal="the shard takes none (--data-connections off)")
         if self._expected is not None:
             raise InvalidArgument("the call expects a data connection already")
         self._expected = self._listener.expect()
@@ -309,5 +309,5 @@ class Conversation:
 
 
 def _announced(header: pb.ExchangeHeader) -> int:
-    """Bytes of chunks that follow a header."""
+    """Number of chunk bytes that follow a header."""
     return 0 if header.push_at else streams.announced_nbytes(header.push.extents)

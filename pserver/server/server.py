@@ -22,10 +22,9 @@ from psrpc.wire.interceptor import ErrorInterceptor
 
 
 class ShardServer:
-    """Listens from ``start`` on; answers data calls once ``open`` has given it an engine.
+    """Listens after ``start``; answers data calls after ``open`` has given it an engine.
 
-    Thread-safe once started. As a context manager it starts and stops.
-    """
+    Thread-safe once started. As a context manager it starts and stops."""
 
     def __init__(
         self,
@@ -38,11 +37,11 @@ class ShardServer:
     ) -> None:
         """Args:
         address: HOST:PORT to listen on, port 0 for any.
-        conversations: how many are held at once; who begins one more gets NotReady.
-        security: this process's.
+        conversations: maximum number held at once; one more gets NotReady.
+        security: of this process.
         reflection: describe the services to callers on any address, not only on loopback.
-        data_port: where data connections come in, on the host of ``address``; 0 for any, None if
-            they do not.
+        data_port: port for data connections on the host of ``address``; 0 for any, None disables
+            them.
         """
         self._shard = shard
         self._address = address
@@ -71,11 +70,11 @@ class ShardServer:
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         describe(server, (SERVICE,), self._address, self._reflection)
-        # A shard that waits for the coordinator, or restores, lives: whatever looks after processes
-        # must not take it for broken. Whether it serves is a question of its own.
+        # A shard that waits for the coordinator or restores is alive: supervisors must not restart
+        # it. Whether it serves is a separate health service.
         self._set_health(health_pb2.HealthCheckResponse.SERVING, LIVES)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, SERVICE)
-        # It checks that others may reach the address.
+        # Checks that other hosts may reach the address.
         self.port = bind(server, self._address, self._security)
         if self._data is not None:
             self._data.start()
@@ -84,18 +83,18 @@ class ShardServer:
         return self.port
 
     def open(self, engine: ShardEngine) -> None:
-        """The shard is ready: data calls are answered from now on."""
+        """Starts to answer data calls."""
         self._engine = engine
         self._set_health(health_pb2.HealthCheckResponse.SERVING, SERVICE)
 
     def stop(self, grace_s: float) -> None:
-        """Takes no more calls, lets those under way finish for ``grace_s``, and waits."""
+        """Takes no more calls, and waits up to ``grace_s`` for those under way."""
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, LIVES, SERVICE)
         if self._engine is not None:
             self._engine.close()
         if self._server is not None and self._servicer is not None:
             stopped = self._server.stop(grace_s)
-            # After that, so that no new conversation begins.
+            # Afterwards, so that no new conversation begins.
             self._servicer.close()
             stopped.wait()
         if self._data is not None:
@@ -115,12 +114,12 @@ class ShardServer:
 
     @property
     def data_port(self) -> int | None:
-        """Where data connections come in; None if they do not."""
+        """The port for data connections; None if they are disabled."""
         return None if self._data is None else self._data.port
 
     @property
     def engine(self) -> ShardEngine | None:
-        """What answers data calls; None while the shard is starting."""
+        """The engine that answers data calls; None while the shard is starting."""
         return self._engine
 
     def _engine_or_refuse(self) -> ShardEngine:
@@ -136,7 +135,7 @@ class ShardServer:
 
 
 def handlers(servicer: ParameterServerServicer) -> grpc.GenericRpcHandler[Any, Any]:
-    """All methods of one servicer."""
+    """Handlers for all methods of ``servicer``."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Initialize": grpc.stream_unary_rpc_method_handler(
             servicer.initialize, response_serializer=pb.InitializeResponse.SerializeToString

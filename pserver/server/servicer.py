@@ -26,7 +26,7 @@ Context = grpc.ServicerContext
 
 
 def patience_s(context: Context) -> float:
-    """How long a call may wait in here, so that its error still reaches the caller in time."""
+    """How long a call may wait in the shard so that its error still reaches the caller in time."""
     left = context.time_remaining()
     if _endless(left):
         return NO_DEADLINE_S / 2
@@ -35,15 +35,15 @@ def patience_s(context: Context) -> float:
 
 
 def _endless(left_s: float) -> bool:
-    """Whether that is what gRPC says of a call without a deadline: some 10^18 seconds, which no
-    wait of Python's takes."""
+    """Whether gRPC means a call without a deadline: it then reports some 10^18 seconds, which
+    Python cannot wait for."""
     return left_s > TIMEOUT_MAX
 
 
 @contextmanager
 def _ending(context: Context) -> Iterator[None]:
-    """Sees to it that a call ends some day: a client that gave it no deadline, or one of days, and
-    stands still would keep a thread, and in the middle of a push a buffer, for good."""
+    """Bounds the duration of a call: a stalled client with no deadline, or one of days, would
+    otherwise keep a thread, and in the middle of a push a buffer, for good."""
     left = context.time_remaining()
     if left <= LONGEST_CALL_S:
         yield
@@ -60,10 +60,9 @@ def _ending(context: Context) -> Iterator[None]:
 class ParameterServerServicer:
     """One method per RPC; the contract is in protos/psrpc/v1/parameter_server.proto.
 
-    ``engine`` returns the shard's engine, or raises NotReady while there is none. Of
-    ``conversations`` as many are held at once, so that threads are left for other calls. Their
-    tensors may come in by ``data``.
-    """
+    ``engine`` returns the shard's engine, or raises NotReady while there is none. At most
+    ``conversations`` are held at once, so that threads are left for other calls. ``data`` accepts
+    their data connections."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class ParameterServerServicer:
         self._conversations: dict[Conversation, Context] = {}
 
     def close(self) -> None:
-        """Ends the conversations in which nothing happens; the others end with their exchange."""
+        """Ends idle conversations; the others end after their present exchange."""
         for conversation, context in list(self._conversations.items()):
             conversation.leaving = True
             if conversation.idle:

@@ -1,1 +1,1 @@
-"""Writes a frozen state into the files of a checkpoint."""
+"""Writes frozen states into checkpoint files."""

@@ -15,17 +15,16 @@ from psrpc.core.plan import Plan
 from psrpc.files.storage import DISK, Storage
 
 _REMEMBERED = 4
-"""Checkpoints that a shard knows to be its own: the last ones, of which some may still fail."""
+"""Number of newest checkpoints that a shard recognizes as its own; some of them may still fail."""
 
 
 class EvictedFiles:
-    """One shard's files of evicted rows. Used by one thread.
+    """One shard's files of evicted rows. For one thread.
 
-    The order for a snapshot names the newest committed checkpoint. Where this very object wrote
-    that, in the same generation, the rows that were evicted up to then are in it: only later ones
-    are written, and the tables need not keep the earlier ones. Otherwise all that the tables keep
-    is written. So what a checkpoint that fails was to hold is in the next.
-    """
+    The order for a snapshot names the newest committed checkpoint. If this object wrote that in the
+    same generation, it contains the rows evicted up to then: only later ones are written, and the
+    tables drop the earlier ones. Otherwise all rows that the tables keep are written. So the next
+    checkpoint also holds the rows of a failed one."""
 
     def __init__(
         self, identity: ShardIdentity, plan: Plan, run_id: str, storage: Storage = DISK
@@ -36,13 +35,13 @@ class EvictedFiles:
         self._storage = storage
         self._kept = any(table.keep_evicted for table in plan.tables)
         self._versions: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """Of each checkpoint, by name, its generation, and the last version of each table, which in
-        another generation may be that of another update."""
+        """By checkpoint name: its generation, and the last version of each table. Another
+        generation may use the same version for another update."""
 
     def write(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path
     ) -> WrittenFile | None:
-        """Writes what was evicted into ``directory``; None if that is nothing.
+        """Writes the evicted rows into ``directory``; None if there are none.
 
         Raises:
             CheckpointError: the operating system refused.

@@ -1,4 +1,4 @@
-"""Writes the rows of a shard's snapshots: all of them, or what is new since a checkpoint."""
+"""Writes the rows of a shard's snapshots: all of them, or those changed since a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 _RANGE = 1 << 17
-"""Slots that are looked through at once, with the lock held: a millisecond or so."""
+"""Slots scanned at once with the lock held: about a millisecond."""
 
 _REMEMBERED = 4
-"""Checkpoints that a shard can continue: the last ones, of which some may still fail."""
+"""Number of newest checkpoints that a shard can continue; some of them may still fail."""
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """The parts of a checkpoint's rows, as this shard has written them: up to ``versions``, one of
-    each table. ``nbytes`` is of rows."""
+    """The parts of a checkpoint's rows that this shard has written, up to ``versions``, one per
+    table. ``nbytes`` counts their rows."""
 
     generation: int
     versions: tuple[int, ...]
@@ -51,11 +51,10 @@ class _Chain:
 
 
 class RowFiles:
-    """One shard's files of rows. Used by one thread.
+    """One shard's files of rows. For one thread.
 
-    A checkpoint's rows continue those of an earlier one where this very object wrote those, in the
-    same generation: so the tables are the same, and versions have only risen.
-    """
+    A checkpoint's rows continue those of an earlier one if this object wrote those in the same
+    generation: then the tables are the same, and versions have only risen."""
 
     def __init__(
         self, identity: ShardIdentity, plan: Plan, run_id: str, storage: Storage = DISK
@@ -70,10 +69,10 @@ class RowFiles:
     def write(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path, base: Path | None
     ) -> tuple[WrittenFile, ...]:
-        """Writes the snapshot's rows into ``directory``, and links what ``base``, the directory of
-        the checkpoint that the order names, has of them. Returns all parts, in order.
+        """Writes the snapshot's rows into ``directory``, and links the rows in ``base``, the
+        directory of the checkpoint that the order names. Returns all parts, in order.
 
-        The snapshot's lock is held for a block at a time, about a millisecond.
+        Holds the snapshot's lock for a block at a time, about a millisecond.
 
         Raises:
             CheckpointError: the operating system refused.
@@ -123,12 +122,12 @@ class RowFiles:
         chain: _Chain,
         parts: int,
     ) -> list[TableRows] | None:
-        """What is new since ``chain``; None if all rows had better be written again: because of
-        the number of parts, because the new part would have more than half of what there is, or
-        because all parts would have more than twice of it, which a restart has to read."""
+        """Returns the changes since ``chain``; None if all rows should be written again: because of
+        the number of parts, because the new part would have more than half of all rows' bytes, or
+        because all parts, which a restart has to read, would have more than twice of them."""
         if len(chain.files) >= parts:
             return None
-        found = []
+        changed = []
         whole = 0
         for spec, table, version in zip(self._plan.tables, frozen, chain.versions, strict=True):
             with lock:
@@ -136,16 +135,16 @@ class RowFiles:
             if removed is None:
                 return None
             rows = _rows(spec, table, lock, _slots(table, lock, version))
-            found.append(
+            changed.append(
                 TableRows(spec, rows.rows, rows.slots, rows.read, removed, rows.candidates)
             )
             whole += len(table) * row_nbytes(spec, rows.slots)
-        new = _nbytes(found)
-        return found if 2 * new <= whole and chain.nbytes + new <= 2 * whole else None
+        new = _nbytes(changed)
+        return changed if 2 * new <= whole and chain.nbytes + new <= 2 * whole else None
 
     def _link(self, chain: _Chain | None, base: Path, directory: Path) -> bool:
-        """Whether all parts of ``chain`` are in ``directory`` now. The last ones come first: what
-        is left when that ends half-way is not in the way of a part 0."""
+        """Links all parts of ``chain`` into ``directory``; False if it failed. The last parts come
+        first, so that an interrupted run leaves nothing in the way of a part 0."""
         assert chain is not None
         try:
             for file in reversed(chain.files):
@@ -168,7 +167,7 @@ def rows_header(
     slots: Sequence[Mapping[str, int]],
     rows: Sequence[int],
 ) -> RowsHeader:
-    """The metadata of a file of the snapshot's rows."""
+    """Metadata of a file of the snapshot's rows."""
     return RowsHeader(
         shard=identity.shard,
         shards=plan.shards,
@@ -186,12 +185,12 @@ def rows_header(
 
 
 def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
-    """Puts the rows of a checkpoint into tables that are empty, see
+    """Fills empty tables with the rows of a checkpoint, see
     :func:`psrpc.checkpoint.rows_chain.load_rows`. After an error they are empty again.
 
     Raises:
         CheckpointError: the files are damaged, or of another optimizer.
-        ResourceExhausted: there is no memory.
+        ResourceExhausted: out of memory.
     """
     candidates: dict[int, list[Candidates]] = {}
     try:
@@ -218,7 +217,7 @@ def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
 
 
 def _slots(table: FrozenTable, lock: AbstractContextManager[object], version: int) -> NDArray:
-    """Where the rows are that were touched after ``version``: int32 ``[n]``."""
+    """Slots of the rows touched after ``version``: int32 ``[n]``."""
     found: list[NDArray] = [np.empty(0, np.int32)]
     for start in range(0, table.slots, _RANGE):
         with lock:

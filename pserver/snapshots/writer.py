@@ -30,14 +30,14 @@ from psrpc.v1 import coordinator_pb2 as pb
 log = get_logger()
 
 MAX_PENDING = 2
-"""Snapshots that wait to be written. Each holds a shard's whole state in memory."""
+"""Maximum number of snapshots to be written. Each holds a shard's whole state in memory."""
 
 _REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A report to be sent, once ``snapshot``, if there is one, has been written."""
+    """A report to send after ``snapshot``, if any, has been written."""
 
     order: SnapshotOrder
     report: pb.ReportSnapshotRequest
@@ -46,7 +46,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """A shard's part of its run's checkpoints."""
+    """Reads and writes a shard's part of its run's checkpoints."""
 
     identity: ShardIdentity
     plan: Plan
@@ -57,15 +57,14 @@ class SnapshotFiles:
     _evicted: EvictedFiles = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """What it has written of rows is remembered from here on."""
         rows = RowFiles(self.identity, self.plan, self.run_id, self.storage)
         object.__setattr__(self, "_rows", rows)
         evicted = EvictedFiles(self.identity, self.plan, self.run_id, self.storage)
         object.__setattr__(self, "_evicted", evicted)
 
     def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
-        """Writes ``snapshot`` into the order's directory and closes it; what the coordinator is to
-        be told. For one thread."""
+        """Writes ``snapshot`` into the order's directory and closes it; returns the report for the
+        coordinator. For one thread."""
         try:
             with span("checkpoint", shard=self.identity.shard, checkpoint=order.name):
                 return self._write(order, snapshot)
@@ -98,7 +97,7 @@ class SnapshotFiles:
             rows = self._write_rows(order, snapshot, directory)
             evicted = self._evicted.write(order, snapshot, directory)
         except Exception as error:
-            # Whatever it is, the coordinator waits for a word.
+            # Any error: the coordinator waits for a report.
             report.error = error.coded if isinstance(error, CheckpointError) else repr(error)
             log.warning("snapshot could not be written", snapshot=order.name, reason=report.error)
         else:
@@ -121,12 +120,12 @@ class SnapshotFiles:
         return self._rows.write(order, snapshot, directory, base)
 
     def read(self, checkpoint: str) -> RestoredState:
-        """What the shard takes over from a checkpoint, named relative to the run directory; see
-        :func:`psrpc.checkpoint.load.load_state`. Rows are read later, by ``load_rows``, which
-        raises CheckpointError too: they go straight into the tables.
+        """Reads the state for the shard from a checkpoint, named relative to the run directory; see
+        :func:`psrpc.checkpoint.load.load_state`. ``load_rows`` later reads the rows straight into
+        the tables, and raises CheckpointError, too.
 
         Raises:
-            CheckpointError: its files are damaged, or hold other variables or tables than the plan.
+            CheckpointError: the files are damaged, or hold other variables or tables than the plan.
         """
         directory = self._inside(checkpoint)
         shard = self.identity.shard
@@ -155,7 +154,7 @@ class SnapshotFiles:
         version: int,
         applied: Iterable[AppliedEpoch] = (),
     ) -> pb.ReportSnapshotRequest:
-        """That a snapshot was taken of ``version``, which had ``applied`` by then."""
+        """Reports a snapshot of ``version``, which includes the batches in ``applied``."""
         return pb.ReportSnapshotRequest(
             shard=self.identity.shard,
             incarnation=self.identity.incarnation,
@@ -177,12 +176,11 @@ def _rows_file(file: WrittenFile) -> pb.RowsFile:
 
 
 class SnapshotWriter:
-    """A :class:`pserver.engine.held_snapshots.SnapshotSink` with one thread. Never blocks who hands
-    it work.
+    """A :class:`pserver.engine.held_snapshots.SnapshotSink` with one thread. Never blocks its
+    callers.
 
-    What waits when another generation begins is given up; what is being written then is finished,
-    by its own order and under its own generation, and the coordinator refuses it.
-    """
+    A new generation discards waiting work; the snapshot being written is finished and reported
+    under its own generation, and the coordinator refuses it."""
 
     def __init__(
         self,
@@ -190,11 +188,11 @@ class SnapshotWriter:
         report: Callable[[pb.ReportSnapshotRequest], object],
         threads: Threads = THREADS,
     ) -> None:
-        """``report`` sends to the coordinator, again and again while that cannot be reached."""
+        """``report`` sends to the coordinator, and retries while that is unreachable."""
         self._files = files
         self._report = report
         self._changed = threads.condition()
-        # Guarded by its lock:
+        # Guarded by the lock of ``_changed``:
         self._generation = 0
         self._work: deque[_Work] = deque()
         self._held = 0  # snapshots in _work, and the one that is being written
@@ -203,11 +201,11 @@ class SnapshotWriter:
         self._thread = threads.thread(self._run, "snapshots")
 
     def start(self) -> None:
-        """Begins to work."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Finishes what was handed in, for ``timeout_s`` at most."""
+        """Finishes all work, for at most ``timeout_s``."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -267,7 +265,7 @@ class SnapshotWriter:
                 report = self._files.write(work.order, work.snapshot)
                 with self._changed:
                     self._held -= 1
-            # It holds a snapshot, which must not outlive its use.
+            # Release the snapshot.
             del work
             self._tell(report)
 

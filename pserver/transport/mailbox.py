@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pserver.transport import mailbox as futex
 from psrpc.core.errors import InvalidArgument
 
 Word = npt.NDArray[np.uint32]
@@ -74,7 +73,7 @@ class _Box:
         self._wake(word)
 
     def _wake(self, word: int) -> None:
-        futex.wake(self._words[word : word + 1])
+        wake(self._words[word : word + 1])
 
     def _await(self, word: int, seen: int, over: Callable[[], bool]) -> int | None:
         """Waits until the counter differs from ``seen`` and returns it; None once ``over`` returns
@@ -83,7 +82,7 @@ class _Box:
         while (count := int(place[0])) == seen:
             if over():
                 return None
-            futex.wait(place, seen, LOOK_S)
+            wait(place, seen, LOOK_S)
         return count
 
 

@@ -1,4 +1,4 @@
-"""Between messages and the shard's own words; and the streams that carry tensors."""
+"""Converts between protobuf messages and the values of :mod:`pserver.core`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.ite
 
 
 def to_batch(batch: BatchId) -> types.BatchId:
-    """A batch id as a message."""
+    """Encodes a batch id."""
     return types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count)
 
 
@@ -57,7 +57,7 @@ def _from_attempt(batch: types.BatchId, attempt: int) -> Attempt:
     if batch.count < 1:
         raise InvalidArgument(f"a batch id has count {batch.count}; expected at least 1")
     if batch.first + batch.count > _POSITIONS:
-        # Its end would not fit the messages that tell what was applied.
+        # Its end would not fit the messages that list applied intervals.
         raise InvalidArgument(f"a batch id has first {batch.first}; expected less than 2^63")
     return Attempt(BatchId(batch.epoch, batch.first, batch.count), attempt)
 
@@ -69,13 +69,13 @@ def _from_fence(fence: types.Fence) -> Fence:
 
 
 def from_initialize(header: pb.InitializeHeader) -> InitializeRequest:
-    """The header of ``Initialize``."""
+    """Decodes the header of ``Initialize``."""
     extents = from_extents(header.extents)
     return InitializeRequest(_from_fence(header.fence), extents, header.grant)
 
 
 def from_push(header: pb.PushHeader) -> PushRequest:
-    """The header of a push; raises InvalidArgument for a batch of nothing."""
+    """Decodes the header of a push; raises InvalidArgument for an empty batch."""
     return PushRequest(
         fence=_from_fence(header.fence),
         worker="",
@@ -91,7 +91,7 @@ def from_push(header: pb.PushHeader) -> PushRequest:
 
 
 def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
-    """An order for a snapshot."""
+    """Decodes an order for a snapshot."""
     return SnapshotOrder(
         order.name,
         order.write,
@@ -104,7 +104,7 @@ def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
 
 
 def from_decision(decision: types.Decision) -> Decision:
-    """A decided round."""
+    """Decodes a decided round."""
     return Decision(
         generation=decision.generation,
         round=decision.round,
@@ -114,7 +114,7 @@ def from_decision(decision: types.Decision) -> Decision:
 
 
 def from_begin(begin: coordinator.Begin) -> Begin:
-    """Where to begin; raises InvalidArgument when it does not say with what, or has no keys."""
+    """Decodes ``Begin``; raises InvalidArgument if it names no source or has invalid settings."""
     source = begin.WhichOneof("source")
     if source is None:
         raise InvalidArgument("Begin names no source; expected keep, restore or fresh")
@@ -142,7 +142,7 @@ def _from_settings(document: bytes) -> Policy | None:
 
 
 def from_revocation(revocation: coordinator.Revocation) -> Revocation:
-    """A worker to be refused."""
+    """Decodes the revocation of a worker."""
     return Revocation(
         revocation.number,
         revocation.worker,
@@ -151,7 +151,7 @@ def from_revocation(revocation: coordinator.Revocation) -> Revocation:
 
 
 def from_pull(request: pb.PullRequest) -> PullRequest:
-    """A pull; raises InvalidArgument when it does not say of what."""
+    """Decodes a pull; raises InvalidArgument if it names no source."""
     source: int | str | None
     match request.WhichOneof("source"):
         case "newest":
@@ -176,7 +176,7 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
 
 
 def to_push_result(result: PushResult) -> pb.PushResult:
-    """What became of a push, as a message."""
+    """Encodes the outcome of a push."""
     return pb.PushResult(
         outcome=_OUTCOMES[result.outcome],
         version=result.version,
@@ -187,7 +187,7 @@ def to_push_result(result: PushResult) -> pb.PushResult:
 
 
 def from_push_result(result: pb.PushResult) -> PushResult:
-    """What became of a push; raises InvalidArgument for an outcome that was not set."""
+    """Decodes the outcome of a push; raises InvalidArgument for an unset or unknown outcome."""
     if result.outcome not in _BY_NUMBER:
         raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 5")
     return PushResult(
@@ -200,7 +200,7 @@ def from_push_result(result: pb.PushResult) -> PushResult:
 
 
 def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHeader:
-    """What goes before pulled values."""
+    """Makes the header that precedes pulled values."""
     header = pb.PullHeader(
         version=values.version,
         generation=values.generation,
@@ -219,12 +219,12 @@ def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHe
 
 
 def to_workers(counters: Counters) -> list[types.WorkerStaleness]:
-    """Staleness by worker, as messages."""
+    """Encodes the staleness by worker."""
     return [types.WorkerStaleness(worker=w, counts=c) for w, c in counters.workers.items()]
 
 
 def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:
-    """An applied-set as messages."""
+    """Encodes an applied-set."""
     return [
         types.AppliedEpoch(
             epoch=item["epoch"],
@@ -237,5 +237,5 @@ def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:
 
 
 def to_totals(epochs: Iterable[EpochTotals]) -> list[types.EpochTotals]:
-    """Totals of epochs as messages."""
+    """Encodes totals of epochs."""
     return [types.EpochTotals(epoch=e, records=n, totals=values) for e, n, values in epochs]

@@ -1,4 +1,4 @@
-"""Rows as streams and messages carry them."""
+"""Encodes rows for streams and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psrpc.v1 import parameter_server_pb2 as pb
 def pulled_parts(
     plan: Plan, rows: TableIds, arrays: Sequence[npt.NDArray[np.float32]]
 ) -> list[tuple[int, memoryview]]:
-    """Rows as the codec wants them: a contiguous ``[n, width]`` of each table of ``rows``."""
+    """Pairs of extent index and bytes, from a contiguous ``[n, width]`` per table of ``rows``."""
     first = len(plan.arenas)
     return [
         (first + table, array.reshape(-1).view(np.uint8).data)
@@ -30,18 +30,18 @@ def pulled_parts(
 def pushed_parts(
     plan: Plan, ids: TableIds, rows: Mapping[int, Rows]
 ) -> list[tuple[int, memoryview]]:
-    """The same of those that are pushed."""
+    """The same for pushed rows."""
     arrays = [np.ascontiguousarray(rows[table].values) for table, _ in ids]
     return pulled_parts(plan, ids, arrays)
 
 
 def to_tables(figures: Iterable[TableFigures]) -> list[pb.TableStatus]:
-    """Figures of tables as messages."""
+    """Encodes figures of tables."""
     return [pb.TableStatus(**asdict(f)) for f in figures]
 
 
 def to_looked_up(found: LookedUp) -> pb.LookUpResponse:
-    """Rows that were looked up."""
+    """Encodes the result of a look-up."""
     return pb.LookUpResponse(
         version=found.version,
         generation=found.generation,

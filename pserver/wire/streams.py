@@ -1,4 +1,4 @@
-"""Streams of messages that carry tensors: a header, then pieces of bytes."""
+"""Message streams that carry tensors: a header, then chunks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from pserver.core.assembly import Extent
-from pserver.core.requests import (
-    Values,
-)
+from pserver.core.requests import Values
 from pserver.core.table_ids import TableIds
 from pserver.transport.buffers import AwaitedMessages, Progress
 from pserver.wire.row_messages import pulled_parts
@@ -32,18 +30,17 @@ def read_stream(
     *,
     paced: bool = False,
 ) -> tuple[Header, Iterator[Piece]]:
-    """The header of a tensor stream, and its chunks as they arrive.
+    """Returns the header of a tensor stream, and its chunks as they arrive.
 
     Args:
-        announced: how many bytes follow a header, where another header may come after them;
-            otherwise the stream ends with its last chunk.
-        paced: chunks have to come as :class:`pserver.transport.buffers.Progress` demands, from
-        when the
-            first is asked for.
+        announced: returns the number of bytes that follow a header, if another header may come
+            after them; otherwise the stream ends with its last chunk.
+        paced: chunks have to arrive as :class:`pserver.transport.buffers.Progress` demands, from
+            the first request for one on.
 
     Raises:
-        InvalidArgument: no header where one must be, or bytes that are none; the iterator raises
-            it as well.
+        InvalidArgument: no header where one must be, or malformed bytes; raised by the iterator,
+            too.
     """
     first = next(messages, None)
     if first is None:
@@ -51,26 +48,26 @@ def read_stream(
     message = parse_message(first)
     if message.header is None:
         raise InvalidArgument("the stream begins without a header")
-    found = parse_header(message.header, header)
-    nbytes = announced and announced(found)
+    parsed = parse_header(message.header, header)
+    nbytes = announced and announced(parsed)
     if nbytes == 0 and message.chunk is not None:
         raise InvalidArgument(
             f"a chunk of {len(message.chunk.data)} bytes comes with a header that announces none"
         )
     if not paced or nbytes == (0 if message.chunk is None else len(message.chunk.data)):
-        return found, _pieces(message.chunk, partial(next, messages, None), nbytes)
-    return found, _paced_pieces(message.chunk, messages, nbytes)
+        return parsed, _pieces(message.chunk, partial(next, messages, None), nbytes)
+    return parsed, _paced_pieces(message.chunk, messages, nbytes)
 
 
 def parse_header(data: bytes, header: type[Header]) -> Header:
-    """A message of class ``header``; raises InvalidArgument when the bytes are none, or it has a
-    field that is longer than it may be (:mod:`psrpc.wire.bounds`)."""
+    """Decodes a message of class ``header``; raises InvalidArgument if the bytes are malformed, or
+    a field is longer than allowed (:mod:`psrpc.wire.bounds`)."""
     try:
-        found = header.FromString(data)
+        message = header.FromString(data)
     except DecodeError as error:
         raise InvalidArgument(f"a header cannot be read as {header.__name__}: {error}") from None
-    check_bounds(found, len(data))
-    return found
+    check_bounds(message, len(data))
+    return message
 
 
 def _paced_pieces(
@@ -105,13 +102,13 @@ def _pieces(
 
 
 def announced_nbytes(extents: Iterable[types.Extent]) -> int:
-    """How many bytes of chunks follow the header with ``extents``."""
+    """Number of chunk bytes that follow a header with ``extents``."""
     return sum(extent.nbytes for extent in extents)
 
 
 def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[int, memoryview]]:
-    """All arenas as the codec wants them, in plan order, and ``values.rows``, of ``rows``; empty
-    ones make no chunk."""
+    """Pairs of extent index and bytes: all arenas in plan order, except empty ones, then
+    ``values.rows``, which are those of ``rows``."""
     parts = [
         (index, values.arrays[arena.name].view(np.uint8).data)
         for index, arena in enumerate(plan.arenas if values.arrays else ())
@@ -123,7 +120,7 @@ def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[i
 
 
 def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview]]:
-    """The same of a gradient."""
+    """The same for a gradient."""
     return [
         (index, part.view(np.uint8).data)
         for index, arena in enumerate(plan.arenas)
@@ -133,7 +130,7 @@ def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview
 
 
 def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
-    """What a gradient announces, in plan order."""
+    """The extents of a gradient, in plan order."""
     return [
         Extent(index, gradient[arena.name].nbytes, gradient[arena.name].encoding)
         for index, arena in enumerate(plan.arenas)
@@ -141,19 +138,19 @@ def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
 
 
 def to_encoding(encoding: Encoding) -> types.Encoding:
-    """An encoding as a message has it."""
+    """Encodes an encoding."""
     return _ENCODINGS[encoding]
 
 
 def from_encoding(number: int) -> Encoding:
-    """The inverse; raises InvalidArgument for one that was not set or is unknown."""
+    """The inverse; raises InvalidArgument for an unset or unknown encoding."""
     if number not in _ENCODING_BY_NUMBER:
         raise InvalidArgument(f"encoding {number} is unknown; expected 1 to {len(_ENCODINGS)}")
     return _ENCODING_BY_NUMBER[number]
 
 
 def to_extents(extents: Iterable[Extent]) -> list[types.Extent]:
-    """Extents as messages."""
+    """Encodes extents."""
     return [
         types.Extent(arena=arena, nbytes=nbytes, encoding=_ENCODINGS[encoding])
         for arena, nbytes, encoding in extents
@@ -161,7 +158,7 @@ def to_extents(extents: Iterable[Extent]) -> list[types.Extent]:
 
 
 def from_extents(extents: Iterable[types.Extent]) -> tuple[Extent, ...]:
-    """Extents as tuples."""
+    """Decodes extents."""
     return tuple(Extent(e.arena, e.nbytes, from_encoding(e.encoding)) for e in extents)
 
 

@@ -165,7 +165,7 @@ def test_a_shard_may_take_none() -> None:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         values_of(client)
         refusal = client._exchanger._data_refusal
-    assert refusal == "the shard was told to take none (--data-connections off)"
+    assert refusal == "the shard takes none (--data-connections off)"
 
 
 @pytest.mark.parametrize(
