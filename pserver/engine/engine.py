@@ -43,11 +43,7 @@ from pserver.transport.arrival import Arrival, Arrived
 from pserver.transport.buffers import BufferPool
 from pserver.updates.engine import UpdateEngine
 from psrpc.core.encoding import Encoding
-from psrpc.core.errors import (
-    InvalidArgument,
-    NotReady,
-    PsError,
-)
+from psrpc.core.errors import InvalidArgument, NotReady, PsError
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
 from psrpc.core.tables import Ids

@@ -211,11 +211,7 @@ class Conversation:
         return vouch(request, result), values
 
     def _answer(
-        self,
-        result: PushResult | None,
-        values: Values | None,
-        rows: TableIds,
-        room: _Room,
+        self, result: PushResult | None, values: Values | None, rows: TableIds, room: _Room
     ) -> tuple[pb.ExchangeAnswer, Parts]:
         plan = self._engine.plan
         answer = pb.ExchangeAnswer()

@@ -144,8 +144,7 @@ def handlers(servicer: ParameterServerServicer) -> grpc.GenericRpcHandler[Any, A
             servicer.pull, request_deserializer=pb.PullRequest.FromString
         ),
         "PushGradients": grpc.stream_unary_rpc_method_handler(
-            servicer.push_gradients,
-            response_serializer=pb.PushGradientsResponse.SerializeToString,
+            servicer.push_gradients, response_serializer=pb.PushGradientsResponse.SerializeToString
         ),
         "Exchange": grpc.stream_stream_rpc_method_handler(servicer.exchange),
         "LookUp": grpc.unary_unary_rpc_method_handler(

@@ -119,10 +119,7 @@ class BufferPool:
 
     @contextmanager
     def loan(
-        self,
-        timeout_s: float,
-        check: Callable[[], object] = lambda: None,
-        worker: str = "",
+        self, timeout_s: float, check: Callable[[], object] = lambda: None, worker: str = ""
     ) -> Iterator[Loan]:
         """Does :meth:`acquire` for a block, unless the borrower keeps the set longer. During the
         block it counts towards the quota of ``worker``.
