@@ -77,10 +77,11 @@ def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: En
         if index in announced:
             raise InvalidArgument(f"the stream announces arena {arena.name} twice; expected once")
         announced.add(index)
-        if encoding not in (allowed if arena.encodable else PLAIN):
+        expected = allowed if arena.encodable else PLAIN
+        if encoding not in expected:
             raise InvalidArgument(
                 f"the stream announces arena {arena.name} as {encoding}; expected"
-                f" {_either(allowed if arena.encodable else PLAIN)}"
+                f" {_either(expected)}"
             )
         wrong = check_nbytes(encoding, nbytes, arena.shard_length(shard), arena.dtype)
         if wrong:

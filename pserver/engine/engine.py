@@ -83,7 +83,7 @@ class ShardEngine:
         policy = identity.settings
         self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
         pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
-        self._changed = threading.Condition()  # its lock is the shard's lock
+        self._changed = threading.Condition()  # its lock, reentrant, is the shard's
         self._counters = Counters()
         self._rounds = Rounds(
             identity.shard, self._held, self._counters, policy, clock, pool.release
@@ -96,7 +96,7 @@ class ShardEngine:
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
         self._first_rows = FirstRows(first_rows, plan, identity.shard)
-        self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
+        self._follow(policy, keep=False)
 
     @property
     def identity(self) -> ShardIdentity:
@@ -144,12 +144,11 @@ class ShardEngine:
         decision = order.decision
         if decision is not None and decision.generation == self.identity.generation:
             # Snapshots of an older generation are of no use.
-            self._decide(replace(decision, snapshots=()))
+            self.decide(replace(decision, snapshots=()))
         self._gate.turn(order)
         try:
             policy = self.identity.settings
-            inverse = policy.staleness_lr == "inverse"
-            self._follow(policy, Rates(order.rate_scale, order.warmup_updates, inverse), order.keep)
+            self._follow(policy, order.keep, order.rate_scale, order.warmup_updates)
             self._intake.follow(policy)
             self._shelf.begin(order.generation)
             if order.keep:
@@ -161,10 +160,13 @@ class ShardEngine:
         finally:
             self._wake()
 
-    def _follow(self, policy: Policy, rates: Rates, keep: bool) -> None:
+    def _follow(
+        self, policy: Policy, keep: bool, rate_scale: float = 1.0, warmup_updates: int = 0
+    ) -> None:
         """Follows ``policy`` from now on; ``keep``: the parameters stay."""
         self._rounds.begin(policy)
         self._pushes.begin(policy)
+        rates = Rates(rate_scale, warmup_updates, policy.staleness_lr == "inverse")
         self._held.follow(policy, rates, self.plan, self.identity.shard, keep)
 
     def revoke(self, revocation: Revocation) -> None:
@@ -257,9 +259,8 @@ class ShardEngine:
         rows: RowsRequest | None = None,
     ) -> tuple[PushResult, Values | None]:
         with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
-            pulls = pull is not None
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
-            result = self._accept(request, arrived, pulls)
+            result = self._accept(request, arrived, pulls=pull is not None)
             return result, None if pull is None else self._pulls.newest(request, pull, rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
@@ -282,13 +283,10 @@ class ShardEngine:
             NotReady: the round is not the next one, or attempts that it names are not staged.
         """
         with self._changed:
-            self._decide(decision)
-
-    def _decide(self, decision: Decision) -> None:
-        if self._rounds.decide(decision):
-            for order in decision.snapshots:
-                self._shelf.take(order, self._held)
-            self._changed.notify_all()
+            if self._rounds.decide(decision):
+                for order in decision.snapshots:
+                    self._shelf.take(order, self._held)
+                self._changed.notify_all()
 
     def pull(
         self,
@@ -310,7 +308,7 @@ class ShardEngine:
             self._gate.need_values()
             if request.decision is not None:
                 self._waits.decided(request, request.decision.round, timeout_s)
-                self._decide(request.decision)
+                self.decide(request.decision)
             if request.source is not None:
                 self._waits.reached(request, request.source, timeout_s)
             return self._pulls.newest(request, request.encoding, rows)

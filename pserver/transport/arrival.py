@@ -57,12 +57,18 @@ class Arrived:
 class Arrival(Protocol):
     """The tensors that a header announces."""
 
-    def place(self, plan: Plan, extents: Sequence[Extent]) -> Mapping[str, NDArray] | None:
+    def place(
+        self,
+        plan: Plan,  # noqa: ARG002  # for implementations
+        extents: Sequence[Extent],  # noqa: ARG002
+    ) -> Mapping[str, NDArray] | None:
         """Returns the tensors in shared memory, arena name -> ``[nbytes] uint8``; None if they have
         yet to come."""
+        return None
 
     def placed_rows(self) -> Sequence[NDArray]:
         """Returns the rows in shared memory, ``[nbytes] uint8`` per table."""
+        return ()
 
     def receive(
         self,
@@ -80,26 +86,8 @@ class Arrival(Protocol):
         """
 
 
-class _Travelling:
-    """Tensors that are not in shared memory."""
-
-    __slots__ = ()
-
-    def place(
-        self,
-        plan: Plan,  # noqa: ARG002  # of the protocol
-        extents: Sequence[Extent],  # noqa: ARG002
-    ) -> None:
-        """See :class:`Arrival`."""
-        return
-
-    def placed_rows(self) -> Sequence[NDArray]:
-        """See :class:`Arrival`."""
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
-class Chunks(_Travelling):
+class Chunks(Arrival):
     """Tensors that come in chunks; ``pieces`` ends with the last one."""
 
     pieces: Iterable[Piece]
@@ -117,7 +105,7 @@ class Chunks(_Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed(_Travelling):
+class Streamed(Arrival):
     """Tensors that follow on the data connection, one extent after another without gaps."""
 
     connection: DataConnection
@@ -148,7 +136,7 @@ class Streamed(_Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Arrival):
     """Tensors in an attached segment; the worker does not write there until the push is answered.
 
     Arenas are not checked for non-finite elements: the worker has done so, another process of the

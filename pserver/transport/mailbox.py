@@ -8,7 +8,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,53 +175,37 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
 
 
-class _System(NamedTuple):
-    call: Any
-    number: int
-
-
-def _system() -> _System | None:
-    if _NUMBER is None:
-        return None
-    call = ctypes.CDLL(None).syscall
-    call.restype = ctypes.c_long
-    return _System(call, _NUMBER)
-
-
-_SYSTEM = _system()
+_SYSCALL: Any = None if _NUMBER is None else ctypes.CDLL(None).syscall
+if _SYSCALL is not None:
+    _SYSCALL.restype = ctypes.c_long
 
 
 def available() -> bool:
     """Whether this system supports mailboxes."""
-    return _SYSTEM is not None
+    return _SYSCALL is not None
 
 
 def wait(word: Word, expected: int, timeout_s: float) -> None:
     """Sleeps while ``word`` is ``expected``, until woken or timed out; spurious wake-ups are
     possible. Releases the interpreter lock meanwhile."""
-    assert _SYSTEM is not None
     seconds = int(timeout_s)
     timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
-    _SYSTEM.call(
-        ctypes.c_long(_SYSTEM.number),
-        ctypes.c_void_p(word.ctypes.data),
-        ctypes.c_int(_WAIT),
-        ctypes.c_uint32(expected),
-        ctypes.byref(timeout),
-        None,
-        0,
-    )
+    _futex(word, _WAIT, expected, ctypes.byref(timeout))
 
 
 def wake(word: Word) -> None:
     """Wakes all waiters for ``word``, in any process."""
-    assert _SYSTEM is not None
-    _SYSTEM.call(
-        ctypes.c_long(_SYSTEM.number),
+    _futex(word, _WAKE, _ALL_WAITERS, None)
+
+
+def _futex(word: Word, operation: int, value: int, timeout: Any) -> None:
+    assert _NUMBER is not None
+    _SYSCALL(
+        ctypes.c_long(_NUMBER),
         ctypes.c_void_p(word.ctypes.data),
-        ctypes.c_int(_WAKE),
-        ctypes.c_int(_ALL_WAITERS),
-        None,
+        ctypes.c_int(operation),
+        ctypes.c_uint32(value),
+        timeout,
         None,
         0,
     )
