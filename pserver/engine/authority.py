@@ -60,15 +60,8 @@ class Credentials:
                 ``admit``.
         """
         session, keys = self._session(request.fence, certificate)
-        attempt = request.attempt
-        check_grant(
-            keys.grant,
-            session.worker,
-            request.fence.generation,
-            attempt.batch,
-            attempt.attempt,
-            request.grant,
-        )
+        generation, attempt = request.fence.generation, request.attempt.attempt
+        check_grant(keys.grant, session.worker, generation, request.batch, attempt, request.grant)
         return replace(request, worker=session.worker)
 
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
@@ -76,18 +69,17 @@ class Credentials:
         batch."""
         identity = self._identity()
         generation = request.fence.generation
+        # A generation began meanwhile, and its coordinator counts anew.
         if identity.keys is None or identity.generation != generation:
-            # A generation began meanwhile, and its coordinator counts anew.
             return result
         if result.outcome == "too_stale":
             return result
-        attempt = request.attempt
         receipt = receipt_of(
             identity.keys.grant,
             request.worker,
             generation,
-            attempt.batch,
-            attempt.attempt,
+            request.batch,
+            request.attempt.attempt,
             identity.shard,
             result.skipped,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from pserver.core.assembly import GRADIENTS, PLAIN, check_extents
 from pserver.core.requests import InitializeRequest, PushRequest
@@ -49,10 +50,7 @@ class Intake:
     ) -> Iterator[Arrived]:
         """Yields the first values. Raises as :func:`arriving`, and InvalidArgument if they do not
         match the plan."""
-
-        def check() -> None:
-            self._gate.admit(request.fence)
-
+        check = partial(self._gate.admit, request.fence)
         check()
         check_extents(self._plan, self._shard, request.extents, PLAIN)
         with arriving(
@@ -67,10 +65,7 @@ class Intake:
         """Yields the gradient of a push; None if it is skipped, and then nothing may arrive.
         Refuses before allocating anything. Raises as :func:`arriving` and :func:`check_push`, and
         NotReady if there are no parameters."""
-
-        def check() -> None:
-            self._gate.admit_worker(request)
-
+        check = partial(self._gate.admit_worker, request)
         check()
         self._gate.need_values()
         check_push(request, self._plan, self._shard, self._held.version)

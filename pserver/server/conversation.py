@@ -144,13 +144,12 @@ class Conversation:
                 return None
             received = self._data.receive_message()
             return None if received is None else (received, self._data)
-        box = self._box
-        if box is not None:
-            left = box.receive(lambda: self._over)
-            if left is None:
+        if self._box is not None:
+            received = self._box.receive(lambda: self._over)
+            if received is None:
                 return None
-            if left:
-                return left, box
+            if received:
+                return received, self._box
         sent = next(messages, None)
         return None if sent is None else (sent, None)
 
@@ -252,11 +251,8 @@ class Conversation:
             check_values(encoding)
             shard = self._engine.identity.shard
             arenas = self._engine.plan.arenas
-            dtypes = [value_dtype(arena, encoding) for arena in arenas]
-            sizes = self._sizes[encoding] = [
-                (arena.shard_length(shard) * dtype.itemsize, dtype.itemsize)
-                for arena, dtype in zip(arenas, dtypes, strict=True)
-            ]
+            itemsizes = ((a, value_dtype(a, encoding).itemsize) for a in arenas)
+            sizes = self._sizes[encoding] = [(a.shard_length(shard) * n, n) for a, n in itemsizes]
         return sizes
 
     def _views(

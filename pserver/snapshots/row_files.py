@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -85,13 +85,11 @@ class RowFiles:
         if chain is not None and chain.generation == generation:
             rows = self._since(frozen, lock, chain, order.parts)
         if rows is None or base is None or not self._link(chain, base, directory):
-            chain, rows = (
-                None,
-                [
-                    _rows(spec, table, lock, _slots(table, lock, -1))
-                    for spec, table in zip(self._plan.tables, frozen, strict=True)
-                ],
-            )
+            chain = None
+            rows = [
+                _rows(spec, table, lock, _slots(table, lock, -1))
+                for spec, table in zip(self._plan.tables, frozen, strict=True)
+            ]
         before = chain.files if chain is not None else ()
         shard, shards = self._identity.shard, self._plan.shards
         header = rows_header(
@@ -135,9 +133,7 @@ class RowFiles:
             if removed is None:
                 return None
             rows = _rows(spec, table, lock, _slots(table, lock, version))
-            changed.append(
-                TableRows(spec, rows.rows, rows.slots, rows.read, removed, rows.candidates)
-            )
+            changed.append(replace(rows, removed=removed))
             whole += len(table) * row_nbytes(spec, rows.slots)
         new = _nbytes(changed)
         return changed if 2 * new <= whole and chain.nbytes + new <= 2 * whole else None

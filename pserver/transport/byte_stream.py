@@ -212,7 +212,7 @@ class SealedStream:
             return 0
         nbytes = int.from_bytes(head, "little")
         if count < _LENGTH_BYTES or not 0 < nbytes <= RECORD_BYTES:
-            raise ConnectionAbortedError("what came is no record")
+            raise ConnectionAbortedError("the received bytes are not a record")
         rest = self._received[_LENGTH_BYTES : _LENGTH_BYTES + nbytes + _TAG_BYTES]
         if self._raw.fill(rest, progress) < len(rest):
             raise ConnectionAbortedError("it was closed within a record")
@@ -224,7 +224,7 @@ class SealedStream:
         try:
             cipher.decrypt_into(nonce, sealed[_LENGTH_BYTES:], sealed[:_LENGTH_BYTES], into)
         except InvalidTag:
-            raise ConnectionAbortedError("what came is not what was sent") from None
+            raise ConnectionAbortedError("a record is not authentic") from None
 
 
 class _Key:

@@ -91,8 +91,7 @@ class Segment:
             SegmentUnavailable: the system does not support it or lacks memory. Nothing is kept.
         """
         assert nbytes > HANDSHAKE_BYTES
-        why = why_unavailable()
-        if why:
+        if why := why_unavailable():
             raise SegmentUnavailable(why)
         # With overcommit, a request for too much memory does not fail; the kernel kills a process.
         available = available_nbytes()
@@ -207,8 +206,7 @@ def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
     Raises:
         SegmentUnavailable: says why not.
     """
-    why = why_unavailable()
-    if why:
+    if why := why_unavailable():
         raise SegmentUnavailable(why)
     if not HANDSHAKE_BYTES < offer.nbytes <= most_nbytes:
         raise SegmentUnavailable(
