@@ -44,9 +44,6 @@ class _Room(NamedTuple):
     rows: tuple[npt.NDArray[np.float32], ...] | None = None
 
 
-_NO_ROOM = _Room()
-
-
 class Conversation:
     """Decodes requests, calls the engine, encodes answers; holds the segment shared with the
     worker.
@@ -78,14 +75,8 @@ class Conversation:
     def answers(
         self, messages: Iterator[bytes], patience_s: Callable[[], float]
     ) -> Iterator[bytes]:
-        """Yields the shard's messages of the call.
-
-        Args:
-            patience_s: returns how long the call lets an exchange wait from now on.
-
-        Raises:
-            PsError: ends the call.
-        """
+        """Yields the shard's messages of the call; a PsError ends it. ``patience_s`` returns how
+        long the call lets an exchange wait from now on."""
         try:
             while (request := self._next(messages)) is not None:
                 self.idle = False
@@ -203,9 +194,8 @@ class Conversation:
         if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values")
         encoding = streams.from_encoding(header.pull.encoding)
-        wanted = None
-        if rows or header.pull.rows_only:
-            wanted = RowsRequest(rows, room.rows, header.pull.rows_only)
+        only = header.pull.rows_only
+        wanted = RowsRequest(rows, room.rows, only) if rows or only else None
         result, values = self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
         return vouch(request, result), values
 
@@ -229,7 +219,7 @@ class Conversation:
     def _room(self, header: pb.ExchangeHeader, rows: TableIds, rows_only: bool) -> _Room:
         """Places in the segment for the values of a pull."""
         if not header.pull_at:
-            return _NO_ROOM
+            return _Room()
         if not rows and not rows_only:
             return _Room(self._views(header.pull_at, self._arena_sizes(header), "pull"))
         plan = self._engine.plan
