@@ -1,4 +1,4 @@
-"""The slow work of a job on its disk, as its course asks for it."""
+"""The slow disk work of a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from psrpc.ops.tracing import span
 log = get_logger()
 
 CLOSE_S = 10.0
-"""How long work that is under way is waited for when the coordinator ends."""
+"""How long the coordinator waits at its end for work in flight."""
 
 Result = TypeVar("Result")
 Warnings = tuple[str, ...]
@@ -35,8 +35,8 @@ Warnings = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What came of writing a manifest: ``error`` says why there is no checkpoint. ``damaged``: it
-    was read back, and is not what was written."""
+    """The result of a commit: ``error`` says why there is no checkpoint. ``damaged`` means that
+    reading it back gave something other than what was written."""
 
     taken: Taken
     generation: int
@@ -47,8 +47,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The newest good checkpoint, or None and why there is none. ``seen`` when there are some that
-    are not good, ``again`` when the disk did not say and may do so later."""
+    """The newest good checkpoint, or None and the reason. ``seen`` means that there are bad ones,
+    ``again`` that the disk failed and may answer later."""
 
     chosen: Chosen | None
     reason: str = ""
@@ -57,42 +57,42 @@ class Choice:
 
 
 class DiskWork:
-    """Makes, commits, removes and chooses the checkpoints of a run. What may take long calls back
-    once, on the engine's loop and never before it has returned. Used from one event loop."""
+    """Makes, commits, removes and chooses the checkpoints of a run. Slow work calls back once, on
+    the engine's loop and never before the method has returned. Used from one event loop."""
 
     def __init__(self, run: Run, storage: Storage = DISK) -> None:
         self._run = run
         self._storage = storage
         self._checkpoints = Checkpoints(run, storage)
-        # The first has its turn.
+        # The first piece is being worked on.
         self._turns: deque[tuple[str, Callable[[], None]]] = deque()
 
     def start(self, what: str, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """Has ``work``, which is ``what``, done elsewhere, once what was started before it is over,
-        and tells ``done`` what came of it."""
+        """Queues ``work``, which ``what`` describes, behind earlier work; passes its result to
+        ``done``."""
         self._turns.append((what, partial(self.begin, work, done)))
         if len(self._turns) == 1:
             self._turns[0][1]()
 
     @property
     def under_way(self) -> str:
-        """What is done now, in words; empty while nothing is."""
+        """The work in progress, in words; empty if there is none."""
         return self._turns[0][0] if self._turns else ""
 
     def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """Has ``work`` done elsewhere at once, tells ``done`` what came of it, and then calls
-        :meth:`over`, whatever happened."""
+        """Starts ``work`` elsewhere at once, passes its result to ``done``, and then always calls
+        :meth:`over`."""
         raise NotImplementedError
 
     def over(self) -> None:
-        """The piece of work that had its turn is over: the next one begins."""
+        """Ends the current piece of work and starts the next one."""
         self._turns.popleft()
         if self._turns:
             self._turns[0][1]()
 
     @property
     def gone(self) -> bool:
-        """Whether the run directory was not there when a checkpoint was to be made last."""
+        """Whether the run directory was missing at the last attempt to make a checkpoint."""
         return self._checkpoints.gone
 
     def prepare(self, order: SnapshotOrder) -> None:
@@ -125,7 +125,7 @@ class DiskWork:
         in_use: Collection[str],
         done: Callable[[Warnings], None],
     ) -> None:
-        """Removes old checkpoints alone."""
+        """Removes old checkpoints only."""
         self.start(
             "the removal of old checkpoints",
             lambda: retain(self._checkpoints, scores, in_use),
@@ -133,7 +133,7 @@ class DiskWork:
         )
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
-        """Finds the newest good checkpoint besides ``refused``, names and why."""
+        """Finds the newest good checkpoint, except those ``refused``: name to reason."""
         lasting = self._checkpoints.lasting
         self.start(
             "the choice of the newest good checkpoint",
@@ -143,19 +143,19 @@ class DiskWork:
 
 
 class ThreadedDisk(DiskWork):
-    """On other threads than the loop's, which end with the process: storage that hangs holds up
-    its end no longer than :data:`CLOSE_S`."""
+    """Runs the work on daemon threads, so that storage that hangs delays the end of the process by
+    no more than :data:`CLOSE_S`."""
 
     def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
-        """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
-        waits for ever."""
+        """``failed`` is called on the loop with the reason when a piece of work will never be
+        answered, for which the job would wait for ever."""
         super().__init__(run, storage)
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Waits for the work that was started, and leaves what takes too long, which is a warning.
-        What was under way then has its effect or has none, as if the process had been killed."""
+        """Waits for the started work; abandons work that takes too long, with a warning. Abandoned
+        work takes effect or not, as if the process had been killed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_S
         while self._tasks:
@@ -176,7 +176,7 @@ class ThreadedDisk(DiskWork):
         async def run() -> None:
             try:
                 done(await asyncio.wrap_future(_on_thread(work)))
-            except Exception as error:  # nobody else looks at what became of the task
+            except Exception as error:  # no other code looks at the task's result
                 log.exception("the disk's work has failed")
                 self._failed(f"the disk's work has failed, which was not foreseen: {error!r}")
             self.over()
@@ -187,21 +187,22 @@ class ThreadedDisk(DiskWork):
 
 
 def _on_thread(work: Callable[[], Result]) -> Future[Result]:
-    """``work`` on a thread that the end of the process does not wait for, unlike asyncio's own."""
-    found: Future[Result] = Future()
-    found.set_running_or_notify_cancel()
+    """Runs ``work`` on a daemon thread: the process waits for asyncio's own threads when it
+    ends."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
     context = copy_context()
 
     def target() -> None:
         try:
             result = context.run(work)
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
         else:
-            found.set_result(result)
+            future.set_result(result)
 
     Thread(target=target, name="disk", daemon=True).start()
-    return found
+    return future
 
 
 def commit(
@@ -240,7 +241,7 @@ def choose(
     storage: Storage = DISK,
     lasting: MutableSet[str] | None = None,
 ) -> Choice:
-    """Finds the newest good checkpoint of a run, whose name lasts then; see
+    """Finds the newest good checkpoint of a run and makes its name durable; see
     :func:`choose_checkpoint`. Blocks."""
     present: list[str] = []
     try:

@@ -1,6 +1,6 @@
-"""When a snapshot is due: checkpoints now and then, a frozen state per epoch to evaluate, the end.
+"""Decides when snapshots are due: periodic checkpoints, a state per epoch to evaluate, the end.
 
-A job that keeps its best checkpoint writes the states that it evaluates as well.
+A job that keeps its best checkpoint also writes the states that it evaluates.
 
 Pure: the engine's loop is the only caller.
 """
@@ -20,27 +20,26 @@ from psrpc.core.names import CHECKPOINTS
 from psrpc.core.tables import FULL_EVERY
 
 MAX_WRITTEN = 2
-"""Checkpoints that are written at once at most; shards take no more."""
+"""Checkpoints that may be written at once; shards accept no more."""
 
 PAUSE_S = 1.0
-"""Before a state that could not be saved is ordered again; doubled each time."""
+"""Seconds before an order that failed is repeated; doubled each time."""
 
 LONGEST_PAUSE_S = 60.0
 
 
 def pause_s(failures: int) -> float:
-    """How long until a state is ordered again that could not be saved so many times."""
+    """Returns the pause before a state that failed to be saved so often is ordered again."""
     return min(PAUSE_S * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE_S)
 
 
 def checkpoint_name(step: int, generation: int = 1) -> str:
-    """The name of the checkpoint of a global step. One of a later generation never has the name of
-    an earlier one's. Load-bearing."""
+    """Returns the name of a global step's checkpoint, unique over generations. Load-bearing."""
     return f"step-{step:08d}{_suffix(generation)}"
 
 
 def is_checkpoint(snapshot: str) -> bool:
-    """Whether a snapshot of this name is a checkpoint, and not only kept to be evaluated."""
+    """Whether a snapshot of this name is a checkpoint, not just kept for evaluation."""
     return snapshot.startswith("step-")
 
 
@@ -49,16 +48,16 @@ def _suffix(generation: int) -> str:
 
 
 def temporary_directory(name: str) -> str:
-    """Where shards write a checkpoint before it is committed, relative to the run directory."""
+    """Returns where shards write a checkpoint before its commit, relative to the run directory."""
     return f"{CHECKPOINTS}/{TEMPORARY}{name}"
 
 
 class Saving:
     """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
-    except that a round's decision never waits: the final one of a sync job, and an epoch's whose
-    state is evaluated, go out beside it. Where two are written already, the final one waits: its
-    state stays as it is. For the same reason one that failed is ordered again, under another name,
-    until it is saved."""
+    except that a round's decision never waits: the final checkpoint of a sync job, and that of an
+    epoch to be evaluated, may be written beside it. If two are being written, the final one waits,
+    since its state does not change. For the same reason a final one that failed is ordered again,
+    under another name, until it is saved."""
 
     def __init__(
         self,
@@ -75,9 +74,9 @@ class Saving:
         full_every: int = FULL_EVERY,
     ) -> None:
         """``cadence`` says when a checkpoint is due. ``saved_step`` is the step of a checkpoint
-        that holds what the shards hold now, if there is one; ``first_saved`` whether there ever was
-        a checkpoint. With ``writes_epochs`` the states that are evaluated are checkpoints. One of
-        ``full_every`` has all rows of tables by itself."""
+        of the shards' present state, if any; ``first_saved`` whether there ever was a checkpoint.
+        ``writes_epochs`` makes evaluated states checkpoints. One in ``full_every`` contains all
+        rows of tables itself."""
         self._snapshots = snapshots
         self._evaluations = evaluations
         self._cadence = cadence
@@ -88,27 +87,25 @@ class Saving:
         self._writes_epochs = writes_epochs
         self._full_every = full_every
         self._written_step: int | None = None
-        """Of the checkpoint that was ordered last."""
         self._written = ""
-        """Its name."""
+        """Step and name of the checkpoint that was ordered last."""
         self._asked: dict[int, int] = {}
-        """By epoch, how often its evaluation was asked for once more."""
+        """By epoch, how often its evaluation was requested again."""
         self.final_known = False
-        """Whether the final state has been evaluated already, as that of an epoch."""
+        """Whether the final state was evaluated already, as that of an epoch."""
         self._lost: tuple[int, int] = (0, 0)
-        """How many have failed, besides final ones, and the latest step of any of them."""
+        """Number of failed checkpoints besides final ones, and the latest step of any."""
         self._due = False
-        """Whether a checkpoint is."""
         self._epochs: deque[int] = deque()
         self._first: str | None = None
         self._final: str | None = None
         self._refused = ""
-        """Why the final state could not be saved, while it is not yet ordered again."""
+        """Why the final state could not be saved, until it is ordered again."""
         self._tries = 0
-        """Orders of the final state that have failed."""
+        """Failed orders of the final state."""
         self._again_at: float | None = None
         self._why = ""
-        """Why the checkpoint before failed; empty once one is committed."""
+        """Why the previous checkpoint failed; empty once one is committed."""
         self._done: set[str] = set()
         if first_saved:
             self._first = ""
@@ -119,22 +116,22 @@ class Saving:
 
     @property
     def first_saved(self) -> bool:
-        """Whether the state that training starts from is on the disk."""
+        """Whether the initial state of training is on disk."""
         return self._first in self._done
 
     @property
     def final_saved(self) -> bool:
-        """Whether the final state is on the disk (and kept, where it is evaluated)."""
+        """Whether the final state is on disk (and kept, if it is evaluated)."""
         return self._final in self._done
 
     @property
     def final_evaluated(self) -> bool:
-        """Whether no evaluation is left to do, the final one included."""
+        """Whether no evaluation is left to do, including the final one."""
         return self._final is not None and self._evaluations.idle
 
     def order_first(self, step: int) -> SnapshotOrder | None:
-        """The checkpoint that training begins with, once. It is of step 0, or of a later ``step``
-        that the shards have kept while it could not be noted that they were ever saved."""
+        """Orders the checkpoint that training begins with, once. It is of step 0, or of a later
+        ``step`` that the shards kept while the store could not note that they were ever saved."""
         if self._first is not None:
             return None
         self._first = self._written = self._name(step)
@@ -142,7 +139,7 @@ class Saving:
         return self._order(self._first, step, write=True, keep=False, by_decision=False)
 
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
-        """The global step went from ``before`` to ``after``, and these epochs ended."""
+        """Notes the global step's advance from ``before`` to ``after`` and the finished epochs."""
         self._cadence.stepped(before, after)
         if after > before and self._cadence.verdict.due:
             self._due = True
@@ -151,21 +148,22 @@ class Saving:
             self._epochs += [e for e in finished_epochs if e < self._last_epoch]
 
     def evaluate(self, epoch: int) -> None:
-        """The state of ``epoch``, which the shards still have, is to be evaluated (again)."""
+        """Requests the evaluation (again) of the state of ``epoch``, which the shards still
+        have."""
         if epoch not in self._epochs:
             self._epochs.append(epoch)
-            # One that failed is ordered under another name.
+            # A failed one is ordered under another name.
             self._asked[epoch] = self._asked.get(epoch, 0) + 1
 
     def look(self, step: int) -> None:
-        """Time alone may make a checkpoint due. Call it now and then while the shards train, with
-        the global step."""
+        """Requests a checkpoint if time has made one due. Call it periodically during training,
+        with the global step."""
         if not self._due and self._cadence.verdict.due:
             self.request(step)
 
     def request(self, step: int) -> bool:
-        """A checkpoint of now is wanted; whether one will be ordered. One of this very step may
-        have been already."""
+        """Requests a checkpoint of now; returns whether one will be ordered. False if one of this
+        step was ordered already."""
         if step in (self._saved_step, self._written_step):
             return False
         self._due = True
@@ -178,8 +176,8 @@ class Saving:
     def next_order(
         self, step: int, trained: bool, by_decision: bool = False
     ) -> SnapshotOrder | None:
-        """What is to be ordered now that the shards stand at ``step``; call it until it returns
-        None, or once per decision."""
+        """Returns the order that is due now that the shards stand at ``step``; call it until it
+        returns None, or once per decision."""
         busy = self._snapshots.writing
         final_due = trained and self._final is None and not self._refused
         if final_due and step == self._written_step and self._written not in self._done:
@@ -192,7 +190,7 @@ class Saving:
             write_epoch = write
             if self._writes_epochs and not trained and step != self._written_step:
                 if busy and not by_decision and len(self._epochs) == 1:
-                    return None  # async: a little later will do
+                    return None  # async: it can be ordered a little later
                 write_epoch = busy < (MAX_WRITTEN if by_decision else 1)
             epoch = self._epochs.popleft()
             evaluation = evaluation_of(epoch)
@@ -211,15 +209,15 @@ class Saving:
         return self._order(name, step, write, keep, by_decision)
 
     def taken(self, name: str) -> None:
-        """Every shard has the snapshot, and if it was to be written it is committed."""
+        """Notes that every shard has the snapshot, and that it is committed if it was written."""
         self._done.add(name)
         self._why = "" if is_checkpoint(name) else self._why
         self._cadence.committed(name)
         self.warnings += self._cadence.take_remarks()
 
     def failed(self, failed: Failed) -> str | None:
-        """A snapshot failed; why the job must stop for it, or None if a warning will do. Without
-        the first one nothing was trained; the final one is all that was."""
+        """Handles a failed snapshot; returns why the job must stop, or None if a warning will do.
+        Without the first checkpoint nothing is trained; the final one has all that was trained."""
         order = failed.order
         self._cadence.failed(order.name)
         dropped = self._evaluations.drop(order.name)
@@ -250,7 +248,7 @@ class Saving:
         return None
 
     def withdrawn(self, order: SnapshotOrder) -> None:
-        """The order did not go out after all, and nothing that it was for is left to wait for."""
+        """Undoes an order that did not go out, with all that would wait for it."""
         self._cadence.withdrawn(order.name)
         self._evaluations.drop(order.name)
         if order.name == self._final:
@@ -259,8 +257,8 @@ class Saving:
             self._written_step = None
 
     def retry(self, now: float) -> None:
-        """Lets a final state that could not be saved be ordered again, after a pause. Call it now
-        and then."""
+        """Lets a final state that could not be saved be ordered again, after a pause. Call it
+        periodically."""
         if not self._refused:
             return
         if self._again_at is None:
@@ -269,7 +267,7 @@ class Saving:
             self._refused, self._again_at = "", None
 
     def waiting_for(self) -> str:
-        """Why the final state is not saved, in words; empty while nothing is wrong with it."""
+        """Says why the final state is not saved; empty while nothing is wrong with it."""
         if not self._refused:
             return ""
         return (
@@ -278,7 +276,7 @@ class Saving:
         )
 
     def _keeps(self, epoch: int, written: bool) -> bool:
-        """Whether the shards have room to keep an epoch's state; notes what is lost."""
+        """Whether the shards have room to keep an epoch's state; warns of what is lost."""
         # One place is left free for the final state.
         if self._snapshots.room <= 1:
             unkept = ", so it cannot be kept as the best one" if self._writes_epochs else ""

@@ -1,6 +1,6 @@
-"""Who is there: shards by index, workers by id, each with an incarnation and signs of life.
+"""The members of a run: shards by index and workers by name, each with incarnation and lease.
 
-Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
+Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ from psrpc.core.errors import (
 )
 
 LEASE_S = 10.0
-"""Silence after which a shard or worker is taken for gone."""
+"""Silence in seconds after which a shard or worker counts as gone."""
 
 STARTING_S = 3.0
-"""Silence after which a shard that has no command stream is not counted on: three signs of life.
-Before it has had one it holds nothing, and its place is free then."""
+"""Silence in seconds after which a shard without a command stream is not counted on: three
+heartbeats. A shard that never had a stream holds nothing, so its place is then free."""
 
 KEPT_WORKERS = 200
-"""Workers that are gone and still remembered."""
+"""Departed workers that are still remembered."""
 
 MAX_ACTIVE = 1024
-"""Workers at once: twice as many as a shard has room for (``psrpc.net.limits.CONVERSATIONS``),
-since those that were killed count until their leases have lapsed. What is told of all of them fits
-in a message."""
+"""Concurrent workers: twice as many as a shard has room for (``psrpc.net.limits.CONVERSATIONS``),
+since killed ones count until their leases lapse. The status of all of them fits in a message."""
 
 BARRED = 1000
-"""Processes that are remembered to have been barred by an operator."""
+"""Processes barred by an operator that are remembered."""
 
 FORMER = 100
-"""Processes that are remembered to have held a shard's place before."""
-
+"""Former holders of a shard's place that are remembered."""
 
 Effect: TypeAlias = ShardSilent | WorkerSilent
 
@@ -59,17 +57,16 @@ class Membership:
         last: Mapping[int, int] | None = None,
         barred: Mapping[str, str] | None = None,
     ) -> None:
-        """What an earlier coordinator of the run knew: ``former`` incarnations of shards, by
-        index, that were replaced, and the ``last`` one, which may still be there; ``names`` of
-        workers, by incarnation, the newest last; the processes that are ``barred``."""
+        """The arguments are what an earlier coordinator of the run stored: replaced (``former``)
+        incarnations of shards by index, and the ``last`` one, which may still run; ``names`` of
+        workers by incarnation, the newest last; ``barred`` processes."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
         self._sessions: dict[bytes, str] = {}
         self.barred = dict(barred or {})
-        """Processes that may not register any more, the newest last: the name of the worker that
-        each was, by the digest of its secret."""
+        """Worker names of processes that may not register again, by the digest of their secret, the
+        newest last."""
         self.lease_s = lease_s
-        """Silence after which a shard or worker is taken for gone."""
         self._ticked: float | None = None
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
         self._last = [(last or {}).get(index, 0) for index in range(shards)]
@@ -80,20 +77,20 @@ class Membership:
 
     @property
     def active_workers(self) -> int:
-        """Workers that are there."""
+        """Number of active workers."""
         return sum(w.state == "active" for w in self.workers.values())
 
     def register_shard(
         self, index: int, incarnation: int, address: str, host: str, pid: int, now: float
     ) -> bool:
-        """A shard process takes its place; whether it is a new one. Repeating it is safe.
+        """Gives a shard process its place; returns whether the process is new there. Idempotent.
 
-        A place is free when nobody has it, when its holder's command stream has ended, or when
-        its holder has been silent for a lease.
+        A place is free when no process holds it, when the holder's command stream has ended, or
+        when the holder has been silent for a lease.
 
         Raises:
             InvalidArgument: there is no such index.
-            AlreadyExists: another process has the place; names it.
+            AlreadyExists: another process, which the message names, has the place.
             StaleGeneration: the process had the place before and was replaced.
         """
         if not 0 <= index < len(self.shards):
@@ -125,31 +122,30 @@ class Membership:
         return new
 
     def knows_shard(self, index: int, incarnation: int) -> bool:
-        """False for a process that is to register: nobody has its place, and it has not lost it
-        to another."""
+        """Whether a process need not register: its place is taken, or it lost it to another."""
         if not 0 <= index < len(self.shards):
             return True
         return self.shards[index].incarnation != 0 or incarnation in self._former[index]
 
     def shard_ready(self, index: int, incarnation: int, version: int, now: float) -> None:
-        """A shard has begun a generation, with this version. Raises StaleGeneration."""
+        """Notes that a shard has begun a generation at ``version``. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         shard.ready, shard.seen, shard.state = True, now, "ready"
         shard.began_at, shard.earlier = version, None
 
     def shard_watches(self, index: int, incarnation: int, now: float) -> None:
-        """A shard has opened its command stream. Raises StaleGeneration."""
+        """Notes that a shard has opened its command stream. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         shard.watching = shard.watched = True
         self._shard_seen(shard, now)
 
     def shard_stopped_watching(self, index: int, incarnation: int) -> None:
-        """A shard's newest command stream has ended."""
+        """Notes that a shard's newest command stream has ended."""
         if self.shards[index].incarnation == incarnation:
             self.shards[index].watching = False
 
     def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
-        """A sign of life of a shard. Raises StaleGeneration."""
+        """Records a shard's heartbeat. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         before = shard.figures
         again = before.generation == figures.generation and before.version >= shard.began_at
@@ -161,20 +157,20 @@ class Membership:
         self._shard_seen(shard, now)
 
     def shard_seen(self, index: int, incarnation: int, now: float) -> Shard:
-        """A shard called, which is a sign of life too. Raises StaleGeneration."""
+        """Renews the lease of a shard that called. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         self._shard_seen(shard, now)
         return shard
 
     def shard_left(self, index: int, incarnation: int) -> None:
-        """A shard has been told that the job is over."""
+        """Notes that a shard has heard that the job is over."""
         if self.shards[index].incarnation == incarnation:
             self.shards[index].state = "left"
 
     def displaced_by(
         self, incarnation: int, address: str, certificate: str = "", secret: bytes = b""
     ) -> Worker | None:
-        """The worker that has to go before a process from ``address`` registers; see
+        """Returns the worker that must give way before a process from ``address`` can register; see
         :func:`coordinator.membership.newcomers.gives_way`."""
         if _digest(secret) in self.barred or self.active_worker(incarnation, certificate, secret):
             return None
@@ -192,12 +188,12 @@ class Membership:
         secret: bytes = b"",
         address: str = "",
     ) -> Worker:
-        """A worker gets an id; the same one again if it repeats itself and is not gone.
+        """Registers a worker; a process that repeats itself and is not gone gets the same one.
 
         Args:
-            certificate: the common name of the certificate that it calls with.
-            secret: what only this process knows.
-            address: where it calls from, without the port.
+            certificate: the common name of the caller's certificate.
+            secret: a value that only this process knows.
+            address: the caller's address without the port.
 
         Raises:
             AccessDenied: the process is barred.
@@ -228,7 +224,7 @@ class Membership:
         worker.address, worker.registered = address, now
         for earlier in self.workers.values():
             if earlier.incarnation == incarnation:
-                # That it joins anew mends no route; it says when one is whole.
+                # Registering again repairs no route; the worker reports once a shard is reachable.
                 worker.unreachable = dict(earlier.unreachable)
                 worker.generation = earlier.generation
         self.workers[name] = worker
@@ -238,8 +234,8 @@ class Membership:
         return worker
 
     def active_worker(self, incarnation: int, certificate: str, secret: bytes) -> Worker | None:
-        """The worker that a process is, if it has registered and is not gone. Incarnations are no
-        secret: another process that names this one's is another worker."""
+        """Returns the active worker of a process, or None. Incarnations are no secret: a process
+        that repeats another one's incarnation is another worker."""
         return next(
             (
                 worker
@@ -253,9 +249,8 @@ class Membership:
         )
 
     def worker_of(self, session: bytes, certificate: str, serial: str = "") -> str:
-        """The name of the worker that has ``session`` and calls with ``certificate``, now the one
-        with this serial number; empty for a session that is not known here, such as that of a
-        worker that has left."""
+        """Returns the name of the worker with ``session`` and ``certificate``, and notes the serial
+        number of that certificate; empty for an unknown session, such as a departed worker's."""
         name = self._sessions.get(session)
         worker = self.workers.get(name) if name is not None else None
         if worker is None or worker.certificate != certificate:
@@ -264,19 +259,19 @@ class Membership:
         return worker.name
 
     def bar(self, worker: Worker) -> None:
-        """The process of ``worker`` may not register again."""
+        """Forbids the process of ``worker`` to register again."""
         self.barred[_digest(worker.secret)] = worker.name
         while len(self.barred) > BARRED:
             del self.barred[next(iter(self.barred))]
 
     def opened(self, worker: Worker, session: bytes) -> None:
-        """``worker`` calls with ``session`` from now on."""
+        """Notes the session that ``worker`` calls with from now on."""
         worker.session = session
         self._sessions[session] = worker.name
 
     def worker_seen(self, name: str, now: float) -> bool:
-        """A sign of life of a worker. False when it is not known, or is taken for gone: it must
-        register again, and gets another name."""
+        """Renews a worker's lease. False when it is unknown or counts as gone: it must register
+        again, and gets another name."""
         worker = self.workers.get(name)
         if worker is None or worker.state != "active":
             return False
@@ -284,11 +279,10 @@ class Membership:
         return True
 
     def worker(self, name: str) -> Worker:
-        """The worker that calls.
+        """Returns the worker that calls.
 
         Raises:
-            StaleGeneration: the coordinator does not know it, or has taken it for gone: register
-                again.
+            StaleGeneration: it is unknown or counts as gone, and must register again.
         """
         worker = self.workers.get(name)
         if worker is None or worker.state == "left":
@@ -298,7 +292,7 @@ class Membership:
         return worker
 
     def leave_worker(self, name: str) -> bool:
-        """A worker goes; whether it was there."""
+        """Marks a worker as left; returns whether it was active."""
         worker = self.workers.get(name)
         if worker is None or worker.state != "active":
             return False
@@ -306,10 +300,10 @@ class Membership:
         return True
 
     def tick(self, now: float) -> list[Effect]:
-        """Who has fallen silent since the last tick.
+        """Returns the members that have fallen silent since the last tick.
 
-        A tick that comes more than half a lease late means that this process stood still, and
-        with it every sign of life on its way in: all leases are renewed before any is judged.
+        A tick that is more than half a lease late means that this process stood still, and all
+        incoming heartbeats with it: then it renews every lease before judging any.
         """
         late = self._ticked is not None and now - self._ticked > self.lease_s / 2
         self._ticked = now
@@ -334,33 +328,33 @@ class Membership:
         return effects
 
     def shards_there(self, now: float) -> int:
-        """Shards that are there, or may come back in a moment."""
+        """Counts the shards that are present or may come back shortly."""
         return sum(
             s.state in ("starting", "ready") and (s.watching or now - s.seen <= STARTING_S)
             for s in self.shards
         )
 
     def shards_hoped_for(self, now: float) -> int:
-        """Those, and shards that are silent, but whose command stream stands: a process that is
-        stopped, or a machine that swaps, still has what it held."""
+        """Counts those, and silent shards with an open command stream: a stopped process or a
+        swapping machine still has its parameters."""
         stopped = sum(s.state == "silent" and s.watching for s in self.shards)
         return self.shards_there(now) + stopped
 
     @property
     def shard_away(self) -> bool:
-        """Whether a shard is missing or silent, or has lost its command stream: somebody may have
-        to start it. One that starts, or restores, is there."""
+        """Whether a shard is missing, silent or without its command stream, so that an operator may
+        have to start it. A shard that starts or restores is present."""
         return any(
             s.state not in ("starting", "ready") or (s.ready and not s.watching)
             for s in self.shards
         )
 
     def waiting_for_shards(self) -> str:
-        """Which shards are missing, starting or silent, in words that go on from "waiting for";
-        empty when all are there."""
+        """Says which shards are missing, starting or silent, continuing "waiting for"; empty when
+        all are present."""
         missing = [s.index for s in self.shards if s.state == "missing"]
         parts = [f"{shards(missing)} to register"] if missing else []
-        # One that watches has started, and waits for the others itself.
+        # A shard that watches has started, and itself waits for the others.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]
         parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
@@ -403,9 +397,9 @@ def known_members(
     named: Iterable[tuple[str, int]],
     barred: Mapping[str, str] | None = None,
 ) -> Membership:
-    """The members of a run, with what an earlier coordinator has stored: ``(member, incarnation)``
-    of the processes that ``held`` a shard's place and that were ``named`` as workers, oldest
-    first, and those that are ``barred``, see :attr:`Membership.barred`."""
+    """Returns the members of a run from what an earlier coordinator stored: ``(member,
+    incarnation)`` of the processes that ``held`` a shard's place and that were ``named`` as
+    workers, oldest first, and :attr:`Membership.barred`."""
     places: dict[int, list[int]] = {}
     for member, incarnation in held:
         places.setdefault(int(member), []).append(incarnation)

@@ -1,4 +1,4 @@
-"""What the coordinator must not forget, in SQLite: everything that shards cannot tell it."""
+"""The SQLite ledger of a run: all state of the coordinator that shards cannot report to it."""
 
 from __future__ import annotations
 
@@ -37,53 +37,52 @@ from psrpc.files.storage import check_regular, make_private
 
 GENERATION = "generation"
 SINCE = "since"
-"""The generation since which all shards have kept what they held."""
+"""The generation since which all shards have kept their parameters."""
 
 RESTORED = "restored"
-"""Of each generation that a checkpoint was restored for: its number, the generation and the global
-step of that checkpoint, and the shards that kept what they held. Only of jobs with tables."""
+"""For each generation that restored a checkpoint: its number, the generation and global step of
+that checkpoint, and the shards that kept their parameters. Only for jobs with tables."""
 
 POLICIES = "policies"
-"""Those that the run has followed: number, settings, global step and batches done when each began;
-null while the first one stands."""
+"""The policies of the run: number, settings, global step and batches done when each began; null
+while the first one is in force."""
 
 TWICE = "counted_twice"
-"""How many batches may have counted twice on parts of the parameters; null for none."""
+"""How many batches may have counted twice on some of the parameters; null for none."""
 
 ENDED = "ended"
-"""How the run ended: phase and reason; null while it goes on."""
+"""How the run ended: phase and reason; null while it runs."""
 
 BARRED = "barred"
-"""Processes that may not register any more, see
-``coordinator.membership.membership.Membership.barred``."""
+"""Processes that may not register: ``coordinator.membership.membership.Membership.barred``."""
 
 IDENTITY = "identity"
-"""By what the run is known again, see :mod:`coordinator.process.settling`."""
+"""What identifies the run, see :mod:`coordinator.process.settling`."""
 
 FIRST = "first"
 """Key of the identity: the policy that the run began with."""
 
 FIRST_LOSS = "first_loss"
-"""The guard's reference, which a resumed job keeps; null until it is known."""
+"""The guard's reference loss, which a resumed job keeps; null until it is known."""
 
 KEPT_DECISIONS = 8
-"""Rounds whose decision stays in the store; only the newest is ever needed again."""
+"""Decisions that stay in the store; recovery needs only the newest."""
 
 KEPT_INCARNATIONS = 1000
-"""Processes that took a place, of each role; the newest stay."""
+"""Registered processes that the store keeps per role, the newest."""
 
 KEPT_CHECKPOINTS = 1000
-"""Checkpoints that were noted last."""
+"""Checkpoints that the store remembers, the newest."""
 
 RESERVED_BYTES = 1 << 20
-"""Space that is taken when the file is opened, for its pages and for its log each, so that a disk
-that fills up later does not keep rounds from being decided."""
+"""Bytes that opening the file reserves in the file and in its log each, so that rounds can still be
+decided on a disk that fills up later."""
 
 LEDGER_NBYTES = 2 * RESERVED_BYTES
-"""About what the file and its log take together."""
+"""Approximate size of the file and its log together."""
 
 LOG_PAGES = 128
-"""Pages after which the log is folded into the file and begun anew."""
+"""Pages after which SQLite checkpoints its log into the file."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -105,24 +104,23 @@ CREATE TABLE IF NOT EXISTS reserve (filler BLOB);
 """
 
 LONGEST_VALUE = 1 << 25
-"""Bytes of a value that SQLite may make."""
+"""Largest value in bytes that SQLite may return."""
 
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""Of the files that SQLite makes."""
+"""Suffixes of the files that SQLite creates."""
 
 _LARGEST_ID = (1 << 63) - 1
-"""Incarnations and attempts take all bits that there are."""
+"""Incarnations and attempts use all bits of SQLite's signed integer."""
 
 _ROTTEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
 class DamagedLedger(sqlite3.DatabaseError):
-    """The file is not what a coordinator has written; the message names it and what is wrong."""
+    """The file is not one that a coordinator wrote; the message names it and says what is wrong."""
 
 
 def damaged_ledger(error: DamagedLedger) -> CheckpointError:
-    """The error of a start that needs the ledger, with what to do; another start would come to the
-    same."""
+    """Returns the error of a start that needs the ledger, with the remedy; a retry cannot help."""
     return CheckpointError(
         f"{error}; put an empty file in its place and say --resume to go on from the newest good "
         "checkpoint without it, or choose another --run-dir",
@@ -131,15 +129,15 @@ def damaged_ledger(error: DamagedLedger) -> CheckpointError:
 
 
 def unreadable_ledger(path: Path, error: sqlite3.Error) -> CheckpointError:
-    """The error of a command that needs the ledger; names the file and what is wrong."""
+    """Returns the error of a command that needs the ledger; names the file and the cause."""
     if isinstance(error, DamagedLedger):
         return CheckpointError(str(error), code="PS406")
     return CheckpointError(f"{path} cannot be read: {error}")
 
 
 class RestoredGeneration(NamedTuple):
-    """A generation, and the generation and global step of the checkpoint that it went on from;
-    but for the shards that ``kept`` what they held."""
+    """The generation ``formed`` from a checkpoint, the generation and global step of that
+    checkpoint, and the shards that ``kept`` their parameters instead."""
 
     formed: int
     generation: int
@@ -148,7 +146,7 @@ class RestoredGeneration(NamedTuple):
 
 
 def _policy(value: Any, where: str) -> Any:
-    """Passes the settings of a policy."""
+    """Accepts the settings of a policy."""
     try:
         Policy.from_json(mapped(anything)(value, where))
     except InvalidJob as error:
@@ -157,7 +155,7 @@ def _policy(value: Any, where: str) -> Any:
 
 
 def _restored(value: Any, where: str) -> Any:
-    """Passes what :class:`RestoredGeneration` is made of."""
+    """Accepts the fields of a :class:`RestoredGeneration`."""
     numbers = listed(whole(), most=3, least=3)
     if type(value) is not list or not 3 <= len(value) <= 4:
         raise wrong(value, where, "a generation, a checkpoint's and its step, and shards")
@@ -194,7 +192,7 @@ _VALUES: Mapping[str, Check] = {
 
 
 def _file_name(value: Any, where: str) -> Any:
-    """Passes the name of a checkpoint."""
+    """Accepts the name of a checkpoint."""
     try:
         return check_file_name(text(value, where), where)
     except InvalidArgument as error:
@@ -242,11 +240,11 @@ _DECISION = record(
 
 
 class Store:
-    """``ledger.sqlite`` in the run directory. Every method is one short transaction that is on
-    the disk when it returns (0.2 ms). Used from one thread; ``open`` and ``close``, or ``with``.
+    """``ledger.sqlite`` in the run directory. Every method is one short transaction that is on disk
+    when it returns (0.2 ms). For one thread; call ``open`` and ``close``, or use ``with``.
 
-    Every method raises ``sqlite3.Error`` for what the disk refuses, and DamagedLedger, which is
-    one, for a file that holds something else than it was given.
+    Every method raises ``sqlite3.Error`` when the disk refuses, and its subclass DamagedLedger when
+    the file does not hold what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -254,12 +252,12 @@ class Store:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Opens the file, or makes it, for its owner alone."""
+        """Opens or creates the file, readable by its owner alone."""
         self._make_private()
         self._connect(str(self._path))
         try:
             self._run("PRAGMA journal_mode = WAL")
-            # A decision that went out must still be there after a power failure.
+            # A decision that was sent must survive a power failure.
             self._run("PRAGMA synchronous = FULL")
             self._run(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             for statement in _SCHEMA.split(";"):
@@ -267,17 +265,17 @@ class Store:
         except BaseException:
             self.close()
             raise
-        # A disk that is full already must not keep a run from going on.
+        # A run must go on even if the disk is already full.
         with contextlib.suppress(sqlite3.OperationalError):
             self._reserve()
 
     def open_to_read(self) -> None:
-        """Opens the file as it is, also while a coordinator has it; nothing may be put."""
+        """Opens the file read-only, even while a coordinator has it open."""
         self._connect(f"{self._path.absolute().as_uri()}?mode=ro")
 
     def _make_private(self) -> None:
         with contextlib.suppress(OSError):
-            # SQLite gives its other files the mode of this one.
+            # SQLite creates its other files with the mode of this one.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         for suffix in _SUFFIXES:
             make_private(self._path.with_name(self._path.name + suffix))
@@ -297,9 +295,9 @@ class Store:
         self._connection = connection
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-            # They would run with each statement, for as long as they like.
-            found = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
-            foreign = self._run(found).fetchone()
+            # Triggers and views would run with each statement, for any length of time.
+            query = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+            foreign = self._run(query).fetchone()
             if foreign is not None:
                 raise self._damaged(f"it has {foreign[0]!r}, which no coordinator makes")
         except BaseException:
@@ -325,13 +323,13 @@ class Store:
         self.close()
 
     def get(self, key: str) -> Any:
-        """A value that was :meth:`put`, or None."""
+        """Returns a value that was :meth:`put`, or None."""
         row = self._run("SELECT value FROM meta WHERE key = ?", key).fetchone()
         check = _VALUES.get(key, anything)
         return None if row is None else self._read(row[0], check, key)
 
     def check(self) -> None:
-        """Reads all that a coordinator will ask for, before anything is done on its word."""
+        """Reads all that a coordinator needs, so that damage shows before anything relies on it."""
         for key in _VALUES:
             self.get(key)
         self.last_decision(0)
@@ -342,15 +340,15 @@ class Store:
         self.epochs()
 
     def restored(self) -> list[RestoredGeneration]:
-        """The generations that a checkpoint was restored for, oldest first."""
+        """Returns the generations that restored a checkpoint, oldest first."""
         return [RestoredGeneration(*one) for one in self.get(RESTORED) or ()]
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps a JSON value: generation, policy, the job's identity."""
+        """Stores a JSON value: generation, policy, the job's identity."""
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
 
     def put_all(self, values: Mapping[str, Any]) -> None:
-        """Keeps several values, or none of them."""
+        """Stores several values, or none of them."""
         with self._transaction():
             for key, value in values.items():
                 self.put(key, value)
@@ -358,7 +356,7 @@ class Store:
     def put_incarnation(
         self, role: str, member: str, incarnation: int, generation: int, address: str
     ) -> None:
-        """Notes which process took a place."""
+        """Records that a process took a place."""
         with self._transaction():
             self._run(
                 "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, ?, ?, ?)",
@@ -371,7 +369,7 @@ class Store:
             )
 
     def incarnations(self, role: str) -> list[tuple[str, int]]:
-        """``(member, incarnation)`` of the processes that took a place, oldest first."""
+        """Returns ``(member, incarnation)`` of the processes that took a place, oldest first."""
         rows = self._run(
             "SELECT member, incarnation FROM incarnations WHERE role = ? ORDER BY rowid", role
         )
@@ -381,7 +379,7 @@ class Store:
         ]
 
     def put_decision(self, decision: Decision) -> None:
-        """Stores a decided round; again is safe. Only after this may anyone see it."""
+        """Stores a decided round, idempotently. Only a stored decision may be sent."""
         text = json.dumps(asdict(decision), separators=(",", ":"))
         key = (decision.generation, decision.round)
         with self._transaction():
@@ -392,7 +390,7 @@ class Store:
             )
 
     def last_decision(self, since: int) -> Decision | None:
-        """The newest decision of the generation ``since`` or a later one."""
+        """Returns the newest decision of generation ``since`` or later."""
         row = self._run(
             "SELECT decision FROM decisions WHERE generation >= ? "
             "ORDER BY generation DESC, round DESC LIMIT 1",
@@ -410,8 +408,8 @@ class Store:
         )
 
     def evaluations(self, up_to_step: int | None = None) -> list[tuple[str, int, dict[str, float]]]:
-        """``(evaluation, global_step, results)``, oldest first, the newest generation's word
-        counting where two evaluated the same."""
+        """Returns ``(evaluation, global_step, results)``, oldest first; of two evaluations of the
+        same name the newest generation's counts."""
         rows = self._run(
             "SELECT evaluation, global_step, results FROM evaluations ORDER BY generation, rowid"
         )
@@ -424,22 +422,22 @@ class Store:
         return sorted(newest.values(), key=lambda row: row[1])
 
     def put_epoch(self, epoch: int, row: Mapping[str, Any]) -> None:
-        """Stores what is known of an epoch, see :class:`coordinator.records.epochs.EpochRow`."""
+        """Stores the row of an epoch, see :class:`coordinator.records.epochs.EpochRow`."""
         self._run("INSERT OR REPLACE INTO history VALUES (?, ?)", epoch, json.dumps(dict(row)))
 
     def epochs(self) -> list[dict[str, Any]]:
-        """What is known of each epoch, in rising order."""
+        """Returns the rows of all epochs, in rising order."""
         rows = self._run("SELECT row FROM history ORDER BY epoch")
         return [self._read(row[0], _EPOCH, "history") for row in rows]
 
     def forget_epochs(self, epochs: Collection[int]) -> None:
-        """Forgets what is known of these epochs."""
+        """Deletes the rows of these epochs."""
         with self._transaction():
             for epoch in epochs:
                 self._run("DELETE FROM history WHERE epoch = ?", epoch)
 
     def put_checkpoint(self, name: str, generation: int, global_step: int) -> None:
-        """Notes a committed checkpoint; the manifest on the disk is what counts."""
+        """Records a committed checkpoint; the manifest on disk is authoritative."""
         with self._transaction():
             self._run(
                 "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
@@ -451,7 +449,7 @@ class Store:
             )
 
     def newest_checkpoint(self) -> tuple[str, int, int] | None:
-        """``(name, generation, global_step)`` of the checkpoint that was committed last."""
+        """Returns ``(name, generation, global_step)`` of the checkpoint committed last."""
         row = self._run(
             "SELECT name, generation, global_step FROM checkpoints ORDER BY rowid DESC LIMIT 1"
         ).fetchone()
@@ -463,13 +461,13 @@ class Store:
         return name, generation, step
 
     def scores(self, metric: str) -> dict[tuple[int, int], float]:
-        """The results of one metric, by generation and global step."""
+        """Returns the results of one metric, by generation and global step."""
         rows = self._run("SELECT generation, global_step, results FROM evaluations")
-        found = ((row[:2], self._read(row[2], mapped(real_or_nan), "results")) for row in rows)
-        return {key: results[metric] for key, results in found if metric in results}
+        scores = ((row[:2], self._read(row[2], mapped(real_or_nan), "results")) for row in rows)
+        return {key: results[metric] for key, results in scores if metric in results}
 
     def _read(self, value: object, check: Check, what: str) -> Any:
-        """The JSON of a column. A loss may be NaN, and is written so."""
+        """Parses the JSON of a column, in which a loss may be NaN."""
         try:
             if not isinstance(value, str):
                 raise wrong(value, "it", "text")
@@ -487,8 +485,8 @@ class Store:
         return DamagedLedger(f"{self._path} is damaged: {why}")
 
     def _reserve(self) -> None:
-        """Makes the log and the file as long as they will need to be. SQLite writes over what it
-        has, and removes the log only when the file is closed."""
+        """Grows the log and the file to the size they will need. SQLite reuses this space, and
+        removes the log only when the file is closed."""
         self._run("INSERT INTO reserve VALUES (zeroblob(?))", RESERVED_BYTES)
         self._run("DELETE FROM reserve")
 
@@ -499,7 +497,7 @@ class Store:
             yield
             self._run("COMMIT")
         except BaseException:
-            # What failed may have ended the transaction already.
+            # The failed statement may have ended the transaction already.
             with contextlib.suppress(sqlite3.OperationalError):
                 self._run("ROLLBACK")
             raise

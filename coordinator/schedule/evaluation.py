@@ -16,15 +16,15 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
 
 FINAL = "final"
-"""Name of the last evaluation."""
+"""The name of the last evaluation."""
 
 TASK_RECORDS = 2000
-"""Records of one task, about; a task is made of whole batches."""
+"""Approximate number of records of a task, which consists of whole batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished evaluation: Keras metric name to value, of the state at ``global_step``."""
+    """A finished evaluation of the state at ``global_step``: Keras metric name to value."""
 
     evaluation: str
     global_step: int
@@ -46,11 +46,11 @@ class _Evaluation:
 
 
 class Evaluations:
-    """A queue of evaluations; the oldest is worked on, and each task counts once, the first
-    result winning. Not thread-safe."""
+    """A queue of evaluations. Workers do the oldest first; each task counts once, with the first
+    result. Not thread-safe."""
 
     def __init__(self, records: int, batch_size: int, whole: bool = False) -> None:
-        """``whole`` makes one task of all records, for metrics whose states do not add up."""
+        """``whole`` makes one task of all records, for metrics whose states cannot be summed."""
         self._ranges = [(0, records)] if whole and records else _cut(records, batch_size)
         self._queue: deque[_Evaluation] = deque()
         self._finished: set[str] = set()
@@ -66,12 +66,11 @@ class Evaluations:
         return tuple(e.snapshot for e in self._queue if not e.training)
 
     def add(self, name: str, snapshot: str, global_step: int) -> None:
-        """Queues the evaluation of a snapshot that has been ordered."""
+        """Queues the evaluation of an ordered snapshot."""
         self._queue.append(_Evaluation(name, snapshot, global_step, self._ranges))
 
     def add_training(self, name: str, global_step: int, totals: tuple[float, ...]) -> None:
-        """Queues the merge of an epoch's totals, see :mod:`psrpc.core.batch`; once for each
-        name."""
+        """Queues the merge of an epoch's totals, see :mod:`psrpc.core.batch`, once per name."""
         if name in self._finished or any(e.name == name for e in self._queue):
             return
         loss, states = totals[:LOSS], totals[LOSS:]
@@ -81,7 +80,7 @@ class Evaluations:
         self._queue.append(done)
 
     def snapshot_taken(self, snapshot: str) -> None:
-        """All shards keep the snapshot now; its evaluation may begin."""
+        """Starts the evaluation of a snapshot that all shards keep now."""
         for evaluation in self._queue:
             if evaluation.snapshot == snapshot:
                 evaluation.ready = True
@@ -94,8 +93,8 @@ class Evaluations:
         return dropped
 
     def lease(self, worker: str) -> Evaluate | Merge | None:
-        """Work for ``worker``: what it holds already, an open task, or the merge. None when
-        there is nothing for it and nothing to wait for but other workers."""
+        """Returns work for ``worker``: a task that it holds already, an open task, or the merge.
+        None when other workers have all there is."""
         current = self._queue[0] if self._queue and self._queue[0].ready else None
         if current is None:
             return None
@@ -122,12 +121,12 @@ class Evaluations:
         records: int,
         states: tuple[MetricVariable, ...],
     ) -> bool:
-        """Records a task's metric states; whether they count: those of a task that ``worker`` holds
-        do.
+        """Records a task's metric states; returns whether they count, which requires that
+        ``worker`` holds the task.
 
         Raises:
-            InvalidArgument: no such evaluation or task, another number of records than it has,
-                or states of another form than the other tasks'.
+            InvalidArgument: no such evaluation or task, a wrong number of records, or states of
+                other shapes than the other tasks'.
         """
         found = self._find(evaluation)
         if found is None:
@@ -159,7 +158,7 @@ class Evaluations:
 
     def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> Result | None:
         """Records the results of the merge that ``worker`` does; None when they are known already,
-        or another one does it.
+        or another worker does the merge.
 
         Raises:
             InvalidArgument: there is no such evaluation, or its tasks are not done.
@@ -176,7 +175,7 @@ class Evaluations:
         return Result(evaluation, found.global_step, found.snapshot, dict(values))
 
     def release(self, worker: str) -> int:
-        """Opens what ``worker`` holds to everyone; returns how many tasks that were."""
+        """Opens what ``worker`` holds to all workers; returns how many tasks."""
         opened = 0
         for evaluation in self._queue:
             mine = [t for t, holder in evaluation.holders.items() if holder == worker]
@@ -189,7 +188,7 @@ class Evaluations:
         return opened
 
     def waiting_for(self) -> str:
-        """What the oldest evaluation waits for, in words; empty when there is none."""
+        """Says what the oldest evaluation waits for; empty when there is none."""
         if not self._queue:
             return ""
         current = self._queue[0]
@@ -202,7 +201,7 @@ class Evaluations:
         return f"{holders} to do evaluation {current.name} ({done} done)"
 
     def _find(self, evaluation: str) -> _Evaluation | None:
-        """The evaluation, or None when it has been finished."""
+        """Returns the evaluation, or None when it is finished. Raises InvalidArgument."""
         found = next((e for e in self._queue if e.name == evaluation), None)
         if found is None and evaluation not in self._finished:
             raise InvalidArgument(f"there is no evaluation {evaluation!r}")
@@ -210,34 +209,34 @@ class Evaluations:
 
 
 def evaluation_of(epoch: int) -> str:
-    """The name of the evaluation after an epoch, which counts from 0 here and from 1 for people."""
+    """Names the evaluation after an epoch, which counts from 0 here and from 1 in the name."""
     return f"epoch-{epoch + 1}"
 
 
 TRAINING = "training of "
-"""Load-bearing: before the name of an epoch's evaluation, that of its training data's metrics."""
+"""Load-bearing: prefix of an epoch's evaluation for the metrics of its training data."""
 
 
 def training_of(epoch: int) -> str:
-    """The name of the merge of an epoch's totals."""
+    """Names the merge of an epoch's totals."""
     return f"{TRAINING}{evaluation_of(epoch)}"
 
 
 def epoch_of(evaluation: str, last: int) -> int:
-    """The epoch of an evaluation, or of the merge of its totals, by its name, which was made here;
-    ``last`` is that which the final evaluation is of."""
+    """Returns the epoch of an evaluation, or of the merge of its totals, from a name made here;
+    ``last`` is the epoch of the final evaluation."""
     name = evaluation.removeprefix(TRAINING)
     return last if name == FINAL else int(name.removeprefix("epoch-")) - 1
 
 
 def _cut(records: int, batch_size: int) -> list[tuple[int, int]]:
-    """Ranges of whole batches and about ``TASK_RECORDS`` records."""
+    """Cuts the records into ranges of whole batches, of about ``TASK_RECORDS`` each."""
     size = max(1, round(TASK_RECORDS / batch_size)) * batch_size
     return [(start, min(start + size, records)) for start in range(0, records, size)]
 
 
 def _total(states: Mapping[int, tuple[MetricVariable, ...]]) -> tuple[MetricVariable, ...]:
-    """The sum over tasks, in task order, so that it does not depend on who was faster."""
+    """Sums over tasks in task order, so that the result does not depend on their timing."""
     ordered = [states[task] for task in sorted(states)]
     return tuple(
         MetricVariable(

@@ -1,6 +1,6 @@
 """The work ledger of async and ssp training: which batches are done, leased and open.
 
-Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
+Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psrpc.core.policy import ASYNC, Policy
 
 @dataclass(slots=True)
 class _Holder:
-    """A worker's leases: batch to attempt, in the order they were given."""
+    """A worker's leases: batch to attempt, in lease order."""
 
     leases: dict[BatchId, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
@@ -28,9 +28,9 @@ class _Holder:
 class Ledger:
     """Leases batches in position order, one epoch after another, and counts each once.
 
-    A batch is cut from the grid of its epoch, so its id is the same on every lease. Epochs
-    overlap: the next one is leased while the last batches of the present one are still out.
-    Under ssp a worker is leased no more than :class:`Clocks` allow. Not thread-safe.
+    Batches are cut from the grid of their epoch, so a batch's id is the same on every lease. Epochs
+    overlap: the next one is leased while the last batches of the present one are still out. Under
+    ssp :class:`Clocks` limit what a worker is leased. Not thread-safe.
     """
 
     def __init__(
@@ -49,10 +49,9 @@ class Ledger:
         tally: Tally | None = None,
     ) -> None:
         """``done``, ``skipped`` and ``partial`` are positions per epoch, from the shards of a
-        resumed job: what all of them applied, the part of it that was skipped, and what some of
-        them applied and others lack, which is leased before anything new. The global step is
-        the number of batches done plus ``step_offset``. Nothing new of ``until_epoch`` or later
-        is leased."""
+        resumed job: what all shards applied, the skipped part of it, and what only some applied,
+        which is leased before anything new. The global step is the number of batches done plus
+        ``step_offset``. New batches come from epochs before ``until_epoch`` only."""
         done = done or {}
         self._next_attempt = first_attempt
         self._todo = OpenBatches(
@@ -69,9 +68,10 @@ class Ledger:
         self._holders: dict[str, _Holder] = {}
         self._leased: dict[BatchId, str] = {}
         self._reopened: dict[BatchId, str | None] = {}
-        """Batches that were leased and are open again, with whose gradient was refused."""
+        """Batches that were leased and are open again, with the worker whose gradient was
+        refused."""
         self._busy_next: set[str] = set()
-        """Who will do something else, once it has done what it holds."""
+        """Workers that do something else once they have done the batches that they hold."""
         self._draining = False
         lost = sum(len(positions) for positions in (skipped or {}).values())
         self._examples = sum(len(positions) for positions in done.values()) - lost
@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds a batch."""
+        """Whether no worker holds a batch."""
         return not self._leased
 
     @property
@@ -99,35 +99,35 @@ class Ledger:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is under way any more: what some shard has, all have."""
+        """Whether nothing is in flight any more: all shards have the same batches."""
         under_way = self._leased or self._reopened or self._todo.has_partial
         return self._draining and not under_way
 
     @property
     def span(self) -> Span:
-        """Where training stands; the epoch is the oldest that is not done."""
+        """The training position; the epoch is the oldest unfinished one."""
         done = self._todo.batches
         step, total = done + self._step_offset, self._todo.total + self._step_offset
         return Span(step, total, self._todo.epoch, done, self._examples)
 
     def extend(self, until_epoch: int) -> None:
-        """Batches of epochs before ``until_epoch`` may be leased from now on."""
+        """Allows batches of epochs before ``until_epoch``."""
         self._todo.extend(until_epoch)
 
     def drain(self) -> None:
-        """Nothing new is leased from now on; what some shards may have is done by all."""
+        """Leases nothing new; batches that only some shards may have are still done on all."""
         self._draining = True
 
     def tick(self, _now: float) -> None:
-        """Nothing: time alone changes nothing here."""
+        """Does nothing: time alone changes nothing here."""
 
     def stragglers(self, _now: float) -> list[str]:
-        """Nobody: no batch waits for another."""
+        """Returns nothing: no batch waits for another."""
         return []
 
     def idle_worker(self, worker: str) -> None:
-        """``worker`` does something else, such as an evaluation: others do not wait for it, once
-        it has done what it holds. It may have asked ahead of time."""
+        """Notes that ``worker`` does something else, such as an evaluation: once its batches are
+        done, clocks do not wait for it. It may have asked ahead of time."""
         if self._clocks is None:
             return
         if self._holds(worker):
@@ -136,12 +136,12 @@ class Ledger:
             self._clocks.idle(worker)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Wait:
-        """A task for ``worker``: what was leased to it but did not reach it (attempts above
-        ``received``), or else the next open batches. ``workers`` share what is left, so tasks
+        """Returns a task for ``worker``: attempts above ``received``, which were leased to it but
+        did not reach it, or else the next open batches. ``workers`` share the rest, so tasks
         shrink towards the end."""
         holder = self._holders.setdefault(worker, _Holder())
         if not holder.leases:
-            holder.pace.since = now  # what came before was no work
+            holder.pace.since = now  # the time before was not work
         lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
         if lost:
             return self._train(lost)
@@ -168,14 +168,14 @@ class Ledger:
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
         """Records batches that are done (or skipped) on all shards; returns those that count now.
-        One that was too stale is open to everyone again.
+        A batch that was too stale is open to all workers again.
 
-        Idempotent: a batch counts once, and only what is leased to ``worker`` can. A report that is
-        repeated changes nothing, nor does one of what a worker did under another name: the batch is
-        leased again, and shards answer that they have it.
+        Idempotent: a batch counts once, and only if it is leased to ``worker``. Repeated reports
+        change nothing, nor do reports of what a worker did under another name: the batch is leased
+        again, and shards answer that they have it.
 
         Raises:
-            InvalidArgument: not a batch of this job; nothing was recorded.
+            InvalidArgument: not a batch of this job; nothing is recorded.
         """
         for report in reports:
             self._todo.check(report.batch)
@@ -210,7 +210,7 @@ class Ledger:
         return counted
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """What ``worker`` holds, which nobody else gets before :meth:`release`."""
+        """Returns what ``worker`` holds; other workers get it only after :meth:`release`."""
         self._busy_next.discard(worker)
         if self._clocks is not None:
             self._clocks.leave(worker)
@@ -220,8 +220,8 @@ class Ledger:
         return [Attempt(batch, number) for batch, number in holder.leases.items()]
 
     def release(self, worker: str) -> int:
-        """No shard takes anything from ``worker`` any more: opens what it holds to everyone,
-        before anything new. How many batches that are."""
+        """Opens what ``worker`` holds to all workers, before anything new, as shards refuse it now;
+        returns how many batches."""
         if self._clocks is not None:
             self._clocks.leave(worker)
         holder = self._holders.pop(worker, None)
@@ -234,8 +234,9 @@ class Ledger:
         return len(batches)
 
     def hand_over(self, stuck: Collection[str]) -> list[str]:
-        """Those of the ``stuck`` that hold batches: some shards may have applied one, and may get
-        another gradient of it only when they refuse this one. Clocks do not wait for the others."""
+        """Returns the ``stuck`` workers that hold batches: some shards may have applied one, and
+        may get another gradient of it only once they refuse the worker's. Clocks do not wait for
+        the other stuck workers."""
         holding = [worker for worker in stuck if self._holds(worker)]
         for worker in stuck:
             if worker not in holding:
@@ -243,12 +244,12 @@ class Ledger:
         return holding
 
     def take_finished_epochs(self) -> list[int]:
-        """Epochs whose batches have all been done since the last call, in rising order."""
+        """Returns the epochs that were finished since the last call, in rising order."""
         epochs, self._finished_epochs = sorted(self._finished_epochs), []
         return epochs
 
     def waiting_for(self) -> str:
-        """What the next step waits for, in words; empty when there are open batches."""
+        """Says what the next step waits for; empty when there are open batches."""
         if self.finished or self._has_open():
             return ""
         if not self._leased:
@@ -269,8 +270,8 @@ class Ledger:
         return not self._draining and self._todo.next_epoch is not None
 
     def _next_open(self, worker: str) -> BatchId | None:
-        """What some shards may have comes first. Who was refused with a batch gets it again only
-        if there is nothing else: its parameters may be too old once more, another one's not."""
+        """Takes what some shards may have first. A worker gets a batch that was refused from it
+        again only as a last resort: its parameters may be too old again, another worker's not."""
         batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
         if batch is None:
             batch = self._todo.take_partial()

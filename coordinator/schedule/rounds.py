@@ -1,20 +1,19 @@
-"""Rounds of synchronous training: the barrier, defined by the data and not by who computes.
+"""Rounds of synchronous training: a barrier defined by the data, not by the workers.
 
-Round r turns version r into r + 1 on every shard. It is made of the next K micro-batches of the
-epoch's permutation that are not done; rounds never cross an epoch, so an epoch's last round may
-have fewer, and are numbered through the whole job. Whoever asks gets a micro-batch of the open
-round. The first attempt of a micro-batch that all shards hold and that is committed counts; when
-every micro-batch has one, the round is decided by naming them.
+Round r turns version r into r + 1 on every shard. It consists of the next K undone micro-batches of
+the epoch's permutation. Rounds never cross an epoch, so an epoch's last round may have fewer, and
+are numbered through the whole job. Each worker that asks gets a micro-batch of the open round. The
+first committed attempt of a micro-batch that all shards hold counts; once every micro-batch has
+one, the decision of the round names them.
 
 Stragglers. With ``speculate`` an idle worker gets a second attempt of a micro-batch that another
-one has held for longer than attempts take; whose commit comes first counts, so nothing is lost and
-the bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed
-Synchronous SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike
-there, the others are not dropped: they stay open and count in a later round, with the staleness
-that they have by then. No more than K are ever open, so a round waits once more than K - M of them
-are late.
+worker has held for longer than attempts take; the first commit counts, so nothing is lost and the
+bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed Synchronous
+SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike there, the others
+are not dropped: they stay open and count in a later round, with the staleness that they have by
+then. No more than K are ever open, so a round waits again once more than K - M of them are late.
 
-Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
+Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from psrpc.core.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit did: ``counted`` is the report if it is the first of its micro-batch."""
+    """The effect of a commit: ``counted`` is the report if it is the first of its micro-batch."""
 
     counted: Report | None
     reason: str
@@ -47,7 +46,7 @@ class Rounds:
     """The open round and its attempts. Not thread-safe.
 
     To decide: while ``complete``, make the decision with :meth:`decide`, store it, and only then
-    :meth:`close` the round, which opens the next; that may be complete at once.
+    :meth:`close` the round. That opens the next, which may be complete at once.
     """
 
     def __init__(
@@ -67,9 +66,8 @@ class Rounds:
         tally: Tally | None = None,
     ) -> None:
         """``first_round`` is the version the shards start from, ``done`` the positions per epoch
-        that all of them have, ``partial`` those that some have and others lack. In
-        ``skipped_records`` records nothing took part. No round of ``until_epoch`` or later is
-        opened."""
+        that all shards have, ``partial`` those that only some have. ``skipped_records`` of the
+        ``done`` records took no part. Only rounds of epochs before ``until_epoch`` are opened."""
         done = done or {}
         self._policy = policy
         self._generation = generation
@@ -92,7 +90,7 @@ class Rounds:
         self._speeds = Speeds()
         self._speculation = Speculation(self._speeds) if policy.speculate else None
         self._left: dict[str, tuple[Held, int]] = {}
-        """By worker, an attempt of a decided round that it has not committed, and its records."""
+        """By worker: its uncommitted attempt of a decided round, and the records of it."""
         self._stuck: frozenset[str] = frozenset()
         self._open.fill(self._todo)
 
@@ -103,12 +101,12 @@ class Rounds:
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole job if the policy stays."""
+        """Rounds of the whole job if the policy stays in force."""
         return self._round + self._rounds_left
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds an attempt that is not committed."""
+        """Whether no worker holds an uncommitted attempt."""
         return not self._open.awaited
 
     @property
@@ -128,12 +126,12 @@ class Rounds:
 
     @property
     def drained(self) -> bool:
-        """Whether no round is under way any more, and none will be."""
+        """Whether no round is in flight, nor will be."""
         return self._open.drained
 
     @property
     def span(self) -> Span:
-        """Where training stands; the global step counts rounds."""
+        """The training position; the global step counts rounds."""
         batches = self._todo.batches + self._open.commits
         return Span(self._round, self.total_rounds, self._epoch, batches, self._examples)
 
@@ -144,9 +142,9 @@ class Rounds:
 
     @property
     def decisions(self) -> list[Decision]:
-        """All of this generation that a shard may not have heard of, oldest first. With backup
-        workers several rounds may be decided by what is staged already; no more than the
-        micro-batches that a shard stages, since none is committed that it does not hold."""
+        """The decisions of this generation that a shard may lack, oldest first. With backup workers
+        staged attempts alone may decide several rounds, but no more than the micro-batches that a
+        shard stages, since a commit requires that shards hold the attempt."""
         return list(self._decided)
 
     @property
@@ -161,36 +159,36 @@ class Rounds:
 
     @property
     def complete(self) -> bool:
-        """Whether as many micro-batches of the open round have a committed attempt as it takes."""
+        """Whether the open round has as many committed micro-batches as it takes."""
         return self._open.complete
 
     def extend(self, until_epoch: int) -> None:
-        """Rounds of epochs before ``until_epoch`` may be opened from now on."""
+        """Allows rounds of epochs before ``until_epoch``."""
         self._todo.extend(until_epoch)
         if not self._open:
             self._open.fill(self._todo)
 
     def drain(self) -> None:
-        """No round is begun from now on; one that is under way is decided."""
+        """Begins no more rounds; a round in flight is still decided."""
         self._open.drain()
 
     def idle_worker(self, worker: str) -> None:
-        """``worker`` does something else. Nothing: rounds wait for micro-batches alone."""
+        """Does nothing: rounds wait for micro-batches, not for workers."""
 
     def tick(self, now: float) -> None:
-        """What time alone brings: a round that lasts too long."""
+        """Checks whether the open round lasts too long."""
         if self._open.awaited:
             self._deadline.begin(now)
         if not self.complete:
             self._deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
-        """Who is late with the open round, with what and for how long; empty before its
-        deadline."""
+        """Says which workers are late with the open round, with what and for how long; empty before
+        its deadline."""
         return [] if self.complete else self._deadline.stragglers(self._open.micros, now)
 
     def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
-        """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
+        """Returns a micro-batch of the open round: the one ``worker`` holds, else an open one, else
         one that another worker is stuck or late with."""
         self._measure_left(worker, now)
         for micro in self._open.micros:
@@ -216,10 +214,10 @@ class Rounds:
         return self._hand_out(micro, worker, now)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> Committed:
-        """All shards hold this attempt. The first one of a micro-batch counts; a commit of one
-        that was taken back, or of a round that is decided already, changes nothing. With backup
-        workers an attempt of a decided round counts if its micro-batch was left open;
-        ``round_number`` is then what the worker knew.
+        """Commits an attempt that all shards hold. The first one of a micro-batch counts; a commit
+        of a revoked attempt or of a decided round changes nothing. With backup workers an attempt
+        of a decided round counts if its micro-batch is still open; ``round_number`` is then the
+        newest round that the worker knew.
 
         Raises:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
@@ -250,7 +248,7 @@ class Rounds:
                 del micro.attempts[report.attempt]
                 micro.superseded.add(report.attempt)
             return Committed(None, f"attempt {micro.committed.attempt} was committed first")
-        # The newest version when it was leased, or a newer one that the worker says it had.
+        # The newest version at the time of the lease, or a newer one that the worker reports.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
         self._open.commit(micro)
@@ -260,19 +258,19 @@ class Rounds:
         return Committed(micro.committed, self.waiting_for())
 
     def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
-        """The decision of the open round, which must be complete. Changes nothing, and commits
-        that come after it do not change it."""
+        """Returns the decision of the open round, which must be complete. Changes nothing; later
+        commits do not change the decision."""
         assert self.complete
         attempts = tuple(Attempt(report.batch, report.attempt) for report in self.reports())
         return Decision(self._generation, self._round, attempts, snapshots)
 
     def reports(self) -> list[Report]:
-        """The committed reports that the open round takes, in batch-id order, with the staleness
-        that they have in it."""
+        """Returns the committed reports that the open round takes, in batch-id order, with their
+        staleness in it."""
         return self._open.reports(self._round)
 
     def close(self, decision: Decision) -> None:
-        """Opens the next round, now that ``decision`` is stored."""
+        """Closes the round, whose ``decision`` is stored, and opens the next."""
         assert decision == self.decide(decision.snapshots)
         epoch = self._epoch
         before = self._rounds_of(epoch)
@@ -291,39 +289,39 @@ class Rounds:
         self._open.fill(self._todo)
 
     def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
-        """Nothing: in a round a batch is done by its commit."""
+        """Returns nothing: in a round a commit finishes a batch."""
         return []
 
     def holds(self, worker: str) -> bool:
-        """Whether ``worker`` has an attempt that is not committed."""
+        """Whether ``worker`` has an uncommitted attempt."""
         return self._open.holds(worker)
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
-        their micro-batches before :meth:`release`."""
+        """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
+        only after :meth:`release`."""
         self._speeds.forget(worker)
         self._left.pop(worker, None)
         return self._open.revoke(worker)
 
     def release(self, worker: str) -> int:
-        """No shard takes anything from ``worker`` any more: others may get what it had. How many
-        micro-batches that are."""
+        """Opens what ``worker`` had to other workers, as shards refuse it now; returns how many
+        micro-batches."""
         return self._open.release(worker)
 
     def hand_over(self, stuck: Collection[str]) -> list[str]:
-        """``stuck`` workers keep their attempts: a second one of the micro-batch may be made, and
-        the first that is committed counts. Where shards hold two of stuck workers already, and have
-        no room for a third, the newer one has to be given up."""
+        """Allows second attempts of what ``stuck`` workers hold, of which the first commit counts.
+        Returns the workers to give up: where shards already hold two attempts of stuck workers, and
+        have no room for a third, the one with the newer attempt."""
         self._stuck = frozenset(stuck)
         return self._open.twice_left_by(self._stuck)
 
     def take_finished_epochs(self) -> list[int]:
-        """Epochs whose last round was decided since the last call."""
+        """Returns the epochs whose last round was decided since the last call."""
         epochs, self._finished_epochs = self._finished_epochs, []
         return epochs
 
     def waiting_for(self) -> str:
-        """Which commits the round waits for, in words; empty when a micro-batch is open."""
+        """Says which commits the round waits for; empty when a micro-batch is open."""
         if self.finished:
             return ""
         if self.drained or not self._open:
@@ -338,16 +336,16 @@ class Rounds:
 
     @property
     def _epoch(self) -> int:
-        """That of the open round, or the one where the next would be."""
+        """The epoch of the open round, or of the next one."""
         epoch = self._open.epoch
         return self._todo.epoch if epoch is None else epoch
 
     def _rounds_of(self, epoch: int) -> int:
-        """How many rounds are left in ``epoch``."""
+        """Returns how many rounds are left in ``epoch``."""
         return -(-self._todo.left(epoch) // self._policy.taken)
 
     def _measure_left(self, worker: str, now: float) -> None:
-        """``worker`` asks for work, so it is done with what it had of a decided round."""
+        """Measures the attempt of a decided round that ``worker`` had: asking ends it."""
         left = self._left.pop(worker, None)
         if left is not None:
             held, records = left

@@ -1,7 +1,7 @@
-"""The generations of a run: when one is formed, from what, and whether all have begun it.
+"""The generations of a run: when one is formed, from what, and whether all shards have begun it.
 
-Deterministic: orders go out through ``send_to``; the store and the disk are its only effects
-besides. A raised generation is stored before anyone hears of it.
+Deterministic: orders go out through ``send_to``. The only other side effects are on the store and
+the disk. A new generation is stored before it is announced.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a shard holds once it has begun: its applied-set, the skipped part of it, and the totals
-    of its epochs."""
+    """A shard's state once it has begun: its applied-set, the skipped part of it, and the totals of
+    its epochs."""
 
     holding: Holding
     applied: Positions
@@ -47,38 +47,38 @@ class Generations:
         send_to: Callable[[int, Command], None],
         changed: Callable[[], None],
     ) -> None:
-        """``changed`` is called when a choice that took time has been made."""
+        """``changed`` is called when a slow choice of a checkpoint has been made."""
         self.run = run
         self.formation = Formation(run.plan.shards, run.generation)
         self.failure = ""
         self.warnings: list[str] = []
         self.refused_by_disk = ""
-        """What awaits a disk that refuses it, in words. It is tried again at every call of
-        :meth:`form_if_due`."""
+        """What waits for the disk, which refused it, in words; every :meth:`form_if_due`
+        retries."""
         self._store = store
         self._disk = disk
         self._send_to = send_to
         self._changed = changed
         self.formed = False
-        """Whether a generation was formed since this process began."""
+        """Whether this process has formed a generation."""
         self._standings: dict[int, Standing] = {}
         self._refused: dict[str, str] = {}
         self._choosing = False
         self._choice: Choice | None = None
         self._restored: Chosen | None = None
-        """What the present generation restored where parameters were lost."""
+        """What the present generation restored because parameters were lost."""
         self._went_over: tuple[int, ...] = ()
-        """The processes that held the same batches when the policy changed, until the generation
-        after it is formed."""
+        """The processes that held the same batches when the policy changed, until the next
+        generation is formed."""
 
     @property
     def standings(self) -> list[Standing]:
-        """What all shards hold, by index, once the formation is complete."""
+        """The state of every shard, by index, once the formation is complete."""
         return [self._standings[shard] for shard in range(self.run.plan.shards)]
 
     @property
     def source(self) -> str:
-        """What the present generation restored where parameters were lost, relative to the run
+        """What the present generation restored because parameters were lost, relative to the run
         directory; empty if nothing was."""
         return self._restored.restored.directory if self._restored else ""
 
@@ -89,8 +89,8 @@ class Generations:
         return next((t.restore.rpartition("/")[2] for t in told if t and t.restore), "")
 
     def form_if_due(self) -> bool:
-        """Forms a generation if one has to be and can be; whether it did. Call it at every change
-        and every tick."""
+        """Forms a generation if one is due and possible; returns whether it did. Call it at every
+        change and every tick."""
         self.refused_by_disk = ""
         if not self.formation.due or self._choosing or self.failure:
             return False
@@ -101,9 +101,9 @@ class Generations:
             return False
 
     def go_over(self, followed: Followed) -> bool:
-        """From now on the run follows another policy, in a generation that is formed next of
-        shards that all hold the same batches; whether that could be stored. What shards hold and
-        what was decided before is of another history to those who do not know that."""
+        """Switches the run to another policy, in the next generation, which is formed of shards
+        that all hold the same batches; returns whether that could be stored. Without this
+        knowledge, the shards' state and earlier decisions belong to another history."""
         run = replace(
             self.run, policies=(*self.run.policies, followed), since=self.run.generation + 1
         )
@@ -119,7 +119,7 @@ class Generations:
         return True
 
     def cannot(self, what: str, error: Exception) -> None:
-        """The disk refuses ``what``, which is tried again."""
+        """Notes that the disk refuses ``what``, which is tried again."""
         self.refused_by_disk = f"{what}: {error}"
         self._warn(f"{self.refused_by_disk}; tried again")
 
@@ -168,7 +168,7 @@ class Generations:
         return formed
 
     def begun(self, shard: int, standing: Standing) -> None:
-        """A shard stands at the present generation."""
+        """Notes that a shard stands at the present generation."""
         told = self.formation.told(shard)
         if told is None:
             return
@@ -181,8 +181,8 @@ class Generations:
             self._check_versions()
 
     def failed(self, shard: int, error: str) -> None:
-        """A shard could not do what it was told: a checkpoint that it could not restore is not
-        used again, parameters that it could not keep are as good as lost."""
+        """Notes that a shard could not do its order: a checkpoint that it cannot restore is not
+        used again, parameters that it cannot keep count as lost."""
         told = self.formation.told(shard)
         if told is None:
             return
@@ -195,14 +195,14 @@ class Generations:
         self.formation.failed(shard)
 
     def note_restored(self) -> None:
-        """Notes the checkpoint that this generation began with, now that no shard has refused it:
-        who committed it may have died before that was noted. Raises sqlite3.Error."""
+        """Records the checkpoint that this generation began with, now that no shard has refused it:
+        the coordinator that committed it may have died before. Raises sqlite3.Error."""
         if self._restored is not None:
             name, step = self._restored.restored.name, self._restored.restored.global_step
             self._store.put_checkpoint(name, self._restored.generation, step)
 
     def waiting_for(self) -> str:
-        """What the forming of a generation waits for, in words, besides shards that are away."""
+        """Says what the forming of a generation waits for, besides absent shards."""
         if self.refused_by_disk:
             return self.refused_by_disk
         if self._choosing:
@@ -218,7 +218,7 @@ class Generations:
             self.formation.dissolve()
         elif len(versions) > 1:
             what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
-            # Were they told to keep that again, it would never end.
+            # An order to keep that again would repeat this for ever.
             for shard in range(self.run.plan.shards):
                 self.formation.failed(shard)
         else:
@@ -236,7 +236,7 @@ class Generations:
         )
         try:
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
-            # Whether or not they keep what they evict: after a restart they may.
+            # Even if the job does not keep evicted rows: after a restart it may.
             if chosen is not None and run.plan.tables and not origin.kept:
                 kept = [shard for shard, begin in enumerate(origin.begins) if not begin.restore]
                 age = [run.generation, chosen.generation, chosen.restored.global_step, kept]
@@ -262,7 +262,7 @@ class Generations:
 
     def _chosen(self, choice: Choice) -> None:
         self._choosing = False
-        # By the time that all are there again, there may be a newer one.
+        # By the time that all shards are back, there may be a newer one.
         self._choice = choice if self.formation.due else None
         self._changed()
 
@@ -276,8 +276,8 @@ class Generations:
 
 
 def _version(chosen: Chosen | None, run: Run) -> int | None:
-    """What the version of those that restore it becomes: under another policy it may have counted
-    something else than global steps."""
+    """Returns the version of shards that restore the checkpoint, or None for its own: under another
+    policy it may have counted something other than global steps."""
     if chosen is None or chosen.restored.policy == run.policy:
         return None
     return chosen.restored.global_step

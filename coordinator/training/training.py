@@ -1,7 +1,7 @@
-"""The work of one run: batches, rounds, snapshots and evaluations, put together.
+"""The work of one run: combines batches, rounds, snapshots and evaluations.
 
-Deterministic: time comes in, commands go out through ``send``. The store and the disk are its only
-effects besides; a round's decision is stored before it is sent.
+Deterministic: time is passed in, commands go out through ``send``. The only other side effects are
+on the store and the disk; a round's decision is stored before it is sent.
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ log = get_logger()
 
 
 class Training:
-    """What is to be done and what is done. ``failure`` says why the job must stop.
-
-    It is rebuilt by :meth:`begin` for each generation; notes, counters, the guard and warnings
-    stay.
-    """
+    """The work of a run, done and to do. :meth:`begin` rebuilds it for each generation; notes,
+    counters, the guard and warnings stay. ``failure`` says why the job must stop."""
 
     def __init__(
         self,
@@ -65,8 +62,8 @@ class Training:
         clock: Clock,
         history: Path | None = None,
     ) -> None:
-        """``send`` reaches every shard; ``clock`` is for what checkpoints take; ``history`` is the
-        file of all epochs, None for none."""
+        """``send`` reaches every shard; ``clock`` times checkpoints; ``history`` is the file of all
+        epochs, or None."""
         self._store = store
         self._curves = curves
         self._send = send
@@ -85,13 +82,13 @@ class Training:
         self._undecided: Decision | None = None
         self._closed = False
         self._at_outset = False
-        """Whether the state that the generation began with is to be evaluated, and no decision that
-        could carry the order has come yet."""
+        """Whether the state that the generation began with awaits evaluation, and no decision has
+        come yet that could carry the order."""
         self._review = Review(run.description.epochs)
 
     @property
     def failure(self) -> str | None:
-        """Why the job must stop; None while it need not."""
+        """Why the job must stop, or None."""
         return self._failure or self.orders.failure
 
     @property
@@ -106,7 +103,7 @@ class Training:
 
     @property
     def span(self) -> Span:
-        """Where training stands."""
+        """The training position."""
         if self.schedule is not None:
             return self.schedule.span
         return Span(0, self.run.description.total_updates, 0, 0, 0)
@@ -120,12 +117,12 @@ class Training:
 
     @property
     def stopped(self) -> Stopped | None:
-        """Why the run stops early; None while it does not."""
+        """Why the run stops early, or None."""
         return self._review.stopped
 
     @property
     def best(self) -> EpochRow | None:
-        """The epoch whose checkpoint the run comes to, if that is not the last one's by itself."""
+        """The epoch whose checkpoint the run ends with, if it restores the best one."""
         stop = self.run.description.stop_early
         if stop is None or not stop.restore_best:
             return None
@@ -134,7 +131,7 @@ class Training:
 
     @property
     def kept(self) -> EpochRow | None:
-        """The best epoch of those that have a checkpoint, of a job that keeps it."""
+        """The best epoch with a checkpoint, of a job that keeps its best checkpoint."""
         objective = self.run.description.keep_best
         if objective is None:
             return None
@@ -142,31 +139,30 @@ class Training:
 
     @property
     def rate_due(self) -> float | None:
-        """What the learning rate has to be multiplied by from the next epoch on, if that is not as
-        it is."""
+        """The factor of the learning rate from the next epoch on, or None if it is in force."""
         rate = self._review.rate
         return None if self.trained or rate == self.run.followed[-1].rate else rate
 
     @property
     def paced(self) -> bool:
-        """Whether an epoch begins once the one before is evaluated."""
+        """Whether an epoch begins only once the one before is evaluated."""
         return self.run.description.paced
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is leased that is not done, and no decision waits for the disk."""
+        """Whether no worker holds unfinished work and no decision waits for the disk."""
         leased = self.schedule is not None and not self.schedule.idle
         return not leased and self._undecided is None
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is under way and nothing will be, since :meth:`drain`: all shards have
-        the same batches, and no decision waits for the disk."""
+        """Whether nothing is in flight, nor will be, since :meth:`drain`: all shards have the same
+        batches, and no decision waits for the disk."""
         return self.schedule is not None and self.schedule.drained and self._undecided is None
 
     @property
     def rule_due(self) -> bool:
-        """Whether the job has to go over to the policy that its rule says."""
+        """Whether the job has to switch to the policy that its rule names."""
         return (
             self.run.rule is not None
             and self.schedule is not None
@@ -184,9 +180,9 @@ class Training:
     def begin(
         self, run: Run, applied: Sequence[Positions], skipped: Sequence[Positions], version: int
     ) -> None:
-        """All shards have begun the generation of ``run``. ``applied`` and ``skipped`` are their
-        applied-sets and the skipped part of them, per shard and epoch: what all have is done.
-        ``version`` is what they stand at, in rounds.
+        """Starts the generation of ``run``, which all shards have begun. ``applied`` and
+        ``skipped`` are their applied-sets and the skipped part of them, per shard and epoch; a batch that all
+        shards have is done. ``version`` is the shards' version, in rounds.
 
         Raises:
             sqlite3.Error: the store cannot be read; nothing has changed.
@@ -204,18 +200,18 @@ class Training:
         self._evaluate_again(outset)
 
     def drain(self) -> None:
-        """Nothing more is leased in this generation; what is under way is finished."""
+        """Stops leasing new work in this generation; work in flight is finished."""
         if self.schedule is not None:
             self.schedule.drain()
 
     def halt(self) -> None:
-        """The generation is over: nothing is decided in it any more, nothing ordered will come."""
+        """Ends the generation: decides no more rounds and gives up what was ordered."""
         self._closed, self._undecided = True, None
         self.orders.give_up()
 
     def retry(self, now: float) -> None:
-        """Tries again to store and to save what the disk has refused, and looks who is late. Call
-        it now and then."""
+        """Retries the stores and saves that the disk refused, and looks for stragglers. Call it
+        periodically."""
         if self.schedule is not None and not self._closed:
             self.schedule.tick(now)
             if not self.trained:
@@ -229,7 +225,7 @@ class Training:
             self._decide(self.rounds, now)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Round | Wait:
-        """A batch or more to train."""
+        """Leases training work to ``worker``, or says what it waits for."""
         assert self.schedule is not None
         work = self.schedule.lease(worker, now, received, workers)
         if isinstance(work, Wait) and self._review.awaited is not None:
@@ -239,14 +235,14 @@ class Training:
         return work
 
     def idle_worker(self, worker: str) -> None:
-        """``worker`` does something else than training: nobody waits for it."""
+        """Notes that ``worker`` does something other than training, so nothing waits for it."""
         if self.schedule is not None:
             self.schedule.idle_worker(worker)
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
-        """``worker`` is gone: what it holds and has not committed, which nobody else gets before
-        :meth:`release`. Its batches have failed if it is ``lost``, and not if it has given them
-        back. Evaluations change nothing on a shard, and are open to others at once."""
+        """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
+        :meth:`release`. Its batches count as failed if it is ``lost``, not if it returned them.
+        Its evaluations change nothing on a shard, so other workers may take them at once."""
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
         self.progress.left(worker)
@@ -254,11 +250,12 @@ class Training:
         return attempts
 
     def release(self, worker: str) -> int:
-        """No shard takes anything from ``worker`` any more; how many batches are open again."""
+        """Reopens the batches of ``worker``, from which no shard takes anything any more; returns
+        how many."""
         return self.schedule.release(worker) if self.schedule else 0
 
     def record(self, worker: str, reports: Sequence[Report], now: float) -> None:
-        """Async: batches that are done on all shards. Raises InvalidArgument."""
+        """Async: records batches that are done on all shards. Raises InvalidArgument."""
         if self.ledger is None:
             return
         before = self.ledger.span.step
@@ -278,7 +275,7 @@ class Training:
             self._epochs_done(finished, after)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> None:
-        """Sync: all shards hold an attempt; decides the round if it was the last one.
+        """Sync: commits an attempt that all shards hold; decides the round if it was the last.
 
         Raises:
             InvalidArgument: the job is not synchronous, or the attempt is unknown.
@@ -304,30 +301,30 @@ class Training:
         self._warnings.take(self.orders)
 
     def request_checkpoint(self) -> int:
-        """A checkpoint of now or later is wanted; its number, for :meth:`is_saved`."""
+        """Requests a checkpoint of now or later; returns its number, for :meth:`is_saved`."""
         return 0 if self.trained else self.orders.request(self.span.step)
 
     def close(self) -> None:
-        """Nothing is decided any more, so that the state that training has come to can be saved.
-        Async: what is pushed still is done again by who goes on."""
+        """Stops deciding, so that the final state can be saved. Async: the next generation repeats
+        pushes that are still in flight."""
         if self._undecided is not None:
             self.orders.withdraw(self._undecided.snapshots)
         self._closed, self._undecided = True, None
 
     def is_saved(self, number: int) -> bool:
-        """Whether the checkpoint of this number or a later one is committed; at the end of
-        training, whether the final one is."""
+        """Whether the checkpoint of this number or a later one is committed; once training is done,
+        whether the final one is."""
         if self.trained:
             return self.orders.saving.final_saved
         return self.orders.is_saved(number)
 
     def is_lost(self, number: int) -> bool:
-        """Whether the checkpoint of this number has failed, and none after it is committed. The
-        final one is ordered again by itself."""
+        """Whether the checkpoint of this number failed and no later one is committed. The final
+        one is never lost, since it is ordered again."""
         return not self.trained and self.orders.is_lost(number)
 
     def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
-        """An evaluation's results, by ``worker``. Raises InvalidArgument."""
+        """Records an evaluation's results, merged by ``worker``. Raises InvalidArgument."""
         result = self.orders.evaluations.merged(worker, evaluation, values)
         if result is None:
             return
@@ -347,8 +344,8 @@ class Training:
         self.orders.release(result.snapshot)
 
     def take_totals(self, epochs: Sequence[EpochTotals]) -> None:
-        """What shard 0 has counted of epochs of this generation. Those that are done and whose
-        results are not known are turned into them."""
+        """Takes the totals that shard 0 counted in epochs of this generation, and turns those of
+        finished epochs without results into results."""
         records = self.run.description.train_records
         for known in epochs:
             if known.records < records or not self.history.lacks_training(known.epoch):
@@ -360,10 +357,10 @@ class Training:
                 self._trained(known.epoch, {"loss": known.totals[0] / known.totals[1]})
 
     def missed(self, shard: int) -> list[Command]:
-        """What a shard may have missed while it had no command stream open."""
+        """Returns the commands that a shard may have missed without a command stream."""
         missed: list[Command] = []
         if self.rounds is not None and self.rounds.decisions:
-            # They may order snapshots, for which there has to be room.
+            # Decisions may order snapshots, for which the shard needs room.
             missed = [*self.orders.releases, *self.rounds.decisions]
         return missed + self.orders.missed(shard)
 
@@ -375,7 +372,7 @@ class Training:
             self.orders.saving.stepped(rounds.round, step, ended)
             self._undecided = rounds.decide(self.orders.with_decision(step, trained))
         decision = self._undecided
-        # First to the disk, then to the world: a restarted coordinator must not decide otherwise.
+        # Store before sending: a restarted coordinator must not decide otherwise.
         try:
             self._store.put_decision(decision)
         except sqlite3.Error as error:
@@ -393,15 +390,15 @@ class Training:
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._warnings.take(self.orders)
         if rounds.complete and not self._closed:
-            # Its commits have come while the decision before it waited for the disk.
+            # Its commits came while the previous decision waited for the disk.
             self._decide(rounds, now)
 
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)
 
     def _evaluate_again(self, outset: Outset) -> None:
-        """Orders the evaluation of the last epoch that is done, if its result is not known and the
-        shards hold its state: all of its batches and none of a later epoch. The states of other
+        """Orders the evaluation of the last finished epoch, if it has no result and the shards
+        still hold its state: all of its batches and none of a later epoch. The states of other
         epochs are gone, and their rows stay as they are."""
         if not self.run.description.eval_records:
             return
@@ -434,7 +431,7 @@ class Training:
         self.notes.note_first_loss(self._guard.first_loss)
 
     def waiting_for(self) -> str:
-        """What the next step waits for, in words; empty when there is work."""
+        """Says what the next step waits for; empty when there is work."""
         awaited = self._review.awaited
         if awaited is not None:
             what = self.orders.evaluations.waiting_for()
@@ -442,7 +439,7 @@ class Training:
         return self.schedule.waiting_for() if self.schedule is not None else ""
 
     def _look_back(self) -> None:
-        """Opens the next epoch, if what has come out so far allows it."""
+        """Opens the next epoch if the results so far allow it."""
         if not self.paced or self.schedule is None:
             return
         description = self.run.description
@@ -468,7 +465,7 @@ class Training:
         self.history.finished(epochs, self.run)
         self._look_back()
         for epoch in epochs:
-            # As far as it is known here: what shards have counted may take a second to come.
+            # The loss as known here: the shards' counts may take a second to arrive.
             loss = self.progress.epoch_loss(epoch)
             log.info("epoch done", epoch=epoch + 1, step=step, train_loss=loss)
 
