@@ -1,33 +1,33 @@
-"""When the next checkpoint of a job is due, by its steps, by time, and by what checkpoints cost.
+"""Decides when the next checkpoint is due: by steps, by time, and by what checkpoints cost.
 
-Pure: the clock comes in as an argument.
+Pure: the clock is an argument.
 
 With an interval in time, k = :data:`COST_FACTOR` and N = :data:`PAY_IN`: the next checkpoint is
-ordered no sooner after the last one than k c, where c is the median of what the last three that
-were committed took, and than it takes to pay an N-th of what is owed. Each that is committed adds
-k times what it took to what is owed; each second pays one. So a slow checkpoint among fast ones
-holds off the next for a fraction of k times as long, and at most 1 / k of the time still goes by
-with a checkpoint under way in the long run. Let the i-th take d_i, the next one be ordered g_i
-after it, and b_i be owed with it:
+ordered no sooner after the last one than k c, where c is the median duration of the last three
+committed ones, and no sooner than an N-th of the debt is paid. Each committed checkpoint adds k
+times its duration to the debt; each second pays one. So a slow checkpoint among fast ones delays
+the next for only a fraction of k times its duration, and in the long run a checkpoint is still in
+progress for at most 1 / k of the time. Let the i-th take d_i, the next one be ordered g_i after it,
+and b_i be the debt with it:
 
     b_i = max(0, b_(i-1) - g_(i-1)) + k d_i,    g_i >= b_i / N.
 
 The first gives k d_i <= g_(i-1) + b_i - b_(i-1), so in the time T until the n-th is ordered
 k (d_1 + ... + d_n) <= T + b_n. Both give b_i <= (1 - 1/N) b_(i-1) + k d_i, so b_n <= N k d, where d
 is the longest. Hence d_1 + ... + d_n <= T / k + N d: beyond 1 / k of the time a constant, however
-long the job runs. Nor is a gap longer for it than b_i / N <= k d. Checkpoints ordered for another
-reason (an epoch to be kept, somebody who leaves) are not held off, but owed for; what is owed is
-cut to N k d, so that the bound on gaps holds with them, too.
+long the job runs. No gap grows by more than b_i / N <= k d. Checkpoints ordered for another reason
+(an epoch to keep, a process that leaves) are not delayed, but add to the debt, which is capped at
+N k d so that the bound on gaps includes them.
 
-One that fails, or that ends with its generation, counts as if it was never ordered. After the n-th
-in a row that has failed, the next one is ordered no sooner than min(2^(n-1), k) times as long as
-that one took, or as :data:`PAUSE_S`, so that failures do not follow one another without a pause.
+A checkpoint that fails, or ends with its generation, counts as never ordered. After the n-th
+failure in a row the next one is ordered no sooner than min(2^(n-1), k) times the duration of the
+failed one, or :data:`PAUSE_S` if that is longer, so that there is a pause between failures.
 
-Of the literature: where checkpoints cost d and failures come M apart on average, the least time is
-lost with τ = sqrt(2 d M) between them (Young 1974; Daly 2006 adds terms that matter where d is
-close to M). Then checkpoints cost d/τ of the time, and so does, on average, work that is done
-again, τ/2M. The factor k = τ/d is thus the best one for M = k² d / 2: 20 is, for one failure in 200
-times what a checkpoint takes. 60 s is, for a checkpoint of half a second, for one an hour.
+Literature: where checkpoints cost d and failures come M apart on average, an interval of
+τ = sqrt(2 d M) loses the least time (Young 1974; Daly 2006 adds terms that matter where d is close
+to M). Then checkpoints cost d/τ of the time, and so does, on average, repeated work, τ/2M. The
+factor k = τ/d is thus optimal for M = k² d / 2: 20 is, for one failure in 200 times the duration of
+a checkpoint. 60 s is, for a checkpoint of half a second and one failure an hour.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from psrpc.core.checkpoint_every import SaveInterval
 from psrpc.ops.clock import Clock
 
 COST_FACTOR = 20.0
-"""Load-bearing: ``docs/guarantees.md`` says what a loss may cost by it."""
+"""Load-bearing: ``docs/guarantees.md`` states what a loss may cost by it."""
 
 PAY_IN = 10.0
-"""What part of what is owed is paid before the next checkpoint; likewise."""
+"""The part of the debt that is paid before the next checkpoint is its inverse; likewise."""
 
 PAUSE_S = 3.0
-"""What a checkpoint that failed counts as having taken, at least, for the pause after it."""
+"""Least duration of a failed checkpoint, for the pause after it."""
 
 RECENT = 3
-"""Checkpoints whose median is what one costs; likewise."""
+"""Checkpoints whose median duration is the cost of one; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a checkpoint is due, and why, or why not yet."""
+    """Whether a checkpoint is due, and the reason."""
 
     due: bool
     reason: str
@@ -63,12 +63,12 @@ class Verdict:
 def judge(
     every: SaveInterval, *, passed: int | None, since_s: float | None, held: str = ""
 ) -> Verdict:
-    """Whether a checkpoint is due.
+    """Judges whether a checkpoint is due.
 
     Args:
-        passed: a multiple of the steps that was passed since the last checkpoint was ordered.
-        since_s: seconds since then; None where nothing has been trained.
-        held: why none may be ordered yet for what they cost; empty where one may.
+        passed: a multiple of the interval in steps, passed since the last order.
+        since_s: seconds since the last order; None where nothing has been trained.
+        held: why the cost of checkpoints forbids one now; empty where it does not.
     """
     if every.seconds is None:
         return Verdict(passed is not None, f"step {passed}" if passed else f"each {every}")
@@ -84,43 +84,41 @@ def judge(
 
 
 class Cadence:
-    """What checkpoints of a job were ordered when, and what they took; it outlives generations.
-    Not thread-safe."""
+    """Order times and durations of a job's checkpoints, over all generations. Not thread-safe."""
 
     def __init__(self, every: SaveInterval, clock: Clock) -> None:
         self.every = every
         self.took_s = 0.0
-        """What the checkpoint that was committed last took."""
+        """Duration of the checkpoint that was committed last."""
         self._clock = clock
         self._recent: deque[float] = deque(maxlen=RECENT)
-        """What the last few took that were committed."""
+        """Durations of the last committed checkpoints."""
         self._longest_s = 0.0
-        """What any took at most."""
+        """Longest duration of any."""
         self._owed_s = 0.0
         self._owed_at = 0.0
-        """What was owed at that time; it is paid since then."""
+        """The debt, and the time that it is of; it is paid since then."""
         self._next_at = 0.0
-        """No sooner than then the next one is ordered, for what they cost."""
+        """Earliest time of the next order, by cost."""
         self._since: float | None = None
-        """When the last checkpoint was ordered, or training began."""
+        """Time of the last order, or of the start of training."""
         self._before: float | None = None
-        """The same without those that are under way."""
+        """The same without checkpoints in progress."""
         self._under_way: dict[str, float] = {}
-        """When each was ordered."""
+        """Order times of checkpoints in progress."""
         self._failures = 0
-        """In a row."""
         self._pause_until = 0.0
-        """After them."""
+        """Failures in a row, and the end of the pause after them."""
         self._passed: int | None = None
         self._remarked = False
 
     @property
     def cost_s(self) -> float:
-        """What a checkpoint takes; 0 before the first is committed."""
+        """The duration of a checkpoint; 0 before the first is committed."""
         return median_low(self._recent) if self._recent else 0.0
 
     def stepped(self, before: int, after: int) -> None:
-        """The global step went from ``before`` to ``after``."""
+        """Notes that the global step went from ``before`` to ``after``."""
         if self._since is None and after > before:
             self._since = self._clock.now()
         steps = self.every.steps
@@ -135,14 +133,14 @@ class Cadence:
         return judge(self.every, passed=self._passed, since_s=since_s, held=self._held(now))
 
     def ordered(self, name: str) -> None:
-        """A checkpoint goes out, whatever the reason."""
+        """Notes that a checkpoint was ordered, for whatever reason."""
         if not self._under_way:
             self._before = self._since
         self._since = self._under_way[name] = self._clock.now()
         self._passed = None
 
     def committed(self, name: str) -> None:
-        """It is on the disk."""
+        """Notes that the checkpoint is on disk."""
         at = self._under_way.pop(name, None)
         if at is None:
             return
@@ -150,7 +148,7 @@ class Cadence:
         self.took_s = took_s = self._clock.now() - at
         self._recent.append(took_s)
         self._longest_s = max(self._longest_s, took_s)
-        # Two that are under way at once may end in the other order.
+        # Two checkpoints in progress may end in the other order.
         paid_s = max(0.0, at - self._owed_at)
         owed_s = max(0.0, self._owed_s - paid_s) + COST_FACTOR * took_s
         self._owed_s = min(owed_s, PAY_IN * COST_FACTOR * self._longest_s)
@@ -159,7 +157,7 @@ class Cadence:
         self._failures, self._pause_until = 0, 0.0
 
     def failed(self, name: str) -> None:
-        """It will never be."""
+        """Notes that the checkpoint failed for good."""
         now = self._clock.now()
         at = self._under_way.get(name)
         if at is None:
@@ -170,12 +168,12 @@ class Cadence:
         self._pause_until = now + pause_s
 
     def withdrawn(self, name: str) -> None:
-        """It counts as if it was never ordered."""
+        """Undoes the order."""
         if self._under_way.pop(name, None) is not None:
             self._since = max(self._under_way.values(), default=self._before)
 
     def take_remarks(self) -> list[str]:
-        """Tells once that the interval that was asked for cannot be kept."""
+        """Returns, once, a warning that the requested interval cannot be kept."""
         least_s, asked_s = COST_FACTOR * self.cost_s, self.every.seconds
         if self._remarked or self.every.steps is not None or asked_s is None or least_s <= asked_s:
             return []
@@ -187,13 +185,13 @@ class Cadence:
         ]
 
     def given_up(self) -> None:
-        """The generation is over, and those that are under way with it."""
+        """Withdraws the checkpoints in progress at the end of a generation."""
         for name in list(self._under_way):
             self.withdrawn(name)
         self._passed = None
 
     def _held(self, now: float) -> str:
-        """Why no checkpoint may be ordered now by time; empty where one may."""
+        """Says why no periodic checkpoint may be ordered now; empty where one may."""
         if self._under_way:
             return "one is under way"
         if now < self._next_at:

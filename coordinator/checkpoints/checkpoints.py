@@ -1,4 +1,4 @@
-"""Checkpoints on the disk, as the coordinator sees them: directories, manifests, the choice."""
+"""The coordinator's part of checkpoints on disk: directories, manifests, removal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from coordinator.checkpoints.pruning import Pruner
 from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
 from coordinator.core.work import SnapshotOrder
-from psrpc.checkpoint.checkpoint import (
-    Manifest,
-    ManifestFile,
-    commit,
-)
+from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
 from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.core.errors import CheckpointError, disk_code
 from psrpc.core.names import CHECKPOINTS
@@ -23,15 +19,16 @@ from psrpc.files.durable import give_names_back, make_directory
 from psrpc.files.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
-"""What a checkpoint leaves free: on a full disk decisions cannot be stored, and the job ends."""
+"""Space that a checkpoint leaves free: on a full disk decisions cannot be stored, and the job
+ends."""
 
 WRITTEN_UTC = "written_utc"
-"""Key of a manifest's details."""
+"""Key in a manifest's details."""
 
 
 class Checkpoints:
     """Makes the directories of one run's checkpoints, commits them and removes old ones. All
-    methods block on the disk; they may be called on a thread, one at a time."""
+    methods block on the disk; any thread may call them, one at a time."""
 
     def __init__(self, run: Run, storage: Storage = DISK) -> None:
         self._run = run
@@ -39,14 +36,14 @@ class Checkpoints:
         self._directory = run.run_dir / CHECKPOINTS
         plan = run.plan
         self._nbytes = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
-        """What a checkpoint takes, as far as one can tell."""
+        """Estimated size of a checkpoint."""
         keep, best = run.description.keep_checkpoints, run.description.keep_best
         self.gone = False
-        """Whether the run directory was not there when a checkpoint was to be made last."""
+        """Whether the run directory was missing at the last attempt to make a checkpoint."""
         self._pruner = Pruner(self._directory, keep, best, storage)
         self.lasting = self._pruner.lasting
-        """Names that this process has made to last, and gives to none anew: shards may be reading
-        such a checkpoint."""
+        """Checkpoint names that this process has made durable and must not reuse, since shards may
+        be reading them."""
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to, before the order goes out.
@@ -85,8 +82,8 @@ class Checkpoints:
         return free
 
     def commit(self, taken: Taken, generation: int | None = None) -> None:
-        """Writes the manifest and gives the directory its name. ``generation`` is the one that the
-        order was given in; None means the run's.
+        """Writes the manifest and renames the directory. ``generation`` is that of the order; None
+        means the run's.
 
         Raises:
             CheckpointError: it cannot be committed.
@@ -124,8 +121,8 @@ class Checkpoints:
         )
         commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
         self.lasting.add(order.name)
-        # Of rows there may be many parts, of which the next checkpoint has all but one already;
-        # or it has them anew, as many as the largest.
+        # Tables may have many files of rows, of which the next checkpoint reuses all but one; or it
+        # writes one anew, as large as the largest.
         self._nbytes = sum(
             file.nbytes + max((part.nbytes for part in file.rows), default=0)
             for file in taken.files
@@ -136,7 +133,7 @@ class Checkpoints:
         return self._pruner.is_damaged(name)
 
     def discard(self, order: SnapshotOrder) -> None:
-        """Removes what shards wrote of a checkpoint that failed, as far as it can be removed."""
+        """Removes the files of a failed checkpoint as far as possible."""
         if order.directory:
             with suppress(OSError):
                 self._storage.remove(self._run.run_dir / order.directory)
@@ -144,9 +141,8 @@ class Checkpoints:
     def retain(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Removes checkpoints that the job does not want kept; returns warnings.
-
-        None is removed before the newest has been read back and found good.
+        """Removes superfluous checkpoints once the newest has been read back and found good;
+        returns warnings.
 
         Args:
             scores: the results that ``keep_best`` compares, by generation and global step.
@@ -156,8 +152,8 @@ class Checkpoints:
 
 
 def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
-    """Removes what a coordinator that was killed had begun to write or to remove, and gives back
-    the names that it had taken."""
+    """Removes what a killed coordinator had begun to write or remove, and restores the names that
+    it had taken."""
     with suppress(OSError):
         give_names_back(run_dir / CHECKPOINTS, storage)
     for name in storage.directories(run_dir / CHECKPOINTS):

@@ -24,9 +24,9 @@ from psrpc.files.storage import DISK, Storage
 
 @dataclass(frozen=True)
 class Chosen:
-    """The checkpoint to go on from, the run that it is of, lines on what was passed over, and how
-    many batches all of its shards have. ``apart`` counts those that count twice on parts of the
-    parameters, since only some shards had them and they are others now."""
+    """The checkpoint to go on from, its run, remarks on skipped ones, and the number of batches
+    that all of its shards have. ``apart`` counts batches that count twice on parts of the
+    parameters, since only some shards had them and the plan has changed."""
 
     restored: RestoredCheckpoint
     run_id: str
@@ -45,19 +45,19 @@ def choose_checkpoint(
     plan: Plan | None = None,
     lasting: MutableSet[str] | None = None,
 ) -> Chosen:
-    """The newest good checkpoint of a run, which must fit the job. Its name lasts then: what is
-    trained from here on is lost with it.
+    """Returns the newest good checkpoint of a run, which must fit the job, and makes its name
+    durable: later training is lost with it.
 
     Args:
-        run_id: the run that it has to be of; None takes any.
-        refused: names of those that are not to be used, and why.
-        plan: what it is to be loaded into; None if it does not matter.
-        lasting: names that this process has made to last already; the chosen one is added.
+        run_id: the run that it must belong to; None accepts any.
+        refused: names of unusable checkpoints, and why.
+        plan: the plan of the shards that load it; None if it does not matter.
+        lasting: names that this process has made durable; the chosen one is added.
 
     Raises:
         CheckpointError: there is none.
-        InvalidJob: it is of a job that differs in what training depends on; names both values.
-        OSError: the operating system refused; another time it may not.
+        InvalidJob: it belongs to a job that differs in what training depends on; names both values.
+        OSError: the operating system refused; a retry may help.
     """
     give_names_back(run_dir / CHECKPOINTS, storage)
     try:
@@ -95,8 +95,8 @@ def choose_checkpoint(
 
 
 def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:
-    """What each shard had applied, by epoch; nothing where that cannot be read: the shards that
-    are to load it will say so."""
+    """Returns each shard's applied-set by epoch, or nothing if unreadable: shards that load the
+    checkpoint will report it."""
     try:
         return applied_sets(choice.directory, choice.manifest, storage)
     except CheckpointError:
@@ -104,8 +104,8 @@ def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:
 
 
 def _lost_by_another_plan(manifest: Manifest, apart: int) -> list[str]:
-    """What :func:`psrpc.checkpoint.load.load_state` cannot keep apart when the shards are
-    others."""
+    """Warns of batches that :func:`psrpc.checkpoint.load.load_state` cannot keep apart for another
+    plan."""
     if not apart:
         return []
     return [
@@ -119,10 +119,10 @@ def _lost_by_another_plan(manifest: Manifest, apart: int) -> list[str]:
 def _batches(
     sets: Sequence[Mapping[int, IntervalSet]], batch_size: int, apart: bool = False
 ) -> int:
-    """How many batches all shards have applied; or, ``apart``, some of them and others not."""
+    """Counts the batches that all shards have applied, or with ``apart`` only some."""
     common = common_positions(sets)
-    found = partial_positions(sets, common) if apart else common
-    return sum(count_batches(positions, batch_size) for positions in found.values())
+    chosen = partial_positions(sets, common) if apart else common
+    return sum(count_batches(positions, batch_size) for positions in chosen.values())
 
 
 def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:
@@ -136,7 +136,7 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
         whose = f", which is of job {manifest.job!r} and not of {description.name!r}"
     for name, theirs, ours in wanted:
         if theirs != ours and name == "batch_size" and description.local_steps > 1:
-            # The checkpoint has the product alone.
+            # The checkpoint knows only the product.
             raise InvalidJob(
                 f"cannot resume from {directory}{whose}: its batch_size x local_steps is {theirs}, "
                 f"the job's is {description.batch_size} x {description.local_steps} = {ours}; "
@@ -159,7 +159,7 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
                 code="PS405",
             )
     try:
-        # First: another width of a table changes the layers behind it, too.
+        # Tables first: another width of one also changes the layers behind it.
         compare_tables(directory, manifest.plan.tables, description.tables)
         compare_variables(directory, manifest.plan.variables, description.variables)
     except CheckpointError as error:
@@ -169,13 +169,13 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
 def _check_slots(
     directory: Path, manifest: Manifest, description: JobDescription, storage: Storage
 ) -> None:
-    """Shards would refuse another optimizer's slots, each checkpoint in turn."""
+    """Refuses another optimizer's slots, which shards would refuse checkpoint by checkpoint."""
     if description.slots is None:
         return
     try:
         held = slot_names(directory, manifest, storage)
     except CheckpointError:
-        return  # the shards that are to load it will say so
+        return  # shards that load it will report it
     if held != sorted(description.slots):
         theirs, ours = (
             f"{optimizer.get('class_name')} ({', '.join(slots)})"

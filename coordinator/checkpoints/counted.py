@@ -1,7 +1,7 @@
-"""Whether every batch has counted once: what the shards say in a checkpoint, beside the job.
+"""Checks that every batch has counted once, from the shards' applied-sets in a checkpoint.
 
-A shard applies nothing that is in its applied-set already, and a checkpoint has parameters and
-applied-set of one moment. So what is in the sets of all shards has counted once on each of them.
+A shard applies nothing that is in its applied-set, and a checkpoint has parameters and applied-set
+of the same moment. So batches in the sets of all shards have counted once on each of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from psrpc.core.batch import BatchId, cut_batch
 from psrpc.core.errors import CheckpointError
 
 NAMED = 10
-"""Batches of a kind that are named, at most; all are counted."""
+"""Most batches of a kind that are named; all are counted."""
 
 
 def read_counted(run: Run, checkpoint: str) -> dict[str, Any] | None:
-    """What :func:`count` says of a checkpoint, named relative to the run directory; None where it
-    cannot be read."""
+    """Returns :func:`count` of a checkpoint, named relative to the run directory; None if it is
+    unreadable."""
     directory = run.run_dir / checkpoint
     try:
         manifest = read_manifest(directory)
@@ -37,14 +37,11 @@ def read_counted(run: Run, checkpoint: str) -> dict[str, Any] | None:
 
 
 def count(
-    job: JobDescription,
-    applied: Sequence[Positions],
-    skipped: Sequence[Positions],
-    twice: int = 0,
+    job: JobDescription, applied: Sequence[Positions], skipped: Sequence[Positions], twice: int = 0
 ) -> dict[str, Any]:
-    """For the summary: how many batches the job has, and how many ``counted`` on every shard.
-    ``missing`` are the others, and ``skipped`` those that counted without a gradient, which was
-    not finite: the first of each by name.
+    """Counts, for the summary, the job's batches and those ``counted`` on every shard; names the
+    first of the others as ``missing``, and of those that were ``skipped`` for a gradient that was
+    not finite.
 
     Args:
         applied, skipped: the applied-set of each shard, and the skipped part of it.

@@ -1,7 +1,7 @@
-"""Evicted rows of a run: kept when their checkpoint is removed, and found again.
+"""Evicted rows of a run: keeps them when their checkpoint is removed, and finds them again.
 
-Each checkpoint has the rows that were evicted since the one before. So those of all checkpoints
-that a state has behind it belong together, and outlive the checkpoints.
+Each checkpoint has the rows evicted since the previous one. So the rows of all checkpoints in the
+history of a state belong together, and outlive the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from psrpc.files.durable import give_name, give_names_back, make_directory, make
 from psrpc.files.storage import DISK, Storage
 
 EVICTED = "evicted"
-"""Below the run directory: for each checkpoint that was removed and had evicted rows, a directory
-of its name with these and its manifest. Load-bearing."""
+"""Below the run directory: for each removed checkpoint with evicted rows, a directory of its name
+with these rows and its manifest. Load-bearing."""
 
 COPY_NBYTES = 1 << 20
 
 
 def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
-    """Keeps the evicted rows of a checkpoint that is about to be removed. May be repeated.
+    """Keeps the evicted rows of a checkpoint that is about to be removed. Idempotent.
 
     Raises:
         CheckpointError: its manifest cannot be read, or the operating system refused.
@@ -43,11 +43,11 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
     final, temporary = kept / checkpoint.name, kept / f"{TEMPORARY}{checkpoint.name}"
     try:
         give_names_back(kept, storage)
-        there = storage.directories(kept)
-        if final.name in there:
+        present = storage.directories(kept)
+        if final.name in present:
             make_last(final, storage)
             return
-        if temporary.name in there:
+        if temporary.name in present:
             storage.remove(temporary)
         make_directory(temporary, storage)
         for name in (*names, MANIFEST):
@@ -63,9 +63,8 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
 
 
 def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list[str]]:
-    """Where the evicted rows of a checkpoint and of all that it has behind it are, the oldest
-    first; and lines on what was passed over. What a shard has lost by a restore is not among them,
-    nor are checkpoints of another run.
+    """Returns where the evicted rows of a checkpoint and its whole history are, oldest first, and
+    remarks on skipped ones. Excludes rows that a shard lost by a restore, and other runs.
 
     Raises:
         CheckpointError: the run's directory cannot be read.
@@ -91,8 +90,8 @@ def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list
 def is_behind(
     one: tuple[int, int], other: tuple[int, int], shard: int, restored: Iterable[RestoredGeneration]
 ) -> bool:
-    """Whether the state of ``shard`` in checkpoint ``other`` has that in ``one`` behind it, or is
-    it. Both are a generation and a global step."""
+    """Whether checkpoint ``one`` is ``other`` or belongs to the history of its ``shard``. Both are
+    a generation and a global step."""
     if one > other:
         return False
     gone_behind = (

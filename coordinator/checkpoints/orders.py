@@ -1,6 +1,6 @@
 """The snapshots of one generation: ordered, taken by all shards, committed or given up.
 
-Deterministic: orders go out through ``send``; the disk is its only effect besides.
+Deterministic: orders go out through ``send``; the disk is the only other side effect.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = get_logger()
 
 
 class Orders:
-    """What of a generation is saved and evaluated. ``failure`` says why the job must stop,
-    ``warnings`` what a person should know. Not thread-safe."""
+    """The snapshots and evaluations of a generation. ``failure`` says why the job must stop,
+    ``warnings`` what users should know. Not thread-safe."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Orders:
         send: Callable[[Command], None],
         cadence: Cadence,
     ) -> None:
-        """``newest`` is the checkpoint that was noted last: name, generation, global step."""
+        """``newest`` is the checkpoint that was recorded last: name, generation, global step."""
         description = run.description
         saved_step = run.restored.global_step if run.restored else None
         if run.restored is None and newest is not None and newest[1] >= run.since:
-            # One of another history is not what the shards hold, whatever its step.
+            # Shards do not hold a checkpoint of another history, whatever its step.
             saved_step = newest[2]
         self.failure: str | None = None
         self.warnings: list[str] = []
@@ -67,13 +67,13 @@ class Orders:
         self._disk = disk
         self._send = send
         self._written = 0
-        """Checkpoints that were ordered."""
+        """Number of checkpoints ordered."""
         self._unfinished: dict[str, int] = {}
-        """Those of them that are neither committed nor given up: name and number."""
+        """Those neither committed nor given up: name to number."""
         self._saved = 0
-        """The greatest number of one that is committed; 0 is what the generation began with."""
+        """Greatest number of a committed one; 0 is the generation's initial checkpoint."""
         self._refused = ""
-        """Why the last of them failed; empty once one is committed."""
+        """Why the last one failed; empty once one is committed."""
 
     def order_first(self, step: int) -> None:
         """Orders the checkpoint that training begins with, once."""
@@ -82,27 +82,26 @@ class Orders:
             self._order(order)
 
     def order_due(self, step: int, trained: bool) -> None:
-        """Orders what is due by command, now that the shards stand at ``step``."""
+        """Orders by command what is due now that the shards stand at ``step``."""
         while (order := self.saving.next_order(step, trained)) is not None:
             self._order(order)
         self._take_warnings()
 
     def with_decision(self, step: int, trained: bool) -> tuple[SnapshotOrder, ...]:
-        """What is ordered by the decision that takes the shards to ``step``."""
+        """Returns the orders of the decision that takes the shards to ``step``."""
         order = self.saving.next_order(step, trained, by_decision=True)
         self._take_warnings()
         return (order,) if order is not None and self._make_directory(order) else ()
 
     def request(self, step: int) -> int:
-        """A checkpoint of ``step`` or later is wanted; its number, for :meth:`is_saved`. It is 0
+        """Requests a checkpoint of ``step`` or later; returns its number, for :meth:`is_saved`: 0
         where the generation began with one of this step."""
         if self.saving.request(step):
             return self._written + 1
         return 0 if self.saving.began_with(step) else self._written
 
     def is_saved(self, number: int) -> bool:
-        """Whether the checkpoint of this number is committed, or a later one, which holds what it
-        would."""
+        """Whether the checkpoint of this number or a later one, which replaces it, is committed."""
         return number <= self._saved
 
     def is_lost(self, number: int) -> bool:
@@ -111,14 +110,14 @@ class Orders:
         return ordered and not self.is_saved(number)
 
     def checked(self, taken: Taken) -> Taken | Failed:
-        """A snapshot that all shards have taken: in sync mode all must be of its round."""
+        """Checks a snapshot that all shards have taken: in sync mode all must be of its round."""
         versions = {file.version for file in taken.files}
         if not self._sync or versions <= {taken.order.global_step}:
             return taken
         return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
 
     def taken(self, order: SnapshotOrder) -> None:
-        """Every shard has it, and a checkpoint is committed."""
+        """Notes that every shard has a snapshot, and that a checkpoint is committed."""
         self._saved = max(self._saved, self._finished(order))
         self._refused = "" if order.write else self._refused
         if order.write and self._has_tables:
@@ -129,8 +128,9 @@ class Orders:
         self.evaluations.snapshot_taken(order.name)
 
     def failed(self, failed: Failed, damaged: bool = False) -> None:
-        """A shard could not take it, or it cannot be committed. One that is ``damaged`` was
-        committed and read back, and nothing is continued: its parts would be in the next."""
+        """Handles a snapshot that a shard could not take or that cannot be committed. After one
+        that is ``damaged``, read back after its commit, nothing is continued, as the next would
+        contain its parts."""
         if damaged:
             self.saving.base = ""
         self._finished(failed.order)
@@ -141,7 +141,7 @@ class Orders:
         self._take_warnings()
 
     def withdraw(self, orders: Sequence[SnapshotOrder]) -> None:
-        """The decision that carries ``orders`` is not made: no shard will take them."""
+        """Withdraws the ``orders`` of a decision that is not made: no shard will take them."""
         for order in orders:
             self.snapshots.withdraw(order.name)
             self.snapshots.release(order.name)
@@ -151,29 +151,29 @@ class Orders:
                 self._disk.discard(order)
 
     def release(self, name: str) -> None:
-        """Nobody needs the kept snapshot any more."""
+        """Lets the shards drop a kept snapshot."""
         if self.snapshots.release(name):
             self._send(Release(name))
 
     def give_up(self) -> None:
-        """The generation is over: what is not taken yet will not be."""
+        """Ends the generation: discards snapshots not yet taken."""
         for order in self.snapshots.pending:
             self._disk.discard(order)
         self._cadence.given_up()
 
     def awaited_commit(self) -> str:
-        """A checkpoint that is wanted and that no shard is awaited for, in words."""
+        """Describes a requested checkpoint that waits for no shard."""
         failed = f", of which the last failed: {self._refused}" if self._refused else ""
         return f"a checkpoint to be committed{failed}"
 
     @property
     def releases(self) -> list[Command]:
-        """What was let go last; a shard that missed it has less room than it should."""
+        """The last releases; a shard that missed one has less room than it should."""
         return [Release(name) for name in self.snapshots.released]
 
     def missed(self, shard: int) -> list[Command]:
-        """What a shard may have missed while it had no command stream open."""
-        # Once more: of these it may take one only now, that nobody needs any longer.
+        """Returns the commands that a shard may have missed without a command stream."""
+        # The releases again: the shard may only now take a snapshot that is no longer needed.
         return [*self.releases, *self.snapshots.lacking(shard), *self.releases]
 
     def _order(self, order: SnapshotOrder) -> None:
@@ -182,7 +182,7 @@ class Orders:
             self._send(order)
 
     def _make_directory(self, order: SnapshotOrder) -> bool:
-        """Where a checkpoint goes; False when there is no place, which is noted."""
+        """Makes a checkpoint's directory; on failure notes it and returns False."""
         if not order.write:
             return True
         self._written += 1
@@ -196,7 +196,7 @@ class Orders:
         return True
 
     def _finished(self, order: SnapshotOrder) -> int:
-        """Its number; 0 where it was not to be written."""
+        """Ends an order; returns its number, 0 if it was not to be written."""
         self.snapshots.written(order.name)
         return self._unfinished.pop(order.name, 0)
 

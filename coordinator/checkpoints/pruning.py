@@ -1,4 +1,4 @@
-"""Removes checkpoints that are not to be kept, none before a newer one has been read back."""
+"""Removes superfluous checkpoints, none before a newer one has been read back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from psrpc.files.storage import DISK, Storage, cause_of, read_json
 
 @dataclass(frozen=True)
 class Removable:
-    """Names of checkpoints that may go, oldest first, and what was found to be wrong. ``good`` is
-    the newest that was read back, and has to last before any of them goes."""
+    """Removable checkpoints, oldest first, and warnings. ``good`` is the newest that was read back;
+    its name must be durable before any is removed."""
 
     names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Removable:
 
 
 class Pruner:
-    """The checkpoints of one run. Not thread-safe."""
+    """Prunes the checkpoints of one run. Not thread-safe."""
 
     def __init__(
         self, checkpoints: Path, keep: int, objective: Objective | None, storage: Storage = DISK
@@ -45,13 +45,13 @@ class Pruner:
         self._storage = storage
         self._verified: set[str] = set()
         self.lasting: set[str] = set()
-        """Those whose name this process has made to last."""
+        """Checkpoints whose name this process has made durable."""
         self._damaged: set[str] = set()
 
     def find(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> Removable:
-        """What :meth:`prune` would remove. Reads the newest checkpoint back, once."""
+        """Finds what :meth:`prune` would remove. Reads the newest checkpoint back, once."""
         try:
             found = find_checkpoints(self._checkpoints, self._storage)
         except CheckpointError as error:
@@ -80,7 +80,7 @@ class Pruner:
     def prune(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Removes what may go; returns warnings.
+        """Removes superfluous checkpoints; returns warnings.
 
         Args:
             scores: the objective's results, by generation and global step.
@@ -90,8 +90,8 @@ class Pruner:
         return (*removable.warnings, *self.remove(removable))
 
     def remove(self, removable: Removable) -> list[str]:
-        """Removes what :meth:`find` has found, once the newest good checkpoint lasts; returns
-        warnings. The rows that they say were evicted are kept."""
+        """Removes what :meth:`find` returned, once the name of the newest good checkpoint is
+        durable; returns warnings. Keeps their evicted rows."""
         if removable.names and removable.good not in self.lasting:
             good = self._checkpoints / removable.good
             try:
@@ -109,7 +109,7 @@ class Pruner:
         return warnings
 
     def _verify_newest(self, found: Found) -> list[str]:
-        """Goes back to a checkpoint that is good; returns what is wrong with those before."""
+        """Verifies from the newest back to a good one; returns what is wrong with those before."""
         warnings = []
         for directory, manifest in found.manifests:
             if manifest.name in self._verified:
@@ -128,8 +128,8 @@ class Pruner:
 
 
 def best_checkpoint(run_dir: Path) -> tuple[Manifest, Objective, float] | None:
-    """The best of a run that keeps it, by what, and its result; None where there is none, or the
-    run cannot say."""
+    """Returns the best checkpoint of a run that keeps it, the objective and its result; None if
+    there is none, or it cannot be determined."""
     objective = objective_of(run_dir)
     if objective is None:
         return None
@@ -168,7 +168,7 @@ def described_job(run_dir: Path) -> JobDescription:
 
 
 def objective_of(run_dir: Path) -> Objective | None:
-    """By what the run's best checkpoint is chosen; None too where nobody can say."""
+    """Returns how the run's best checkpoint is chosen, or None if it is not, or unknown."""
     try:
         return described_job(run_dir).keep_best
     except InvalidJob:

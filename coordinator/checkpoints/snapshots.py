@@ -14,13 +14,13 @@ from psrpc.checkpoint.manifest import RowsFileEntry
 from psrpc.core.errors import InvalidArgument
 
 MAX_KEPT = 3
-"""Snapshots that shards hold in memory at most: two of epochs and the final one."""
+"""Snapshots that shards may hold in memory: two of epochs and the final one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """What one shard reports of a snapshot; ``file`` is empty when it was not to be written.
-    ``rows`` are the files of its tables' rows, in order, ``evicted`` that of evicted ones."""
+    """One shard's report of a snapshot; ``file`` is empty when it was not to be written. ``rows``
+    are the files of its tables' rows, in order, ``evicted`` the file of evicted ones."""
 
     shard: int
     version: int
@@ -33,8 +33,8 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Every shard has taken the snapshot; ``files`` by shard index. ``under`` is the policy that
-    stood then; None where there was never another than the run's."""
+    """A snapshot that every shard has taken; ``files`` by shard index. ``under`` was the policy in
+    force; None if it was always the run's."""
 
     order: SnapshotOrder
     files: tuple[ShardFile, ...]
@@ -43,7 +43,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A shard could not take or write the snapshot."""
+    """A snapshot that a shard could not take or write."""
 
     order: SnapshotOrder
     reason: str
@@ -60,7 +60,7 @@ class Snapshots:
     """The snapshots of one run, by name. Not thread-safe."""
 
     def __init__(self, shards: int, under: Followed | None = None) -> None:
-        """``under`` is the policy that stands."""
+        """``under`` is the policy in force."""
         self._shards = shards
         self._under = under
         self._pending: dict[str, _Pending] = {}
@@ -71,7 +71,7 @@ class Snapshots:
 
     @property
     def writing(self) -> int:
-        """How many checkpoints are being written, or written and not yet committed."""
+        """Number of checkpoints being written, or written and not yet committed."""
         return len(self._writing)
 
     @property
@@ -90,7 +90,7 @@ class Snapshots:
         return tuple(self._released)
 
     def order(self, order: SnapshotOrder, by_decision: bool = False) -> None:
-        """Records an order that goes out, in a round's decision or as a command of its own."""
+        """Records an order, sent in a round's decision or as a command of its own."""
         assert order.name not in self._known
         assert not order.keep or self.room > 0
         self._known.add(order.name)
@@ -101,11 +101,11 @@ class Snapshots:
             self._writing.add(order.name)
 
     def withdraw(self, name: str) -> None:
-        """An order that was recorded does not go out after all."""
+        """Withdraws a recorded order that is not sent."""
         del self._pending[name]
 
     def report(self, name: str, file: ShardFile, error: str) -> Taken | Failed | None:
-        """One shard's report; None while others are awaited and when it is a repetition.
+        """Records a shard's report; None while others are missing, or for a repetition.
 
         Raises:
             InvalidArgument: no such snapshot was ordered.
@@ -127,11 +127,11 @@ class Snapshots:
         return Taken(pending.order, files, self._under)
 
     def written(self, name: str) -> None:
-        """The manifest is committed, or the attempt has failed."""
+        """Notes that the manifest is committed, or that the attempt has failed."""
         self._writing.discard(name)
 
     def release(self, name: str) -> bool:
-        """Nobody needs the kept snapshot any more; whether it was kept."""
+        """Releases a snapshot; returns whether it was kept."""
         if name not in self._kept:
             return False
         self._kept.remove(name)
@@ -139,14 +139,14 @@ class Snapshots:
         return True
 
     def lacking(self, shard: int) -> list[SnapshotOrder]:
-        """Orders that ``shard`` has not reported. Those that ride in a decision are left out:
-        only with it do they fall on the right version."""
+        """Returns the orders that ``shard`` has not reported, except those in decisions: only with
+        the decision do they apply to the right version."""
         return [
             p.order for p in self._pending.values() if not p.by_decision and shard not in p.files
         ]
 
     def waiting_for(self) -> str:
-        """Which shards a snapshot waits for, in words; empty when none is pending."""
+        """Says which shards a snapshot waits for; empty when none is pending."""
         parts = []
         for name, pending in self._pending.items():
             missing = [shard for shard in range(self._shards) if shard not in pending.files]

@@ -1,4 +1,4 @@
-"""What several shards have applied: in common, and apart. Pure."""
+"""Compares the applied-sets of several shards. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NONE = (sys.maxsize, sys.maxsize)
 
 
 def common_positions(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
-    """The positions that are in all of several sets, per epoch."""
+    """Returns the positions that are in all sets, per epoch."""
     common: dict[int, IntervalSet] = {}
     for epoch in set.intersection(*(set(one) for one in sets)) if sets else set():
         first, *others = (one[epoch] for one in sets)
@@ -25,11 +25,10 @@ def common_positions(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
 def partial_positions(
     sets: Sequence[Positions], common: Mapping[int, IntervalSet]
 ) -> dict[int, IntervalSet]:
-    """The positions that are in some of the sets and not in ``common``, per epoch; epochs without
-    any are left out."""
+    """Returns the positions that are in some sets and not in ``common``, per epoch that has any."""
     partial: dict[int, IntervalSet] = {}
     for epoch in sorted({epoch for one in sets for epoch in one}):
-        # In order, so that each is added at the end, and each of both is looked at once.
+        # Sorted, so that each interval is appended, and both sides are scanned once.
         union = IntervalSet(sorted(i for one in sets for i in one.get(epoch, ())))
         left = IntervalSet()
         inside = iter(common.get(epoch, ()))

@@ -1,4 +1,4 @@
-"""What the coordinator knows of a job: the JSON that ``worker describe`` prints.
+"""The coordinator's knowledge of a job: the JSON that ``worker describe`` prints.
 
 User code and TensorFlow run in that child process, never in the coordinator.
 """
@@ -11,14 +11,7 @@ from typing import Any, Literal
 from coordinator.core.retention import Objective, ReduceLr, StopEarly
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.checkpoint_every import SaveInterval
-from psrpc.core.document import (
-    flag,
-    maybe,
-    real,
-    record,
-    text,
-    whole,
-)
+from psrpc.core.document import flag, maybe, real, record, text, whole
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Placement, VariableSpec
 from psrpc.core.policy import Mode, Policy
@@ -26,9 +19,7 @@ from psrpc.core.tables import FULL_EVERY, TableSpec
 from psrpc.core.text import counted
 
 FORMAT = 1
-"""Of the JSON. Load-bearing."""
-
-
+"""Format version of the JSON. Load-bearing."""
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 ScaleLr = Literal["linear"]
@@ -36,7 +27,7 @@ ScaleLr = Literal["linear"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A job goes over to ``policy`` once its first ``epoch`` epochs are done."""
+    """A job switches to ``policy`` after its first ``epoch`` epochs."""
 
     policy: Policy
     epoch: int
@@ -44,14 +35,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with,
-    ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id,
-    ``local_learning_rate`` is that of the workers' SGD then, None where a schedule says it;
-    ``tables`` are the embedding tables, ``first_rows`` the checkpoint whose rows they begin with
-    (empty: none), and ``rows_nbytes`` about the bytes of their rows that a batch needs;
-    ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow is to choose;
-    ``optimizer`` is the serialized Keras optimizer and ``slots`` what its state is called in
-    checkpoints, None where that is not said; ``document`` the JSON it was read from."""
+    """A job as processes other than workers need it. ``policy`` is the initial one, ``then`` the
+    rule to switch it; ``local_steps`` (H) are the batches of one batch id, ``local_learning_rate``
+    is then that of the workers' SGD, None under a schedule; ``tables`` are the embedding tables,
+    ``first_rows`` the checkpoint of their initial rows (empty: none), and ``rows_nbytes`` roughly
+    the bytes of rows that a batch needs; ``warmup_epochs`` is for ``scale_lr``;
+    ``intra_op_threads`` is 0 where TensorFlow chooses; ``optimizer`` is the serialized Keras
+    optimizer and ``slots`` the names of its state in checkpoints, None if unknown; ``document`` is
+    the JSON."""
 
     name: str
     job_sha256: str
@@ -92,29 +83,29 @@ class JobDescription:
 
     @property
     def paced(self) -> bool:
-        """Whether an epoch begins once the one before is evaluated."""
+        """Whether an epoch begins only once the one before is evaluated."""
         follows = self.stop_early is not None or self.reduce_lr is not None
         return bool(self.eval_records) and (self.evaluate_every_epoch or follows)
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know of how the job is done."""
-        found = []
+        """Remarks for the user on how the job is done."""
+        remarks = []
         if self.batch_size > self.train_records:
-            found.append(
+            remarks.append(
                 f"batch_size is {self.batch_size}, and train holds "
                 f"{counted(self.train_records, 'record')}: each epoch is one batch of all of them"
             )
         if self.unsummed_metrics:
-            found.append(
+            remarks.append(
                 f"the states of {', '.join(self.unsummed_metrics)} do not add up over batches: the "
                 "history has no value of training data, and one worker evaluates all records"
             )
-        return found
+        return remarks
 
     @property
     def mode(self) -> Mode:
-        """The mode that the job begins with."""
+        """The initial mode."""
         return self.policy.mode
 
     @property
@@ -124,7 +115,7 @@ class JobDescription:
 
     @property
     def unit(self) -> int:
-        """Records of a batch id, which is what is leased, pushed and counted."""
+        """Records of a batch id, the unit of leases, pushes and counts."""
         return self.batch_size * self.local_steps
 
     @property

@@ -38,10 +38,10 @@ from psrpc.core.text import counted
 
 
 def parse_description(said: str) -> JobDescription:
-    """Reads and checks the JSON.
+    """Parses and checks the JSON.
 
     Raises:
-        InvalidJob: not such a description; names the field.
+        InvalidJob: it is no such description; names the field.
     """
     try:
         document = parse_json(said.encode())
@@ -53,7 +53,7 @@ def parse_description(said: str) -> JobDescription:
 
 
 def read_description(document: Any) -> JobDescription:
-    """The description in a JSON value, such as one that was kept. Raises InvalidJob."""
+    """Reads the description from a JSON value, such as a stored one. Raises InvalidJob."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
     read = _Reader(document)
@@ -99,7 +99,7 @@ def read_description(document: Any) -> JobDescription:
 
 
 class _Reader:
-    """Takes fields out of a JSON object and says which one is wrong."""
+    """Takes fields out of a JSON object; errors name the wrong one."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -132,7 +132,7 @@ class _Reader:
         return value
 
     def positive(self, name: str) -> float:
-        """A number of at least 0, which is what it is where nothing is said."""
+        """Reads a number of at least 0, the default."""
         value = self._document.get(name, 0.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise InvalidJob(
@@ -183,13 +183,13 @@ def _objective(document: Any) -> Objective | None:
 
 
 def _stop_early(document: Any) -> StopEarly | None:
-    found = _read_plateau(STOP_EARLY, document, "stop_early")
-    return None if found is None else StopEarly(**found)
+    values = _read_plateau(STOP_EARLY, document, "stop_early")
+    return None if values is None else StopEarly(**values)
 
 
 def _reduce_lr(document: Any) -> ReduceLr | None:
-    found = _read_plateau(REDUCE_LR, document, "reduce_lr")
-    return None if found is None else ReduceLr(**found)
+    values = _read_plateau(REDUCE_LR, document, "reduce_lr")
+    return None if values is None else ReduceLr(**values)
 
 
 def _read_plateau(check: Check, document: Any, name: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""What shards and workers tell about themselves with each sign of life.
+"""Figures that shards and workers report with each heartbeat.
 
-All counts are since the process that tells them started, so those of a process that was restarted
-begin at 0 again. A sum over shards or workers is one over the processes that are there now.
+All counts start with the process, so those of a restarted process begin at 0 again. A sum over
+shards or workers covers the present processes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 MAX_WORKERS = 256
-"""Workers whose figures are kept apart, at most."""
+"""Most workers whose figures are kept apart."""
 
 MAX_COUNTS = 256
-"""Entries of a histogram that are read, at most. Shards send 64."""
+"""Most entries of a histogram that are read. Shards send 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Sums over the ``records`` of an epoch that a shard has applied, see
-    :mod:`psrpc.core.batch`."""
+    """Sums over the ``records`` of an epoch that a shard has applied: :mod:`psrpc.core.batch`."""
 
     epoch: int
     records: int
@@ -29,9 +28,9 @@ class EpochTotals:
 
 @dataclass(frozen=True, slots=True)
 class ShardFigures:
-    """Of a shard. ``staleness_counts[s]`` is the number of pushes that were applied with staleness
-    s, the last entry counts all above; ``workers`` are the same counts by who pushed. ``apply_s``
-    are the seconds of its updates; see HeartbeatShardRequest for the others."""
+    """Figures of a shard. ``staleness_counts[s]`` is the number of pushes applied with staleness s,
+    the last entry counts all above; ``workers`` are the same counts by worker. ``apply_s`` are the
+    seconds of its updates; see HeartbeatShardRequest for the others."""
 
     version: int = 0
     applied: int = 0
@@ -73,32 +72,32 @@ class WorkerTimes:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all."""
         return self.data + self.compute + self.barrier + self.network + self.apply
 
     def by_cause(self) -> dict[str, float]:
-        """Seconds by what they were spent on."""
+        """Returns seconds by cause."""
         return {cause: getattr(self, cause) for cause in CAUSES}
 
     def since(self, earlier: WorkerTimes) -> WorkerTimes:
-        """What came after ``earlier``; all, if another process counts now."""
+        """Returns the time after ``earlier``; all of it, if the process was replaced."""
         mine, others = self.by_cause(), earlier.by_cause()
         if self.total < earlier.total:
             return self
         return WorkerTimes(**{cause: max(0.0, mine[cause] - others[cause]) for cause in CAUSES})
 
     def shares(self) -> dict[str, float]:
-        """Parts of the whole by cause; empty while there is nothing."""
+        """Returns fractions by cause; empty while the total is 0."""
         total = self.total
         return {cause: s / total for cause, s in self.by_cause().items()} if total else {}
 
 
 CAUSES: tuple[str, ...] = tuple(f.name for f in fields(WorkerTimes))
-"""What a worker's time goes to."""
+"""The causes of a worker's time."""
 
 
 def add_counts(histograms: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """The sum of histograms of any lengths, entry by entry."""
+    """Adds histograms of any lengths, entry by entry."""
     total: list[int] = []
     for counts in histograms:
         total += [0] * (len(counts) - len(total))

@@ -1,4 +1,4 @@
-"""The phases of a job, and what takes it from one to the next. Pure."""
+"""The phases of a job and the transitions between them. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Phase = Literal[
 ENDED: tuple[Phase, ...] = ("done", "failed")
 
 FORMING: tuple[Phase, ...] = ("waiting", "recovering")
-"""A generation is formed, or cannot be yet: no worker trains."""
+"""Phases in which a generation is being formed: no worker trains."""
 
 STOPPED = "stopped by a signal"
-"""Why a job has failed that a person has stopped: not a failure of any process."""
+"""The reason of a job that a user has stopped, which no process failure caused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of a job now. ``begun`` means that every shard has begun the present
+    """The present facts about a job. ``begun`` means that every shard has begun the present
     generation; ``saved`` that there is a checkpoint to fall back to."""
 
     begun: bool
@@ -33,14 +33,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The next phase and why it has come."""
+    """The next phase and the reason for it."""
 
     phase: Phase
     reason: str
 
 
 def next_phase(phase: Phase, facts: Facts) -> Transition | None:
-    """Where the job goes from ``phase``, or None if it stays."""
+    """Returns the transition out of ``phase``, or None if the job stays."""
     if phase in ENDED or phase == "stopping":
         return None
     if not facts.begun:

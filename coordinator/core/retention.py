@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps: the newest few, and the best. Pure."""
+"""Decides which checkpoints a run keeps: the newest few, and the best. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint that is there. Newer is of a higher generation, and in it of a higher step."""
+    """A present checkpoint. A higher generation is newer, then a higher step."""
 
     name: str
     generation: int
@@ -28,14 +28,14 @@ class Kept:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What checkpoints are ordered by, and what evaluations name them by."""
+        """The key that orders checkpoints and that evaluations refer to."""
         return self.generation, self.global_step
 
 
 def best_of(
     present: Sequence[Kept], objective: Objective | None, scores: Mapping[tuple[int, int], float]
 ) -> str | None:
-    """The name of the best one that has been evaluated, of equals the oldest; None without any."""
+    """Returns the name of the best evaluated checkpoint, the oldest of equals, or None."""
     if objective is None:
         return None
     sign = 1 if objective.lower else -1
@@ -56,15 +56,15 @@ def superfluous(
     damaged: Collection[str] = (),
     in_use: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """The names of checkpoints that may go, oldest first.
+    """Returns the names of removable checkpoints, oldest first.
 
     Args:
-        present: all that are there, in any order.
-        keep: how many of the newest stay, at least 1; those that are damaged do not count.
-        objective: what the best one is best in; it stays as well. None keeps no best.
+        present: all present checkpoints, in any order.
+        keep: how many of the newest stay, at least 1; damaged ones do not count.
+        objective: selects the best, which stays too. None keeps no best.
         scores: the objective's results, by generation and global step.
-        damaged: names of those that are known to be; they go when they are old enough.
-        in_use: names of those that stay whatever their age.
+        damaged: names of damaged checkpoints; they go when they are old enough.
+        in_use: names of checkpoints that stay at any age.
     """
     assert keep >= 1
     good = sorted((k for k in present if k.name not in damaged), key=lambda k: k.age, reverse=True)
@@ -81,7 +81,7 @@ def superfluous(
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A run stops after ``epoch``, which counts from 1 as ``best`` does (0 for none), and why."""
+    """An early stop after ``epoch``, which counts from 1 as ``best`` does (0 for none), and why."""
 
     epoch: int
     best: int
@@ -90,8 +90,8 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class StopEarly:
-    """When a run stops: ``patience`` epochs are not better than the best one before by more than
-    ``min_delta``. With ``restore_best`` the run comes to the best epoch's checkpoint."""
+    """Stops a run once ``patience`` epochs are not better than the best one before by more than
+    ``min_delta``. With ``restore_best`` the run ends with the best epoch's checkpoint."""
 
     objective: Objective
     patience: int = 0
@@ -99,9 +99,7 @@ class StopEarly:
     restore_best: bool = False
 
     def judge(self, results: Sequence[float | None]) -> Stopped | None:
-        """Args:
-        results: the objective's, epoch by epoch; None of one that was not evaluated.
-        """
+        """Decides whether to stop after ``results``, by epoch; None where not evaluated."""
         best, at, waited, over = math.nan, 0, 0, False
         for epoch, value in enumerate(results, 1):
             if value is None:
@@ -122,8 +120,8 @@ class StopEarly:
 
 @dataclass(frozen=True, slots=True)
 class ReduceLr:
-    """When the learning rate is multiplied by ``factor``: ``patience`` epochs are not better than
-    the best one before by more than ``min_delta``. After that ``cooldown`` epochs do not count."""
+    """Multiplies the learning rate by ``factor`` once ``patience`` epochs are not better than the
+    best one before by more than ``min_delta``. The ``cooldown`` epochs after that do not count."""
 
     objective: Objective
     factor: float = 0.1
@@ -133,7 +131,7 @@ class ReduceLr:
     min_lr: float = 0.0
 
     def rate(self, results: Sequence[float | None], first: float) -> float:
-        """What the learning rate ``first`` is to be multiplied by after these results."""
+        """Returns the factor of the learning rate ``first`` after these results."""
         rate, best, waited, cooling = 1.0, math.nan, 0, 0
         for value in results:
             if value is None:
@@ -152,13 +150,13 @@ class ReduceLr:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What follows from the epochs that are done.
+    """The consequences of the finished epochs.
 
     Attributes:
-        until: epochs before this one may be begun.
-        awaited: the epoch whose results are awaited before that; counts from 0.
-        stopped: set when nothing more is begun.
-        rate: what the learning rate of the next epoch is multiplied by.
+        until: epochs before this one may begin.
+        awaited: the epoch, from 0, whose results must come first.
+        stopped: set when nothing more begins.
+        rate: the factor of the next epoch's learning rate.
     """
 
     until: int
@@ -176,13 +174,12 @@ def review(
     epochs: int,
     first_rate: float,
 ) -> Review:
-    """What follows from the ``evaluations`` of the epochs that are done, of which each is empty as
-    long as it is not known.
+    """Reviews the ``evaluations`` of the finished epochs; an unknown one is empty.
 
     Args:
         at_end: no batch of the next epoch is done, so that the last one can still be evaluated.
         epochs: of the job.
-        first_rate: the learning rate that it begins with.
+        first_rate: the job's initial learning rate.
     """
     done = len(evaluations)
     if done and at_end and done < epochs and not evaluations[-1]:
@@ -200,19 +197,19 @@ def review(
 
 
 def best_epoch(results: Sequence[float | None], objective: Objective) -> int | None:
-    """The epoch of the best result, from 1, of equals the first; None without any."""
+    """Returns the epoch of the best result, from 1, the first of equals; None without any."""
     best = math.nan
-    found = None
+    best_at = None
     for epoch, value in enumerate(results, 1):
         if value is not None and _better(objective, value, best, 0.0):
-            best, found = value, epoch
-    return found
+            best, best_at = value, epoch
+    return best_at
 
 
 def results_of(
     evaluations: Sequence[Mapping[str, float]], objective: Objective
 ) -> list[float | None]:
-    """The objective's results, epoch by epoch."""
+    """Returns the objective's results, epoch by epoch."""
     return [found.get(objective.metric) for found in evaluations]
 
 

@@ -1,4 +1,4 @@
-"""One run of a job: what is settled before anyone is let in."""
+"""One run of a job: its settings, fixed before any peer may join."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from psrpc.core.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A policy that a run came to follow, with the global step and the batches done by then.
-    ``rate`` multiplies the learning rate."""
+    """A policy of a run, with the global step and the batches done when it began. ``rate``
+    multiplies the learning rate."""
 
     number: int
     settings: Policy
@@ -27,7 +27,7 @@ class Followed:
     rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; the inverse of :meth:`from_json`."""
+        """Returns plain JSON types; the inverse of :meth:`from_json`."""
         return {
             "number": self.number,
             "settings": self.settings.to_json(),
@@ -38,14 +38,14 @@ class Followed:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Followed:
-        """As it was stored."""
+        """Reads what :meth:`to_json` returned."""
         settings = Policy.from_json(document["settings"])
         rate = document.get("rate", 1.0)
         return Followed(document["number"], settings, document["step"], document["batches"], rate)
 
     @property
     def words(self) -> str:
-        """The settings, and the learning rate if that is another."""
+        """The settings, and the learning rate if it is scaled."""
         return f"{self.settings}" + (f" learning rate x {self.rate:g}" if self.rate != 1.0 else "")
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class Followed:
 
 
 def updates(settings: Policy, first: int, last: int, per_epoch: int) -> int:
-    """Global steps that turn ``first`` batches done into ``last``, in order, with ``per_epoch`` of
-    them in an epoch: rounds never cross an epoch."""
+    """Counts the global steps from ``first`` to ``last`` batches done, in order, with ``per_epoch``
+    of them in an epoch: rounds never cross an epoch."""
     if first >= last:
         return 0
     taken = settings.taken
@@ -66,12 +66,12 @@ def updates(settings: Policy, first: int, last: int, per_epoch: int) -> int:
 
 
 def global_step(followed: Sequence[Followed], batches: int, per_epoch: int) -> int:
-    """The global step of so many batches done: a round, or a batch without rounds.
+    """Returns the global step after so many batches: a round, or a batch without rounds.
 
-    In a history that fell back behind a change it goes by the policy that stood then.
+    In a history that fell back behind a policy change, the policy in force then counts.
 
     Args:
-        followed: oldest first, beginning with the policy that stood at no batches.
+        followed: oldest first, beginning with the policy in force at no batches.
         per_epoch: batches of an epoch.
     """
     index = max(i for i, one in enumerate(followed) if one.batches <= batches)
@@ -82,7 +82,7 @@ def global_step(followed: Sequence[Followed], batches: int, per_epoch: int) -> i
 
 @dataclass(frozen=True)
 class RestoredCheckpoint:
-    """The checkpoint that a run goes on from; ``policy`` is the number of the one that stood."""
+    """The checkpoint that a run goes on from; ``policy`` is the number of the one in force then."""
 
     name: str
     global_step: int
@@ -96,23 +96,23 @@ class RestoredCheckpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """What a job's coordinator serves. All is settled before anyone is let in, but for generation,
-    policies, since and restored: they are replaced whenever a generation is formed.
+    """The run that a coordinator serves. All is fixed before any peer may join, except generation,
+    policies, since and restored, which each new generation replaces.
 
     Attributes:
         run_id: names the run over all its generations.
         job_path: the job file as the user gave it.
         overrides: ``key=value``, in order.
-        token: what a process must find in the run directory to prove that it shares it.
-        generation: the one that was formed last; 0 before the first of the run.
-        policies: those that it has followed after its first, oldest first; the last one stands.
-        first: the policy that it began with, where that is not the one that the job says now.
-        since: the generation since which all shards have kept what they held.
-        restored: what all shards restored when this generation was formed; None if some kept
-            theirs, or began with nothing.
-        remarks: what a person should know of how it was settled.
-        counted_twice: batches that may have counted twice on parts of the parameters, since it was
-            resumed with another number of shards.
+        token: proves that a process shares the run directory, where it must have read it.
+        generation: the one formed last; 0 before the first of the run.
+        policies: policies after the first, oldest first; the last one is in force.
+        first: the initial policy, if the job names another one now.
+        since: the generation since which all shards have kept their parameters.
+        restored: the checkpoint that all shards restored for this generation; None if some kept
+            their parameters, or began empty.
+        remarks: remarks for the user on the settings.
+        counted_twice: batches that may have counted twice on parts of the parameters, since the run
+            was resumed with another number of shards.
     """
 
     run_id: str
@@ -132,38 +132,38 @@ class Run:
 
     @property
     def followed(self) -> tuple[Followed, ...]:
-        """All policies that it has followed, the first one with them."""
+        """All policies so far, including the first."""
         return (Followed(1, self.first or self.description.policy), *self.policies)
 
     @property
     def policy(self) -> int:
-        """The number of the policy that stands; raised by each change."""
+        """The number of the policy in force; each change raises it."""
         return self.followed[-1].number
 
     @property
     def settings(self) -> Policy:
-        """The policy that stands."""
+        """The policy in force."""
         return self.followed[-1].settings
 
     @property
     def rule(self) -> Rule | None:
-        """What the job goes over to by itself, as long as it has followed its first policy only."""
+        """The rule to switch the policy, until the first change."""
         return None if self.policies else self.description.then
 
     @property
     def rate_scale(self) -> float:
-        """What the learning rate is multiplied by once it is warm: k, the micro-batches of an
-        update (Goyal et al. 2017, section 2.1), and what it was reduced to."""
+        """The factor of the learning rate after warmup: k, the micro-batches of an update (Goyal et
+        al. 2017, section 2.1), times the reduction."""
         return self.micro_batches * self.followed[-1].rate
 
     @property
     def micro_batches(self) -> float:
-        """k; 1 where the job does not scale its learning rate."""
+        """k; 1 if the job does not scale its learning rate."""
         return float(self.settings.taken) if self.description.scale_lr == "linear" else 1.0
 
     @property
     def warmup_updates(self) -> int:
-        """Updates of the optimizer until then."""
+        """Optimizer updates of the warmup."""
         if self.micro_batches == 1.0:
             return 0
         description = self.description
@@ -172,14 +172,15 @@ class Run:
 
     @property
     def settings_sha256(self) -> str:
-        """Hex; of what a worker loads besides the job file, which a resumed run may change."""
+        """Hex digest of what a worker loads besides the job file, which a resumed run may
+        change."""
         job = self.description
         settings = [self.overrides, job.mode, job.replicas, job.data_fingerprint]
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     @property
     def first_attempt(self) -> int:
-        """Attempts are unique in a job: each generation counts from its own start."""
+        """The first attempt number: each generation has its own range, unique in the job."""
         return (max(0, self.generation - 1) << 40) + 1
 
 

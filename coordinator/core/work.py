@@ -1,6 +1,6 @@
-"""What the coordinator hands out and gets back, as plain values.
+"""The work that the coordinator hands out and the reports that it gets back, as plain values.
 
-The pure cores speak these; ``messages`` turns them into protobuf and back.
+The pure parts use these; ``messages`` converts them to protobuf and back.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The fate of one batch, as a worker tells it. ``loss`` is the mean over the batch and may be
-    NaN; ``staleness`` is the greatest over the shards. Of a batch that is ``too_stale`` some shard
-    refused the gradient, so it has to be computed again. ``receipts`` are the shards' own words.
-    ``not_finite`` says in words what of the data of a batch that was ``skipped`` is not finite,
-    where that is known."""
+    """The outcome of one batch, reported by a worker. ``loss`` is the mean over the batch and may
+    be NaN; ``staleness`` is the greatest over the shards. A ``too_stale`` batch must be computed
+    again, since some shard refused its gradient. ``receipts`` come from the shards. ``not_finite``
+    says what in the data of a ``skipped`` batch is not finite, where known."""
 
     batch: BatchId
     attempt: int
@@ -46,10 +45,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
-    """Tells the shards to freeze their state under ``name``: to ``write`` it into ``directory``
-    (relative to the run directory), to ``keep`` it for pulls until it is released, or both.
-    ``base`` is the checkpoint, named in the same way, whose rows of tables a shard may add to, as
-    long as there are at most ``parts`` files of them."""
+    """Orders the shards to freeze their state under ``name``: to ``write`` it into ``directory``
+    (relative to the run directory), to ``keep`` it for pulls until its release, or both. ``base``
+    is the checkpoint, also relative, whose rows of tables a shard may extend, up to ``parts``
+    files."""
 
     name: str
     global_step: int
@@ -73,18 +72,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Tells the shards to forget a kept snapshot."""
+    """Orders the shards to drop a kept snapshot."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Tells one shard to stand at ``generation``: with what it holds (after ``decision``, where it
-    is given and is of the round that the shard stands at), with the checkpoint ``restore``
-    (relative to the run directory), or, with neither, with nothing. ``settings`` is the policy of
-    number ``policy``; ``version``, where it is given, what the shard's version becomes; the other
-    two are for the learning rate, see the message of the same name."""
+    """Orders one shard to stand at ``generation``: with its present state (after ``decision``, if
+    that is of the shard's round), with the checkpoint ``restore`` (relative to the run directory),
+    or else empty. ``settings`` is the policy of number ``policy``; ``version``, if given, becomes
+    the shard's; the other two set the learning rate, see the message of the same name."""
 
     generation: int
     policy: int
@@ -99,7 +97,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Tells the shards to refuse a worker that is gone, and to drop these of its attempts."""
+    """Orders the shards to refuse a departed worker, and to drop these of its attempts."""
 
     number: int
     worker: str
@@ -108,7 +106,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over; ``reason`` says why it failed, or was stopped."""
+    """Tells a process that the job is over; ``reason`` says why it failed, or was stopped."""
 
     failed: bool
     reason: str = ""
@@ -116,7 +114,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """Initialize every shard."""
+    """Orders a worker to initialize every shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class Train:
 @dataclass(frozen=True, slots=True)
 class Round:
     """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
-    ``round``, or from the ``newest`` that there is."""
+    ``round``, or from the ``newest``."""
 
     round: int
     attempt: Attempt
@@ -169,8 +167,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No work now, and why. ``until`` is when asking again may bring some though nothing has
-    happened; None if only an event can."""
+    """No work now, and why. ``until`` is when asking again may help without an event, or None."""
 
     reason: str
     until: float | None = None
@@ -182,7 +179,7 @@ Work: TypeAlias = Initialize | Train | Round | Evaluate | Merge | Wait | Ended
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where training stands. ``step`` is the global step, ``batches`` counts micro-batches,
+    """The training position. ``step`` is the global step, ``batches`` counts micro-batches,
     ``examples`` those that took part (skipped ones do not); all over the whole job."""
 
     step: int
@@ -193,7 +190,7 @@ class Span:
 
 
 class Schedule(Protocol):
-    """Who trains what next: the ledger (async, ssp) or the rounds (sync)."""
+    """Assigns training work to workers: the ledger (async, ssp) or the rounds (sync)."""
 
     @property
     def finished(self) -> bool:
@@ -201,15 +198,15 @@ class Schedule(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch is done that the policy is for."""
+        """Whether every batch that the policy covers is done."""
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is under way any more since :meth:`drain`; all shards have the same."""
+        """Whether nothing is in flight since :meth:`drain`; all shards have the same batches."""
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds anything that is not done."""
+        """Whether no worker holds unfinished work."""
 
     @property
     def finished_epochs(self) -> list[int]:
@@ -217,45 +214,45 @@ class Schedule(Protocol):
 
     @property
     def span(self) -> Span:
-        """Where training stands."""
+        """The training position."""
 
     def lease(
         self, worker: str, now: float, received: int, workers: int, /
     ) -> Train | Round | Wait:
-        """Work for ``worker``. ``received`` is the greatest attempt that reached it, ``workers``
-        how many share what is left."""
+        """Leases work to ``worker``. ``received`` is the greatest attempt that reached it;
+        ``workers`` share what is left."""
 
     def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
         """Records batches that are done on all shards; returns those that count now."""
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """What ``worker``, which is gone, holds and has not committed. Nobody else gets it yet."""
+        """Returns what a departed ``worker`` holds uncommitted; it stays reserved."""
 
     def release(self, worker: str) -> int:
-        """No shard takes anything from ``worker`` any more, so others get what it held; how many
-        batches that are."""
+        """Opens what ``worker`` held to others, as no shard takes anything from it any more;
+        returns how many batches."""
 
     def hand_over(self, stuck: Collection[str], /) -> list[str]:
-        """``stuck`` are the workers that cannot go on, all of them: others may do what they hold.
-        Those of them of which shards have to take nothing more before that."""
+        """Lets other workers do what ``stuck`` workers, all that cannot go on, hold. Returns those
+        that shards must refuse before that."""
 
     def extend(self, until_epoch: int, /) -> None:
-        """Epochs before ``until_epoch`` may be begun from now on."""
+        """Allows epochs before ``until_epoch``."""
 
     def drain(self) -> None:
-        """Begins nothing new; what is under way is finished."""
+        """Begins nothing new; work in flight is finished."""
 
     def tick(self, now: float, /) -> None:
-        """What time alone brings."""
+        """Handles the passing of time."""
 
     def stragglers(self, now: float, /) -> list[str]:
-        """Who is late with what all others wait for, in words."""
+        """Says which workers are late with what all others wait for."""
 
     def idle_worker(self, worker: str) -> None:
-        """``worker`` does something else, such as an evaluation; it does not hold up others."""
+        """Notes that ``worker`` does something else, such as an evaluation; others do not wait."""
 
     def take_finished_epochs(self) -> list[int]:
-        """Epochs whose batches have all been done since the last call."""
+        """Returns the epochs that were finished since the last call."""
 
     def waiting_for(self) -> str:
-        """What the next step waits for, in words."""
+        """Says what the next step waits for."""

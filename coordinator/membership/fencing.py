@@ -1,8 +1,7 @@
-"""Workers that are gone: their work is given to others only when no shard takes theirs any more.
+"""Revokes departed workers, so that no shard takes their work when others get it.
 
-A worker that was silent may only have stood still. Before its work goes to another, every shard
-is told to refuse its name and to drop what it has staged and not committed, and must have said
-that it does.
+A silent worker may only have stood still. Before its work goes to another, every shard must confirm
+that it refuses the worker's name and has dropped what the worker staged and did not commit.
 
 Pure: the engine's loop is the only caller.
 """
@@ -15,17 +14,17 @@ from coordinator.core.wording import shards
 from coordinator.core.work import Attempt, Revocation
 
 OFTEN = 3
-"""Lapses in a row that are worth a warning."""
+"""Lapses in a row that cause a warning."""
 
 KEPT = 200
 """Processes that are remembered."""
 
 
 class Revocations:
-    """The revocations of one generation that not every shard has obeyed. Not thread-safe.
+    """The revocations of one generation that some shard has not obeyed. Not thread-safe.
 
-    Their numbers rise by one, and a shard obeys them in order, so the greatest it has obeyed says
-    all.
+    Their numbers rise by one, and a shard obeys them in order, so the greatest obeyed number
+    says all.
     """
 
     def __init__(self, shards: int) -> None:
@@ -33,20 +32,21 @@ class Revocations:
         self.begin()
 
     def begin(self) -> None:
-        """A generation begins: whoever was revoked before cannot reach it."""
+        """Begins a generation, which previously revoked workers cannot reach."""
         self._number = 0
         self._pending: list[Revocation] = []
         self._obeyed = [0] * self._shards
 
     def add(self, worker: str, attempts: Sequence[Attempt]) -> Revocation:
-        """``worker`` is gone and had these attempts under way; the order for all shards."""
+        """Revokes ``worker``, which had these attempts in flight; returns the order for all
+        shards."""
         self._number += 1
         revocation = Revocation(self._number, worker, tuple(attempts))
         self._pending.append(revocation)
         return revocation
 
     def obeyed(self, shard: int, number: int) -> list[str]:
-        """``shard`` has obeyed all up to ``number``; the workers whose work is free since."""
+        """Notes that ``shard`` has obeyed all up to ``number``; returns workers obeyed by all."""
         self._obeyed[shard] = max(self._obeyed[shard], min(number, self._number))
         everyone = min(self._obeyed)
         free = [r.worker for r in self._pending if r.number <= everyone]
@@ -54,11 +54,11 @@ class Revocations:
         return free
 
     def missed(self, shard: int) -> list[Revocation]:
-        """What ``shard`` has not said that it obeys."""
+        """Returns the revocations that ``shard`` has not confirmed."""
         return [r for r in self._pending if r.number > self._obeyed[shard]]
 
     def waiting_for(self) -> str:
-        """Which shards have to refuse whom, in words; empty when all do."""
+        """Says which shards have to refuse which workers; empty when all do."""
         parts = []
         for revocation in self._pending:
             late = [shard for shard, n in enumerate(self._obeyed) if n < revocation.number]
@@ -67,15 +67,15 @@ class Revocations:
 
 
 class Lapses:
-    """Counts by incarnation: a process that was taken for gone and comes back is the same one under
+    """Counts lapses by incarnation: a process that counted as gone and comes back keeps it, under
     another name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def add(self, incarnation: int) -> bool:
-        """A process has fallen silent; whether it has done so :data:`OFTEN` times by now, with no
-        batch done in between."""
+        """Counts a lapse of a process; returns whether it is the :data:`OFTEN`-th without a batch
+        done in between."""
         count = self._counts.pop(incarnation, 0) + 1
         self._counts[incarnation] = count  # the newest last
         if len(self._counts) > KEPT:
@@ -83,5 +83,5 @@ class Lapses:
         return count == OFTEN
 
     def done(self, incarnation: int) -> None:
-        """A process has done batches."""
+        """Resets the count of a process that has done batches."""
         self._counts.pop(incarnation, None)

@@ -1,4 +1,4 @@
-"""How a generation is formed: who watches, what each shard was told, who has yet to begin.
+"""Forms a generation: which shards watch, what each was ordered, which have yet to begin.
 
 Pure: the engine's loop is the only caller.
 """
@@ -26,20 +26,20 @@ class Formation:
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """What the shards hold; all of them must be known."""
-        found = tuple(holding for holding in self._holdings if holding is not None)
-        assert len(found) == len(self._holdings)
-        return found
+        """The holdings of all shards, which must be known."""
+        holdings = tuple(holding for holding in self._holdings if holding is not None)
+        assert len(holdings) == len(self._holdings)
+        return holdings
 
     @property
     def due(self) -> bool:
-        """Whether a generation has to be formed, and can be: every shard watches, and the present
+        """Whether a generation must and can be formed: every shard watches, and the present
         generation was not formed of just these processes."""
         return len(self._watching) == len(self._holdings) and not self._formed
 
     @property
     def complete(self) -> bool:
-        """Whether every shard has begun the present generation, and is still there or may be."""
+        """Whether every shard has begun the present generation, and may still be present."""
         return self._formed and len(self._ready) == len(self._holdings)
 
     @property
@@ -49,8 +49,8 @@ class Formation:
 
     @property
     def joinable(self) -> int:
-        """The least generation that a worker can stand at from now on: the present one, or the one
-        after it as soon as a process is gone that the present one was formed of."""
+        """The least generation that a worker can join: the present one, or the next as soon as a
+        process that formed the present one is gone."""
         return self.generation if self._formed else self.generation + 1
 
     @property
@@ -61,7 +61,7 @@ class Formation:
         )
 
     def stands(self, shard: int, holding: Holding) -> None:
-        """A shard has opened its command stream."""
+        """Notes that a shard has opened its command stream."""
         self._holdings[shard] = holding
         self._watching.add(shard)
         told = self._told[shard]
@@ -69,17 +69,17 @@ class Formation:
             self._ready.discard(shard)
 
     def absent(self, shard: int) -> None:
-        """A shard's command stream has ended: it may open another, or be gone."""
+        """Notes that a shard's command stream has ended: it may open another, or be gone."""
         self._watching.discard(shard)
 
     def gone(self, shard: int) -> None:
-        """A shard's place was taken by a process that does not watch yet."""
+        """Notes that a process that does not watch yet took a shard's place."""
         self._holdings[shard] = None
         self._watching.discard(shard)
         self._ready.discard(shard)
 
     def form(self, generation: int, begins: Sequence[Begin]) -> None:
-        """This generation was stored, and these orders go out."""
+        """Forms the generation, which is stored, with these orders."""
         assert self.due
         assert generation > self.generation
         self.generation = generation
@@ -88,38 +88,38 @@ class Formation:
             self._told[index] = (holding.incarnation, begin)
 
     def told(self, shard: int) -> Begin | None:
-        """What the process that has the place was told, if it has not carried that out."""
+        """Returns the order that the process in the place has not carried out, or None."""
         told, holding = self._told[shard], self._holdings[shard]
         if told is None or holding is None or told[0] != holding.incarnation:
             return None
         return None if shard in self._ready else told[1]
 
     def begun(self, shard: int, holding: Holding) -> None:
-        """A shard has carried out what it was told; this is what it holds now."""
+        """Notes that a shard has carried out its order, and what it holds now."""
         assert holding.generation == self.generation
         self._holdings[shard] = holding
         self._ready.add(shard)
 
     def failed(self, shard: int) -> None:
-        """A shard cannot carry out what it was told, so what it holds is of no use: another
-        generation has to be formed."""
+        """Notes that a shard cannot carry out its order, so that its state is useless and another
+        generation must be formed."""
         holding = self._holdings[shard]
         if holding is not None:
             self._holdings[shard] = replace(holding, initialized=False)
         self.dissolve()
 
     def dissolve(self) -> None:
-        """Another generation has to be formed of the same processes."""
+        """Requires another generation of the same processes."""
         self._told = [None] * len(self._told)
         self._ready.clear()
 
     def initialize(self) -> None:
-        """A worker has given every shard its parameters."""
+        """Notes that a worker has initialized every shard."""
         self._holdings = [replace(holding, initialized=True) for holding in self.holdings]
 
     def waiting_for(self) -> str:
-        """Which shards have yet to begin, in words; empty when all have, or when the generation
-        is still to be formed."""
+        """Says which shards have yet to begin; empty when all have, or before the generation is
+        formed."""
         if not self._formed or self.complete:
             return ""
         late = [shard for shard in range(len(self._holdings)) if shard not in self._ready]

@@ -14,7 +14,7 @@ from coordinator.membership.progress import TotalsMeter
 @dataclass(slots=True)
 class Shard:
     """One shard's place. ``ready`` means that it has begun some generation, ``watching`` that its
-    command stream is open, ``watched`` that it has been."""
+    command stream is open, ``watched`` that it once was."""
 
     index: int
     incarnation: int = 0
@@ -28,13 +28,13 @@ class Shard:
     seen: float = 0.0
     figures: ShardFigures = field(default_factory=ShardFigures)
     told: float = 0.0
-    """When it told its figures."""
+    """When it reported its figures."""
     began_at: int = 0
-    """The version with which it began its generation; while it restores, it tells of less."""
+    """The version at which it began its generation; while it restores, it reports less."""
     earlier: tuple[float, ShardFigures] | None = None
-    """When it told them the time before, in the same generation, and the figures of then."""
+    """Time and figures of the previous report, in the same generation."""
     load: TotalsMeter = field(default_factory=TotalsMeter)
-    """Of its version and the bytes of gradients."""
+    """Rates of its version and of gradient bytes."""
 
     def __str__(self) -> str:
         return f"shard {self.index} at {self.address}" if self.address else f"shard {self.index}"
@@ -42,7 +42,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Worker:
-    """One worker, by the id that it was given."""
+    """One worker, by its assigned name."""
 
     name: str
     incarnation: int
@@ -51,11 +51,11 @@ class Worker:
     device: str = ""
     state: WorkerState = "active"
     certificate: str = ""
-    """The common name of the certificate that it calls with; empty without certificates."""
+    """The common name of its certificate; empty without certificates."""
     secret: bytes = field(default=b"", repr=False)
-    """What only this process knows."""
+    """A value that only this process knows."""
     session: bytes = field(default=b"", repr=False)
-    """What it calls with."""
+    """The session that it calls with."""
     seen: float = 0.0
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
@@ -64,24 +64,24 @@ class Worker:
     unreachable: dict[int, float] = field(default_factory=dict)
     """The shards that it cannot reach, and since when."""
     generation: int = 0
-    """The one that it stood at when it said so."""
+    """The generation that it stood at when it reported them."""
     address: str = ""
     registered: float = 0.0
     asked: bool = False
     worked: bool = False
     """See :class:`coordinator.membership.newcomers.Candidate`."""
     serial: str = ""
-    """Of the certificate that it called with last, see
+    """Serial number of the certificate of its last call, see
     :class:`psrpc.security.peer_certificate.Peer`."""
 
     def stood(self, now: float) -> None:
-        """That it has not moved by ``now`` does not count."""
+        """Forgives that it has not moved by ``now``."""
         self.position = replace(self.position, since=now)
 
     def reaches(self, unreachable: Mapping[int, float], generation: int, now: float) -> bool:
-        """Takes the shards of ``generation`` that it cannot reach, and for how long by ``now``;
-        whether others than before."""
-        # In another generation, other processes may be at their places.
+        """Sets the shards of ``generation`` that it cannot reach, with the durations by ``now``;
+        returns whether they have changed."""
+        # In another generation, other processes may be in their places.
         anew, was = generation != self.generation, self.unreachable
         before = {} if anew else was
         self.generation = generation
@@ -93,7 +93,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ShardSilent:
-    """A shard has given no sign of life for a lease; ``reason`` names it."""
+    """A shard has been silent for a lease; ``reason`` names it."""
 
     shard: int
     reason: str
@@ -101,7 +101,7 @@ class ShardSilent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSilent:
-    """A worker has given no sign of life for a lease, and is taken for gone for good."""
+    """A worker has been silent for a lease, and counts as gone for good."""
 
     worker: str
     reason: str

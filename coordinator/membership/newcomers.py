@@ -1,9 +1,10 @@
-"""Places for workers: a flood of registrations costs neither workers that work nor new ones theirs.
+"""Assigns places so that floods of registrations displace neither working nor new workers.
 
-All workers of a job have one certificate, so a registration proves nothing but that. A place is
-safe once its worker has done work. Until then it is a newcomer's: where newcomers are too many, a
-further one gets the place of the one that has shown least life. So a peer that registers a thousand
-names and does nothing with them displaces its own; and two hundred workers that start at once fit.
+All workers of a job have one certificate, so a registration proves nothing else. A place is safe
+once its worker has done work. Until then its worker is a newcomer: where newcomers are too many,
+another one gets the place of the one that has shown least life. So a peer that registers a thousand
+names and does nothing with them displaces its own, while two hundred workers that start at once
+fit.
 
 Pure: the membership is the only caller.
 """
@@ -15,32 +16,32 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 PER_ADDRESS = 512
-"""Newcomers of one address: all of a machine's workers, and twice as many as it may have calls
-under way (``psrpc.net.limits.PEER_CALLS``)."""
+"""Newcomers of one address: all of a machine's workers, and twice as many as its concurrent calls
+(``psrpc.net.limits.PEER_CALLS``)."""
 
 
 class Candidate(Protocol):
-    """What the rule asks of a worker that is there."""
+    """The facts about a present worker that the rule needs."""
 
     address: str
-    """Without its port: each connection has another."""
+    """The address without its port, which differs between connections."""
     asked: bool
-    """It has asked for work since it registered."""
+    """Whether it has asked for work since it registered."""
     worked: bool
-    """It has done some."""
+    """Whether it has done some."""
     registered: float
-    """When it did."""
+    """When it registered."""
 
 
 Place = TypeVar("Place", bound=Candidate)
 
 
 def gives_way(active: Iterable[Place], address: str, most: int) -> Place | None:
-    """The newcomer that leaves its place to one from ``address``; None where nobody has to, since
-    there is room, or nobody can, since all ``most`` have done work.
+    """Returns the newcomer that must give way to one from ``address``; None if there is room, or if
+    all ``most`` workers have done work.
 
-    Of those of an address, or where the whole job is full of the address that has most: one that
-    has not asked for work before one that has, and of these the one that registered first.
+    Candidates are the newcomers of that address, or of the most common one if the job is full. One
+    that has not asked for work goes first, then the one that registered first.
     """
     workers = list(active)
     newcomers = [worker for worker in workers if not worker.worked]
@@ -48,7 +49,7 @@ def gives_way(active: Iterable[Place], address: str, most: int) -> Place | None:
     if held[address] >= PER_ADDRESS:
         crowd = address
     elif len(workers) >= most and held:
-        # Its own, where others have as many.
+        # Prefer its own address among the most common ones.
         crowd = max(held, key=lambda one: (held[one], one == address))
     else:
         return None

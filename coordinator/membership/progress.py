@@ -1,6 +1,6 @@
 """Counters and rates of a run: for its status, its summary and its curves.
 
-Pure: time comes in, and nothing here locks.
+Pure: time is passed in, and nothing locks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.schedule.stragglers import ComputePace
 RATE_WINDOW_S = 10.0
 _BUCKET_S = 0.5
 _TOLD = 64
-"""Totals of a meter that are kept at most; one is told about every second."""
+"""Totals that a meter keeps; about one arrives per second."""
 
 
 class Meter:
@@ -28,7 +28,7 @@ class Meter:
         self._since: float | None = None
 
     def add(self, amount: float, now: float) -> None:
-        """``amount`` more events at ``now``."""
+        """Adds ``amount`` events at ``now``."""
         if self._since is None:
             self._since = now
         if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
@@ -38,7 +38,7 @@ class Meter:
             self._buckets.append((now, amount))
 
     def rate(self, now: float) -> float:
-        """Events per second; 0 before there are enough to say."""
+        """Returns events per second; 0 before there are enough."""
         while self._buckets and now - self._buckets[0][0] > RATE_WINDOW_S:
             self._buckets.popleft()
         if not self._buckets or self._since is None:
@@ -48,30 +48,30 @@ class Meter:
 
 
 class TotalsMeter:
-    """Rates of totals that are told now and then, over the last ten seconds.
+    """Rates of periodically reported totals, over the last ten seconds.
 
-    Each is the growth from the first total of that time to the newest. Totals that have become less
-    are of a process that counts anew, and what was told before them is forgotten.
+    Each is the growth from the first total of that time to the newest. Totals that shrink come from
+    a process that counts anew, and clear the earlier ones.
     """
 
     def __init__(self) -> None:
         self._told: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=_TOLD)
 
     def clear(self) -> None:
-        """What is told from now on is of something else."""
+        """Forgets the totals; later ones are of something else."""
         self._told.clear()
 
     def tell(self, now: float, *totals: int) -> None:
-        """The totals stand so at ``now``."""
+        """Adds the totals at ``now``."""
         if self._told and any(b < a for a, b in zip(self._told[-1][1], totals, strict=True)):
             self.clear()
         self._told.append((now, totals))
-        # The first may be older by one interval, so that the ten seconds are whole.
+        # The first may be one interval older, so that ten seconds are covered.
         while len(self._told) > 2 and now - self._told[1][0] >= RATE_WINDOW_S:
             self._told.popleft()
 
     def rates(self) -> tuple[float, ...] | None:
-        """Events per second, one for each total; None before there are enough to say."""
+        """Returns events per second for each total; None before there are enough."""
         if not self._told or self._told[-1][0] <= self._told[0][0]:
             return None
         (then, before), (now, totals) = self._told[0], self._told[-1]
@@ -80,8 +80,8 @@ class TotalsMeter:
 
 @dataclass(slots=True)
 class WorkerProgress:
-    """What one worker has done. ``examples`` of ``batches`` count; ``computed`` and ``attempts``
-    are the same figures with what it has computed in vain, which nobody counts."""
+    """The work of one worker. ``batches`` and ``examples`` count; ``attempts`` and ``computed``
+    include work in vain."""
 
     batches: int = 0
     examples: int = 0
@@ -96,12 +96,12 @@ class WorkerProgress:
 
     @property
     def mean_examples_per_s(self) -> float:
-        """From its first lease on; 0 before its first batch."""
+        """Mean rate since its first lease; 0 before its first batch."""
         span = self.last_done - self.began if self.began is not None else 0.0
         return self.examples / span if span > 0 else 0.0
 
     def compute(self, examples: int) -> None:
-        """It has computed a batch, whatever comes of it."""
+        """Notes that it has computed a batch, whether or not that counts."""
         self.attempts += 1
         self.computed += examples
 
@@ -121,11 +121,11 @@ class _Mean:
 
 
 class Progress:
-    """Counts what this run of the job has done. ``skipped`` starts from what an earlier run had
-    skipped; ``batches`` and ``examples`` are this run's alone, since rates are made of them.
-    ``failed`` counts batches whose worker was lost; others did them again. ``contributors`` counts
-    the workers that have done a batch, ``workers`` remembers those that are there and the newest
-    of those that are not, ``MAX_WORKERS`` together unless more are there."""
+    """Counts the work of this run of the job. ``skipped`` starts from the count of an earlier run;
+    ``batches`` and ``examples`` are this run's alone, since rates are computed from them.
+    ``failed`` counts batches whose worker was lost; others repeat them. ``contributors`` counts the
+    workers that have done a batch; ``workers`` has the present ones and the newest departed ones,
+    ``MAX_WORKERS`` together unless more are present."""
 
     def __init__(self, skipped: int = 0) -> None:
         self.batches = 0
@@ -139,7 +139,7 @@ class Progress:
         self.workers: dict[str, WorkerProgress] = {}
         self.contributors = 0
         self.version_skew = 0
-        """The greatest that was seen between shards."""
+        """The greatest skew seen between shards."""
         self.steps = Meter()
         self.batch_rate = Meter()
         self.records = Meter()
@@ -148,18 +148,18 @@ class Progress:
 
     @property
     def mean_staleness(self) -> float:
-        """Over all applied batches; 0 before the first."""
+        """Mean over all applied batches; 0 before the first."""
         return self._staleness.value if self._staleness.weight else 0.0
 
     @property
     def train_s(self) -> float:
-        """From the first training lease to the last batch done."""
+        """Seconds from the first training lease to the last batch done."""
         if self.began is None or self.last_done is None:
             return 0.0
         return self.last_done - self.began
 
     def leased(self, worker: str, now: float) -> None:
-        """A training lease went out."""
+        """Notes a training lease."""
         mine = self._worker(worker)
         if mine.began is None:
             mine.began = now
@@ -167,7 +167,7 @@ class Progress:
             self.began = now
 
     def done(self, worker: str, report: Report, now: float) -> None:
-        """One batch counts."""
+        """Counts a finished batch."""
         self.batches += 1
         self.last_done = now
         mine = self._worker(worker)
@@ -190,47 +190,47 @@ class Progress:
             self._epochs.setdefault(report.batch.epoch, _Mean()).add(report.loss, count)
 
     def stepped(self, steps: int, now: float) -> None:
-        """So many global steps were done."""
+        """Counts global steps."""
         self.steps_done += steps
         self.steps.add(steps, now)
 
     def in_vain(self, worker: str, report: Report) -> None:
-        """A batch was computed and does not count: another attempt came first, or its gradient
-        was too stale."""
+        """Notes a batch that does not count: another attempt came first, or its gradient was too
+        stale."""
         self._worker(worker).compute(report.batch.count)
 
     def beat(self, worker: str, compute_s: float, now: float) -> None:
-        """A worker says how many seconds it has computed so far."""
+        """Records a worker's total of computing seconds."""
         mine = self.workers.get(worker)
         if mine is not None:
             mine.pace.look(compute_s, mine.computed, mine.attempts, now)
 
     def left(self, worker: str) -> None:
-        """A worker is gone, under this name for good."""
+        """Notes that a worker is gone for good."""
         mine = self.workers.pop(worker, None)
         if mine is None:
             return
         mine.gone = True
-        # Last in the order of leaving.
+        # Moved to the end, so that departed workers are in the order of leaving.
         self.workers[worker] = mine
         gone = [name for name, other in self.workers.items() if other.gone]
         for name in gone[: max(0, len(self.workers) - MAX_WORKERS)]:
             del self.workers[name]
 
     def saw_skew(self, skew: int) -> None:
-        """Shards stood so many versions apart."""
+        """Records a version skew of the shards."""
         self.version_skew = max(self.version_skew, skew)
 
     def _worker(self, name: str) -> WorkerProgress:
         return self.workers.setdefault(name, WorkerProgress())
 
     def epoch_loss(self, epoch: int) -> float:
-        """Mean training loss of an epoch that is over (NaN if nothing was seen); forgets it."""
+        """Returns, once, the mean training loss of a finished epoch; NaN if there was none."""
         return self._epochs.pop(epoch, _Mean()).value
 
 
 def mean_loss(reports: Iterable[Report]) -> float:
-    """Mean over the examples of a round's micro-batches that took part; NaN if none did."""
+    """Returns the mean over the examples of a round that took part; NaN if none did."""
     mean = _Mean()
     for report in reports:
         if not report.skipped:

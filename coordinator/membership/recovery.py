@@ -1,4 +1,4 @@
-"""Where shards begin: at the start, after a loss, after the coordinator itself was lost.
+"""Decides where shards begin: at the start, after a loss, after a coordinator was lost.
 
 See ``docs/design/0008-recovery.md``. Pure.
 """
@@ -17,7 +17,7 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a shard holds: parameters of ``version`` if it is ``initialized``, as they became in
+    """The state of a shard: parameters of ``version`` if it is ``initialized``, last changed in
     ``generation``."""
 
     incarnation: int
@@ -28,8 +28,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where all shards begin, and why there. ``kept`` when all of them keep what they hold, so
-    that the history goes on."""
+    """Where all shards begin, and why. ``kept`` means that all keep their state, so that the
+    history goes on."""
 
     begins: tuple[Begin, ...]
     reason: str
@@ -39,12 +39,12 @@ class Origin:
 def why_restore(
     holdings: Sequence[Holding], settings: Policy, since: int, decision: Decision | None
 ) -> str:
-    """Why the shards cannot all keep what they hold, in words; empty if they can.
+    """Says why the shards cannot all keep their state; empty if they can.
 
     Args:
-        since: the generation since which all shards have kept what they held. In sync mode, what
-            became in an older one is of another history.
-        decision: the newest that was stored since; it may have reached some shards only.
+        since: the generation since which all shards have kept their state. In sync mode, a state
+            from an older one belongs to another history.
+        decision: the newest that was stored since; it may have reached only some shards.
     """
     lacking = _lacking(holdings)
     if lacking:
@@ -73,19 +73,19 @@ def choose_origin(
     committed: bool,
     version: int | None = None,
 ) -> Origin:
-    """What each shard is told, by index.
+    """Returns each shard's order, by index.
 
     Args:
-        settings, policy: the policy that stands, and its number.
-        generation: the one that is formed.
+        settings, policy: the policy in force, and its number.
+        generation: the one being formed.
         since, decision: as in :func:`why_restore`.
         checkpoint: the newest good one, relative to the run directory; None if there is none.
         committed: whether this run has ever committed a checkpoint. Training begins only after the
             first, so without any there is nothing to lose.
-        version: what the versions of shards that restore it become, if not what they were then.
+        version: the versions of shards that restore the checkpoint, unless they are its own.
 
     Raises:
-        CheckpointError: parameters were lost, and no checkpoint is left that is good.
+        CheckpointError: parameters were lost, and no good checkpoint is left.
     """
     lost = why_restore(holdings, settings, since, decision)
     if not lost:
@@ -112,18 +112,18 @@ def _lacking(holdings: Sequence[Holding]) -> list[int]:
 
 
 def went_back(generation: int, before: int, after: int, source: str) -> str:
-    """What a job has lost whose ``generation`` begins at another global step than the one before
-    has come to, in words; empty if it has lost nothing.
+    """Describes the loss of a job whose ``generation`` begins at an earlier global step than the
+    previous one had reached; empty if there is none.
 
     Args:
         before, after: the global steps.
-        source: the checkpoint that was restored; empty for none.
+        source: the restored checkpoint; empty for none.
     """
     if after >= before:
         return ""
     lost = before - after
     steps = counted(lost, "step is", "steps are")
-    # The name is given when the order goes out; who trains asynchronously goes on until it arrives.
+    # The order names the checkpoint; asynchronous training goes on until the order arrives.
     named = step_of(source)
     more = 0 if named is None else after - named
     beyond = f", which holds {counted(more, 'step')} beyond its name" if more > 0 else ""
@@ -136,7 +136,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
 def go_over(
     holdings: Sequence[Holding], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:
-    """What each shard is told when the policy changes and nothing was lost: they all hold the same
-    batches, and their versions become the global ``step``."""
+    """Returns each shard's order at a policy change without loss: all shards hold the same batches,
+    and their versions become the global ``step``."""
     keep = Begin(generation, policy, keep=True, settings=settings, version=step)
     return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

@@ -1,9 +1,9 @@
-"""The curves of a run: a point per step where steps are slow, a thinned-out line where not.
+"""The curves of a run: a point per step where steps are slow, a thinned-out line elsewhere.
 
-Curves thin out as their files grow: with every :data:`LEVEL_NBYTES` that the event files of a run
-have, half as many points may come in a second. If they may take r bytes a second at first, files
-have at most LEVEL_NBYTES * (1 + log2(1 + r t / LEVEL_NBYTES)) bytes after t seconds. The greatest r
-is 11 kB/s, with 64 workers: 36 MiB after a day, 69 MiB after a year, 83 MiB after ten.
+Curves thin out as their files grow: each :data:`LEVEL_NBYTES` of a run's event files halves the
+rate of points. At an initial r bytes a second, files have at most
+LEVEL_NBYTES * (1 + log2(1 + r t / LEVEL_NBYTES)) bytes after t seconds. The greatest r is 11 kB/s,
+with 64 workers: 36 MiB after a day, 69 MiB after a year, 83 MiB after ten.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from coordinator.core.run import Followed
 from coordinator.records.tensorboard import EventWriter
 
 POINTS_PER_FLUSH = 50
-"""Points of one curve that are written per second at most; more steps are averaged."""
+"""Most points of one curve that are written per second; more steps are averaged."""
 
 GAUGES_EVERY_S = 1.0
-"""Pause between two points of what is read off the shards and workers, who speak as often."""
+"""Pause between two points of the figures of shards and workers, which report as often."""
 
 HISTOGRAM_EVERY_S = 5.0
 
 LEVEL_NBYTES = 4 << 20
-"""So much more of event files doubles all pauses."""
+"""Growth of event files that doubles all pauses."""
 
 FLUSH_EVERY_S = 0.5
-"""Pause between two points, once it counts: about how often the coordinator writes anyway."""
+"""Pause between two points once pauses grow: about how often the coordinator writes anyway."""
 
 LONGEST_FACTOR = 1 << 18
-"""Pauses are not doubled any more: points come every 36 hours."""
+"""Limit of the pauses' factor: points come every 36 hours."""
 
 MOST_STEPS = 4096
-"""Steps that are held one by one until they are written; of more, every two become one."""
+"""Steps that are buffered one by one; beyond that, every two are merged."""
 
 MAX_CHARTED = 64
-"""Workers that get a curve of their own: the first ones. Each is a chart."""
+"""Workers that get a chart of their own, the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """One moment of a job. All counts are so far; those of shards and workers are of the processes
-    that are there. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by what
-    they count. ``policies`` are those that were followed, with the first."""
+    """The figures of a job at one moment. Counts are totals; those of shards and workers cover the
+    present processes. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by
+    what they count. ``policies`` are all so far, including the first."""
 
     now: float
     steps_per_s: float = 0.0
@@ -61,8 +61,8 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps in a row, up to ``step``: how many, the sum of their staleness, and of those losses
-    that are finite."""
+    """Consecutive steps up to ``step``: their number, the sum of their staleness, and the number
+    and sum of their finite losses."""
 
     step: int
     steps: int
@@ -82,9 +82,9 @@ class _Steps:
 
 
 class Curves:
-    """Collects points and writes them when it is told to, less and less often.
+    """Collects points and writes them on request, ever less often.
 
-    A disk that refuses stops the curves with a warning, not the training. Not thread-safe.
+    A disk error stops the curves with a warning, not the training. Not thread-safe.
     """
 
     def __init__(self, logdir: Path, level_nbytes: int = LEVEL_NBYTES) -> None:
@@ -93,7 +93,7 @@ class Curves:
         self._writer = EventWriter(logdir)
         self._steps: list[_Steps] = []
         self._epochs: dict[str, tuple[float, int]] = {}
-        """The newest point of each curve that is held back."""
+        """The newest unwritten point of each curve."""
         self._now = -math.inf
         self._flushed_at = -math.inf
         self._epoch_at = -math.inf
@@ -107,7 +107,7 @@ class Curves:
         self._policies = 0
 
     def step(self, step: int, loss: float, staleness: float) -> None:
-        """A global step is done."""
+        """Adds the point of a global step."""
         finite = math.isfinite(loss)
         self._steps.append(_Steps(step, 1, staleness, int(finite), loss if finite else 0.0))
         if len(self._steps) == MOST_STEPS:
@@ -115,14 +115,14 @@ class Curves:
             self._steps = [_Steps.sum_of(self._steps[first : first + 2]) for first in pairs]
 
     def flush(self, gauges: Gauges) -> None:
-        """Writes what was collected since the last time, with ``gauges`` of now, if it is time to.
-        Call it about twice a second."""
+        """Writes, if it is time, what was collected since the last time, with the present
+        ``gauges``. Call it about twice a second."""
         self._now, factor = gauges.now, self._factor
         if self._epochs and self._now - self._epoch_at >= FLUSH_EVERY_S * factor:
             self._write_epochs()
         if not self._steps:
             return
-        # Not held back before it counts: a caller that is a little early would write half as often.
+        # No pause at factor 1: a caller that is a little early would write half as often.
         if factor > 1 and self._now - self._flushed_at < FLUSH_EVERY_S * factor:
             return
         self._flushed_at = self._now
@@ -138,8 +138,8 @@ class Curves:
         self._flush()
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:
-        """What is known of an epoch: its mean training loss, or an evaluation's results. Where
-        epochs come faster than points, the newest is written."""
+        """Adds an epoch's mean training loss or an evaluation's results. Where epochs come faster
+        than points, the newest is written."""
         self._epochs |= {name: (value, step) for name, value in values.items()}
         if self._factor == 1:
             self._write_epochs()
@@ -154,11 +154,11 @@ class Curves:
 
     @property
     def _factor(self) -> int:
-        """By which pauses are longer than at first."""
+        """The factor by which pauses have grown."""
         return min(1 << min(self._writer.nbytes // self._level_nbytes, 64), LONGEST_FACTOR)
 
     def _write_steps(self) -> int:
-        """Writes what was collected of steps; the last of them."""
+        """Writes the collected steps; returns the last of them."""
         points, self._steps = self._steps, []
         stride = -(-len(points) // POINTS_PER_FLUSH)
         for first in range(0, len(points), stride):
@@ -185,7 +185,7 @@ class Curves:
     def _gauge(self, gauges: Gauges, step: int) -> None:
         self._scalar("shards/version_skew", gauges.version_skew, step)
         for name, count in gauges.counts.items():
-            # A policy under which it cannot happen needs no chart of it.
+            # A count that the policy cannot raise needs no chart.
             if count:
                 self._scalar(f"counts/{name}", count, step)
         for name, speed in gauges.speeds.items():
@@ -200,11 +200,11 @@ class Curves:
             self._times = gauges.times
 
     def _histogram(self, gauges: Gauges, step: int) -> None:
-        """The pushes since the last one."""
+        """Writes the pushes since the last histogram."""
         before = self._staleness + (0,) * (len(gauges.staleness_counts) - len(self._staleness))
         new = [now - then for now, then in zip(gauges.staleness_counts, before, strict=False)]
         self._staleness = gauges.staleness_counts
-        # A shard that was restarted counts anew, so this once the difference says nothing.
+        # A restarted shard counts from 0, which makes this one difference useless.
         if any(new) and min(new) >= 0:
             self._histogram_at = gauges.now
             self._try(lambda: self._writer.histogram("train/staleness_counts", new, step))
@@ -231,8 +231,8 @@ class Curves:
 def _mean_shares(
     before: Mapping[str, WorkerTimes], now: Mapping[str, WorkerTimes]
 ) -> dict[str, float]:
-    """Where the workers' time went since ``before``, as parts of the whole by cause: the mean over
-    those that say so. Empty when nobody does."""
+    """Returns the fractions of the workers' time since ``before`` by cause: the mean over the
+    workers that report any. Empty if none does."""
     shares = [times.since(before.get(name, WorkerTimes())).shares() for name, times in now.items()]
-    told = [share for share in shares if share]
-    return {cause: sum(s[cause] for s in told) / len(told) for cause in CAUSES} if told else {}
+    known = [share for share in shares if share]
+    return {cause: sum(s[cause] for s in known) / len(known) for cause in CAUSES} if known else {}

@@ -1,6 +1,6 @@
-"""What is known of each epoch that is done: its loss and metrics, of training and evaluation.
+"""The results of each finished epoch: loss and metrics, of training and evaluation.
 
-Deterministic; the ledger and ``history.csv`` are its only effects.
+Deterministic; the only side effects are on the ledger and ``history.csv``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from psrpc.core.text import counted
 from psrpc.files.storage import replace_text
 
 ROWS_PER_S = 2000.0
-"""So many rows of the file are written each second at most: it is written anew each time."""
+"""Most rows written to the file per second: each write replaces the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
     """One epoch, which counts from 0; ``step`` is the global step by which so many epochs are done,
-    in order. A result is empty until it is known; a learning rate is None where a schedule says
-    it; ``checkpoint`` is the name of that which was evaluated, if it was one. ``eval_step`` is the
-    global step of the state that was evaluated, which workers without rounds have come further with
-    than ``step``."""
+    in order. Unknown results are empty; a learning rate is None under a schedule; ``checkpoint`` is
+    the name of the evaluated one, if any. ``eval_step`` is the global step of the evaluated state,
+    which without rounds may be later than ``step``."""
 
     epoch: int
     step: int
@@ -40,7 +39,7 @@ class EpochRow:
     eval_step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, though a loss may be NaN."""
+        """Returns plain JSON types, though a loss may be NaN."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -52,8 +51,8 @@ class EpochRow:
         }
 
     def flat(self) -> dict[str, float | None]:
-        """As people read it: epochs from 1, results of the evaluation after ``val_``, as in Keras's
-        history."""
+        """Returns the row as users see it: epochs from 1, evaluation results prefixed ``val_``, as
+        in Keras's history."""
         return {
             "epoch": self.epoch + 1,
             "step": self.step,
@@ -65,9 +64,9 @@ class EpochRow:
 
 
 class EpochHistory:
-    """The epochs that are done, one row each. Not thread-safe.
+    """The finished epochs, one row each. Not thread-safe.
 
-    An epoch that is done again, since what shards held of it was lost, gets a new row.
+    An epoch that is repeated, since shards lost its effect, gets a new row.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class EpochHistory:
         store_soon: Callable[[str, Callable[[], None]], None],
         warnings: JobWarnings,
     ) -> None:
-        """Reads what was stored. ``path`` is that of the file, None for none; ``store_soon`` calls
-        what it is given, and again later where the disk refuses. Raises sqlite3.Error."""
+        """Reads the stored rows. ``path`` is the file, or None; ``store_soon`` calls its argument,
+        and again later if the disk refuses. Raises sqlite3.Error."""
         self._path = path
         self._store = store
         self._store_soon = store_soon
@@ -89,12 +88,12 @@ class EpochHistory:
 
     @property
     def rows(self) -> list[EpochRow]:
-        """All of them, in order."""
+        """All rows, in order."""
         return [self._rows[epoch] for epoch in sorted(self._rows)]
 
     def begin(self, finished: Collection[int], run: Run) -> None:
-        """These epochs are done in what shards hold now; what is known of others is of a history
-        that was lost. Raises sqlite3.Error: nothing has changed."""
+        """Keeps the rows of the ``finished`` epochs in the shards' present state, and forgets
+        others, whose history was lost. Raises sqlite3.Error: nothing has changed."""
         lost = self._rows.keys() - set(finished)
         if lost:
             self._store.forget_epochs(lost)
@@ -103,7 +102,7 @@ class EpochHistory:
         self.finished(finished, run)
 
     def finished(self, epochs: Collection[int], run: Run) -> None:
-        """These epochs are done under the present policy of ``run``."""
+        """Adds rows for finished epochs under the present policy of ``run``."""
         for epoch in epochs:
             if epoch not in self._rows:
                 description = run.description
@@ -112,11 +111,11 @@ class EpochHistory:
                 self._put(EpochRow(epoch, step, learning_rate=learning_rate(run, epoch)))
 
     def lacks_training(self, epoch: int) -> bool:
-        """Whether an epoch is done of whose training nothing is known."""
+        """Whether an epoch is finished but its training results are unknown."""
         return epoch in self._rows and not self._rows[epoch].training
 
     def trained(self, epoch: int, values: Mapping[str, float]) -> EpochRow | None:
-        """The loss and metrics of training data; its row, if it is done."""
+        """Sets the training results of an epoch; returns its row, if it is finished."""
         row = self._rows.get(epoch)
         if row is not None:
             row = replace(row, training=dict(values))
@@ -130,8 +129,8 @@ class EpochHistory:
         checkpoint: str = "",
         eval_step: int | None = None,
     ) -> None:
-        """The loss and metrics of evaluation data, the checkpoint that has what was evaluated,
-        empty where it was none, and its global step."""
+        """Sets the evaluation results of an epoch, the checkpoint with the evaluated state, empty
+        if there is none, and its global step."""
         row = self._rows.get(epoch)
         if row is not None:
             self._put(
@@ -139,7 +138,7 @@ class EpochHistory:
             )
 
     def write(self, now: float | None = None) -> None:
-        """Writes the file, if there is anything new and it is time to; without ``now`` it is."""
+        """Writes the file if there is news and it is time; without ``now`` it always is."""
         if not self._dirty or self._path is None:
             return
         if now is not None:
@@ -159,23 +158,22 @@ class EpochHistory:
         self._store_soon(f"the history of epoch {row.epoch + 1}", lambda: self._keep(row.epoch))
 
     def _keep(self, epoch: int) -> None:
-        """Stores the row as it is by now: after the disk has refused it, its epoch may be lost."""
+        """Stores the present row: by the time of a retry, its epoch may be lost."""
         row = self._rows.get(epoch)
         if row is not None:
             self._store.put_epoch(epoch, row.to_json())
 
 
 def as_csv(rows: Sequence[EpochRow]) -> str:
-    """A table, a line for each epoch: epoch, step, what is known of training data and, after
-    ``val_``, of evaluation data, the step of the state that was evaluated, and the learning rate;
-    what is not known is empty."""
+    """Formats a table with a line per epoch: epoch, step, training results, evaluation results
+    prefixed ``val_``, the step of the evaluated state, and the learning rate; unknown is empty."""
     flat = [row.flat() for row in rows]
     names = dict.fromkeys(name for row in flat for name in row)
     first = ["epoch", "step"]
     last = ["eval_step"] if "eval_step" in names else []
     last.append("learning_rate")
     values = [name for name in names if name not in (*first, *last)]
-    # The rows that know more than others may come last.
+    # Rows with additional results may come last.
     values.sort(key=lambda name: (name.startswith("val_"), name.removeprefix("val_") != "loss"))
     out = io.StringIO()
     writer = csv.DictWriter(out, [*first, *values, *last], lineterminator="\n")
@@ -185,18 +183,18 @@ def as_csv(rows: Sequence[EpochRow]) -> str:
 
 
 def learning_rate(run: Run, epoch: int) -> float | None:
-    """The learning rate of an epoch under the present policy of ``run``; None where a schedule says
-    it, or while it rises to what it will be."""
+    """Returns the learning rate of an epoch under the present policy of ``run``; None under a
+    schedule, and during warmup."""
     rate = first_learning_rate(run)
     if rate is None or (run.warmup_updates and epoch < run.description.warmup_epochs):
         return None
-    # Keras keeps rates as float32: 0.1 comes as 0.10000000149011612.
+    # Keras stores rates as float32: 0.1 becomes 0.10000000149011612.
     return float(f"{rate * run.followed[-1].rate:.7g}")
 
 
 def reduced_rate(run: Run, index: int) -> str:
-    """What the learning rate became with the policy at ``index`` of those that ``run`` has
-    followed, and why, in words; empty where it stayed as it was."""
+    """Says what the policy at ``index`` of those of ``run`` changed the learning rate to, and why;
+    empty if it did not."""
     now, reduce = run.followed[index], run.description.reduce_lr
     first = first_learning_rate(run)
     if (
@@ -214,8 +212,8 @@ def reduced_rate(run: Run, index: int) -> str:
 
 
 def first_learning_rate(run: Run) -> float | None:
-    """The learning rate of ``run`` once it is warm, unless it was reduced; that of workers
-    where they take local steps. None where a schedule says it."""
+    """Returns the learning rate of ``run`` after warmup and before reductions, with local steps
+    that of the workers. None under a schedule."""
     if run.description.local_steps > 1:
         return run.description.local_learning_rate
     rate = run.description.optimizer.get("config", {}).get("learning_rate")

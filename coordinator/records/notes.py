@@ -1,6 +1,6 @@
-"""What a job notes in its store and can go on without: results, checkpoints, the first loss.
+"""Records of a job that it can do without: results, checkpoints, the first loss, warnings.
 
-Deterministic; the store is its only effect.
+Deterministic; the store is the only side effect.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 KEPT = 50
-"""The newest are."""
+"""Most warnings that are kept, the newest."""
 
 
 class Notes:
-    """What the disk refuses is warned of, and stored by a later :meth:`retry`. Not thread-safe."""
+    """Warns of what the disk refuses; a later :meth:`retry` stores it. Not thread-safe."""
 
     def __init__(self, store: Store, warnings: JobWarnings) -> None:
         """Raises sqlite3.Error."""
         self._store = store
         self._warnings = warnings
         self.results = store.evaluations()
-        """Of all evaluations so far: name, global step, values."""
+        """All evaluations so far: name, global step, values."""
         self.first_loss: float | None = store.get(FIRST_LOSS)
         """The mean loss of the job's first window; None until it is known."""
         self._unstored: dict[str, Callable[[], None]] = {}
         self._scores: dict[tuple[int, int], float] = {}
 
     def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
-        """A checkpoint was committed, of this generation or an earlier one."""
+        """Records a checkpoint committed in this generation or an earlier one."""
         self.store_soon(
             f"checkpoint {order.name}",
             lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
@@ -44,7 +44,7 @@ class Notes:
     def note_evaluation(
         self, evaluation: str, generation: int, global_step: int, values: Mapping[str, float]
     ) -> None:
-        """An evaluation's results; they take the place of earlier ones of that name."""
+        """Records an evaluation's results, replacing earlier ones of that name."""
         row = (evaluation, global_step, dict(values))
         self.store_soon(
             f"evaluation {evaluation}",
@@ -53,14 +53,14 @@ class Notes:
         self.results = [*(r for r in self.results if r[0] != evaluation), row]
 
     def note_first_loss(self, loss: float | None) -> None:
-        """The guard's reference, as it is now."""
+        """Records the guard's present reference."""
         if loss != self.first_loss:
             self.first_loss = loss
             self.store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, loss))
 
     def scores(self, best: Objective | None) -> dict[tuple[int, int], float]:
-        """The results by which checkpoints are compared, by generation and global step; what was
-        read last where the store cannot be read."""
+        """Returns the results that compare checkpoints, by generation and global step; the last
+        known ones if the store cannot be read."""
         try:
             self._scores = self._store.scores(best.metric) if best else {}
         except sqlite3.Error as error:
@@ -70,12 +70,12 @@ class Notes:
         return self._scores
 
     def retry(self) -> None:
-        """Tries again to store what the disk has refused. Call it now and then."""
+        """Retries what the disk refused. Call it periodically."""
         for what, store in list(self._unstored.items()):
             self.store_soon(what, store)
 
     def store_soon(self, what: str, store: Callable[[], None]) -> None:
-        """Calls ``store``, and again later where the disk refuses ``what`` it stores."""
+        """Calls ``store``, and again later if the disk refuses; ``what`` names the item."""
         try:
             store()
         except sqlite3.Error as error:
@@ -86,11 +86,11 @@ class Notes:
 
 
 class NotEvaluated(str):
-    """The warning that an epoch, which counts from 0, has no evaluation. Those of one reason are
-    kept as one."""
+    """A warning that an epoch, which counts from 0, has no evaluation. Warnings with the same
+    reason are merged."""
 
     def __new__(cls, epoch: int, why: str) -> NotEvaluated:
-        """``why`` is what the text of it ends with: a colon and the reason."""
+        """``why`` ends the text: a colon and the reason."""
         made = super().__new__(cls, f"epoch {epoch + 1} is not evaluated{why}")
         made.epoch, made.why = epoch, why
         return made
@@ -100,24 +100,23 @@ class NotEvaluated(str):
 
 
 class Noticing(Protocol):
-    """A part of the job that logs nothing itself: what it has noticed is taken out."""
+    """A part of the job that collects warnings instead of logging them."""
 
     warnings: list[str]
 
 
 class JobWarnings:
-    """Logs each warning and keeps it; one that is kept already is not said again. Not
-    thread-safe."""
+    """Logs and keeps each warning, once while it is kept. Not thread-safe."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, set[int]] = {}
         self._lines: dict[str, str] = {}
-        """Of epochs without evaluation, by the reason."""
+        """By reason: the epochs without evaluation, and the warning that is kept of them."""
         self.kept: list[str] = []
-        """In the order in which they came. Replaced by each that comes, so it may be read on."""
+        """In order of arrival. Every addition replaces the list, so a reader may keep its own."""
 
     def add(self, *warnings: str) -> None:
-        """There is something to know."""
+        """Adds warnings."""
         for warning in warnings:
             if isinstance(warning, NotEvaluated):
                 self._count(warning)
@@ -138,12 +137,12 @@ class JobWarnings:
         before = self._lines.get(warning.why)
         self._lines[warning.why] = line
         if before in self.kept:
-            # In its place, so that others do not fall behind it.
+            # Replaced in place, so that other warnings do not move behind it.
             self.kept = [line if kept == before else kept for kept in self.kept]
         else:
             self.kept = [*self.kept, line][-KEPT:]
 
     def take(self, part: Noticing) -> None:
-        """What ``part`` has noticed since the last call."""
+        """Takes the warnings that ``part`` has collected since the last call."""
         noticed, part.warnings = part.warnings, []
         self.add(*noticed)

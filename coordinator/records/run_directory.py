@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from coordinator.core.description import JobDescription
@@ -28,34 +27,32 @@ LEDGER = "ledger.sqlite"
 
 
 def new_run_directory(name: str, utc: datetime) -> Path:
-    """Where a run of the job called ``name`` goes when nobody says."""
+    """Returns the default directory of a run of the job called ``name``."""
     return RUNS / f"{name}-{utc:%Y%m%d-%H%M%S}"
 
 
 def newest_run_directory(name: str) -> Path:
-    """The newest run of the job called ``name``, see :func:`psrpc.files.run_paths.newest_run`.
+    """Returns the newest run of the job called ``name``: :func:`psrpc.files.run_paths.newest_run`.
 
     Raises:
         InvalidJob: there is none.
     """
-    found = newest_run(name)
-    if found is None:
+    newest = newest_run(name)
+    if newest is None:
         raise InvalidJob(
-            f"--resume finds no run of {name} under {RUNS}/; say which with --run-dir",
-            code="PS125",
+            f"--resume finds no run of {name} under {RUNS}/; say which with --run-dir", code="PS125"
         )
-    return found
+    return newest
 
 
 def check_holds_run(path: Path) -> None:
-    """Raises InvalidJob: there is nothing to resume."""
+    """Raises InvalidJob if there is nothing to resume."""
     if not (path / LEDGER).exists():
         raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
 
 
 def check_free(path: Path) -> None:
-    """Refuses a run directory that another coordinator holds, before seconds are spent on the job.
-    Nothing is touched.
+    """Refuses a run directory that is in use, before seconds are spent on the job; changes nothing.
 
     Raises:
         AlreadyExists: another coordinator has it.
@@ -72,23 +69,23 @@ def _in_use(path: Path) -> AlreadyExists:
 
 
 class Starting:
-    """Tells those who look for the newest run that one is being started, from ``hold`` to
-    ``release``, or until this process ends."""
+    """Marks a run as being started, for searches for the newest run, from ``hold`` to ``release``
+    or the end of this process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path / STARTING
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """May be repeated. Raises OSError."""
+        """Sets the mark; idempotent. Raises OSError."""
         if self._lock is None:
             self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             with contextlib.suppress(BlockingIOError):
-                # Who else starts it, of whom one will be refused, says the same.
+                # Another process that starts the run, of which one will be refused, has set it.
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
-        """May be repeated."""
+        """Removes the mark; idempotent."""
         if self._lock is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._lock)
@@ -104,11 +101,11 @@ class RunDirectory:
         self._lock: int | None = None
 
     def __enter__(self) -> RunDirectory:
-        """Makes the directory, or takes over one that holds a run.
+        """Creates the directory, or takes over one that holds a run.
 
         Raises:
             AlreadyExists: another coordinator has it.
-            InvalidJob: it cannot be made, or there is nothing to resume.
+            InvalidJob: it cannot be created, or there is nothing to resume.
         """
         if self._resume:
             check_holds_run(self.path)
@@ -127,18 +124,13 @@ class RunDirectory:
             raise _in_use(self.path) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for name in (ADDRESS, PLAINTEXT):
             (self.path / name).unlink(missing_ok=True)
         self._unlock()
 
     def token(self) -> str:
-        """The secret that is there; empty if there is none that can be read."""
+        """Returns the present secret; empty if none can be read."""
         try:
             return read_bounded(self.path / TOKEN, LONGEST_TOKEN).decode("ascii")
         except (OSError, ValueError):
@@ -156,19 +148,19 @@ class RunDirectory:
         return token
 
     def write_address(self, address: str, *, encrypted: bool = False) -> None:
-        """Says where the coordinator answers, in one piece, and before that whether in plaintext:
+        """Publishes the coordinator's address atomically, and first whether it is plaintext, since
         the run may have certificates from another time."""
         if encrypted:
-            # A coordinator that was killed may have left it.
+            # A killed coordinator may have left it.
             (self.path / PLAINTEXT).unlink(missing_ok=True)
         else:
             (self.path / PLAINTEXT).touch()
         self._write(ADDRESS, address + "\n")
 
     def write_job(self, document: dict[str, object]) -> None:
-        """Keeps what the run was started with. The time of the file says when that was, so it is
-        written only where nothing can refuse the start any more."""
-        # What was typed may have passwords in it.
+        """Stores what the run was started with. The file's time is the start time, so this comes
+        when nothing can refuse the start any more."""
+        # The command line may contain passwords.
         make_private(self.path / JOB)
         self._write(JOB, json.dumps(document, indent=2) + "\n", private=True)
 
@@ -176,7 +168,7 @@ class RunDirectory:
         path = self.path / name
         with contextlib.suppress(OSError):
             if read_bounded(path) == text.encode():
-                # The disk may be full; its time still says that it was written now.
+                # The disk may be full; setting the time still marks the file as written now.
                 os.utime(path)
                 return
         replace_text(path, text, private=private)
@@ -194,15 +186,15 @@ def started_with(
     replicas: int | None,
     description: JobDescription,
 ) -> dict[str, Any]:
-    """What is kept in the run directory."""
+    """Returns what the run directory stores of the start."""
     return {**_command(job, overrides, mode, replicas), "description": description.document}
 
 
 def remembered(
     run_dir: Path, job: Path, overrides: Sequence[str], mode: str | None, replicas: int | None
 ) -> JobDescription | None:
-    """The job of the run in ``run_dir``, if it was started just so, from the same bytes of the job
-    file and by the same software; None where it has to be described."""
+    """Returns the job of the run in ``run_dir`` if it was started with the same arguments, job file
+    and software; None if it must be described anew."""
     try:
         kept = mapped(anything)(read_json(run_dir / JOB), "")
         sha256 = hashlib.sha256(job.read_bytes()).hexdigest()

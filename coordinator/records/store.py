@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from coordinator.core.work import Attempt, Decision, SnapshotOrder
@@ -226,13 +225,7 @@ _DECISION = record(
         "snapshots": listed(
             record(
                 {"name": text, "global_step": whole()},
-                {
-                    "keep": flag,
-                    "write": flag,
-                    "directory": text,
-                    "base": text,
-                    "parts": whole(),
-                },
+                {"keep": flag, "write": flag, "directory": text, "base": text, "parts": whole()},
             )
         ),
     }
@@ -314,12 +307,7 @@ class Store:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def get(self, key: str) -> Any:

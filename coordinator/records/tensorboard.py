@@ -1,7 +1,7 @@
 """Scalars, histograms and texts for TensorBoard, written without TensorFlow.
 
 An event file is a sequence of ``Event`` protos in TFRecord framing; the ``tensorboard`` package
-brings both, so the coordinator stays free of TensorFlow.
+has both, so the coordinator stays free of TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
@@ -21,17 +20,16 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 FRAME_NBYTES = 16
-"""A record's length and two checksums. Load-bearing: TFRecord's."""
+"""Bytes of a record's length and two checksums. Load-bearing: TFRecord's."""
 
 
 class EventWriter:
     """Appends points to one new event file in ``logdir``; not thread-safe.
 
-    The directory and the file are made with the first point. Points reach the disk when the
-    buffer is full, with ``flush`` or with ``close``; a process that dies loses the rest, and a
-    reader skips a record cut in two. A writer that was closed opens another file when it is used
-    again; TensorBoard reads all files of a directory as one run. Raises ``OSError`` if the disk
-    refuses.
+    The first point creates the directory and the file. Points reach the disk when the buffer is
+    full, with ``flush`` or with ``close``; a process that dies loses the rest, and a reader skips a
+    truncated record. A closed writer opens another file on its next use; TensorBoard reads all
+    files of a directory as one run. Raises ``OSError`` if the disk refuses.
     """
 
     def __init__(self, logdir: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
@@ -40,17 +38,16 @@ class EventWriter:
         self._files = 0
         self._records: Any = None
         self.nbytes = 0
-        """Of all event files of ``logdir``, known once the first point was added."""
+        """Size of all event files of ``logdir``, known after the first point."""
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Adds one point. A slash in ``tag`` groups charts; NaN and infinity are allowed."""
         self._add(Summary.Value(tag=tag, simple_value=value), step)
 
     def histogram(self, tag: str, counts: Sequence[int], step: int) -> None:
-        """Adds a histogram of whole numbers: ``counts[n]`` is how often n was seen. One of nothing
-        is not written."""
-        # Load-bearing: TensorBoard takes a bucket for what is above the one before and at most its
-        # own limit.
+        """Adds a histogram of integers, unless it is empty: ``counts[n]`` is how often n
+        occurred."""
+        # Load-bearing: a TensorBoard bucket has the values above the previous limit, up to its own.
         seen = [n for n, count in enumerate(counts) if count]
         if not seen:
             return
@@ -66,7 +63,7 @@ class EventWriter:
         self._add(Summary.Value(tag=tag, histo=histogram), step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text, which is shown as Markdown."""
+        """Adds a text, shown as Markdown."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
         self._add(Summary.Value(tag=tag, tensor=tensor, metadata=metadata), step)
@@ -77,7 +74,7 @@ class EventWriter:
             self._records.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the file. May be called twice."""
+        """Writes what is left and closes the file; idempotent."""
         if self._records is not None:
             records, self._records = self._records, None
             records.close()
@@ -85,25 +82,20 @@ class EventWriter:
     def __enter__(self) -> EventWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _open(self) -> Any:
         self._logdir.mkdir(parents=True, exist_ok=True)
         now = self._wall_clock()
-        # TensorBoard knows event files by "tfevents" and reads them in the order of their names,
-        # so the time comes first.
+        # TensorBoard recognizes event files by "tfevents" and reads them in the order of their
+        # names, so the time comes first.
         self.nbytes = sum(file.stat().st_size for file in self._logdir.glob("events.out.*"))
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}"
         path = self._logdir / f"{name}.{os.getpid()}.{self._files}"
         self._files += 1
         records = RecordWriter(path.open("xb"))
-        # The first record must say the version; without it a reader falls back to guessing.
+        # The first record must state the version; without it a reader guesses.
         self._write(records, Event(wall_time=now, file_version="brain.Event:2"))
         return records
 

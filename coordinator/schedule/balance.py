@@ -1,8 +1,8 @@
-"""Micro-batches as large as their workers are fast, in rounds of as many records as ever.
+"""Sizes micro-batches by the speed of their workers, with the round's number of records unchanged.
 
-A worker that is r times as fast as the mean gets r times as many records, so that all are done at
-the same time. The shards weigh each gradient by its examples, so the mean of the round stays the
-mean over its records.
+A worker that is r times as fast as the mean gets r times as many records, so that all finish at the
+same time. The shards weigh each gradient by its examples, so the mean of the round stays the mean
+over its records.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterable
 from psrpc.core.batch import BatchId
 
 STEPS = 8
-"""Sizes are multiples of a batch divided by this, so that few sizes are ever compiled."""
+"""Sizes are multiples of a batch divided by this, so that few sizes are compiled."""
 
 LARGEST = 2
-"""Batches in one cut at most: a worker's memory has to hold it."""
+"""Most batches in one cut, which must fit into a worker's memory."""
 
 
 def cut_size(
     *, piece: int, pieces: int, left: int, slots: int, batch_size: int, wanted: float
 ) -> int:
-    """Records of the next cut of a round, [1, ``piece``].
+    """Returns the records of the next cut of a round, [1, ``piece``].
 
     Args:
-        piece: records up to the next gap; no cut goes over one.
-        pieces: how many runs without a gap are left, the present one included.
+        piece: records up to the next gap; a cut never crosses one.
+        pieces: runs without a gap that are left, including the present one.
         left: records of the round that are not cut yet.
         slots: cuts that may still be made; at least ``pieces``.
-        batch_size: B, records of a micro-batch of the ordinary size.
-        wanted: how many it should be.
+        batch_size: B, records of an ordinary micro-batch.
+        wanted: the desired number of records.
     """
     assert 0 < piece <= left
     assert 0 < pieces <= slots
@@ -38,18 +38,18 @@ def cut_size(
         return piece
     unit = max(1, batch_size // STEPS)
     largest = LARGEST * batch_size // unit * unit
-    # The cuts to come cannot take more than the largest each.
+    # The later cuts cannot take more than the largest size each.
     least = unit * max(1, -(-left // unit) - (slots - 1) * largest // unit)
-    # A batch of the ordinary size may be no multiple.
+    # An ordinary batch may be no multiple of the unit.
     size = batch_size if wanted == batch_size else unit * round(wanted / unit)
     return min(piece, max(least, min(largest, size)))
 
 
 class Uncut:
-    """The records of a round that are not cut yet. Not thread-safe."""
+    """The uncut records of a round. Not thread-safe."""
 
     def __init__(self, batches: Iterable[BatchId], batch_size: int) -> None:
-        """``batches`` of one epoch in rising order; there will be no more cuts than batches."""
+        """``batches`` are of one epoch, in rising order; there are no more cuts than batches."""
         self._batch_size = batch_size
         self._runs: deque[tuple[int, int]] = deque()
         self._slots = 0
@@ -66,12 +66,12 @@ class Uncut:
         self._mean = self._records / max(1, self._slots)
 
     def __bool__(self) -> bool:
-        """Whether anything is left."""
+        """Whether any records are left."""
         return bool(self._runs)
 
     def cut(self, ratio: float | None) -> BatchId:
-        """The next cut, for a worker that is so many times as fast as the mean; None where that
-        is unknown: it gets as much as any."""
+        """Returns the next cut, for a worker ``ratio`` times as fast as the mean, or of unknown
+        speed (None), which gets the mean."""
         start, stop = self._runs.popleft()
         size = cut_size(
             piece=stop - start,

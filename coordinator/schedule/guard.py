@@ -1,4 +1,4 @@
-"""Stops a job that has gone wrong without an error: gradients that are NaN, losses that explode.
+"""Stops a job that goes wrong without an error: NaN gradients, exploding losses.
 
 Asynchronous divergence is often finite: staleness acts like more momentum (Mitliagkas et al.
 2016, "Asynchrony begets Momentum"), so the loss settles on a high plateau instead of becoming NaN.
@@ -16,26 +16,25 @@ SKIPPED_IN_A_ROW = 10
 WINDOW_STEPS = 20
 FACTOR = 3.0
 EXPLODED = 30.0
-"""Times the first loss: what may be infinite soon is warned of at once."""
+"""Multiple of the first loss that is warned of at once, as it may be infinite soon."""
 
 PATIENCE_STEPS = 200
-"""After so many steps in a row that are too high, the job is stopped."""
+"""Steps in a row above ``FACTOR`` that stop the job."""
 
 WARNED_STEPS = PATIENCE_STEPS // 2
-"""After so many a person is warned, who may still change something."""
+"""Such steps after which the user is warned, in time to change something."""
 
 
 class Guard:
-    """Watches batches as they are done; each method returns why the job must stop, with the code of
-    that, or None. What a person should know before it comes to that is in ``warnings``, for the
-    owner to take out.
+    """Watches finished batches; each method returns why the job must stop, with an error code, or
+    None. Earlier warnings collect in ``warnings``, for the owner to take out.
 
     Pure and not thread-safe.
     """
 
     def __init__(self, policy: Policy, first_loss: float | None = None) -> None:
-        """``first_loss`` is the mean loss of the first window, where an earlier run of the job
-        has seen it."""
+        """``first_loss`` is the mean loss of the first window, if an earlier run of the job saw
+        it."""
         self._policy = policy
         self._first_loss = first_loss
         self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
@@ -58,8 +57,8 @@ class Guard:
         return sum(self._window) / len(self._window) if self._window else math.nan
 
     def follow(self, policy: Policy) -> None:
-        """Training goes on under ``policy``. If that is another one, the count of bad steps starts
-        anew: it may be the cure."""
+        """Continues under ``policy``. Another policy resets the count of bad steps, as it may cure
+        them."""
         if policy != self._policy:
             self._policy = policy
             self._above = 0
@@ -67,31 +66,31 @@ class Guard:
             self._stale = False
 
     def batch(self, batch: BatchId, skipped: bool, staleness: int = 0) -> str | None:
-        """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
+        """Checks a finished batch; ``skipped`` means that its gradient was NaN or infinite."""
         self._stale = self._stale or staleness > 0
         self._skipped = self._skipped + 1 if skipped else 0
         self._learned = self._learned or not skipped
         if self._skipped < SKIPPED_IN_A_ROW:
             return None
-        found = (
+        streak = (
             f"PS603: {SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last "
             f"one {batch}"
         )
         if not self._learned:
             # No learning rate has been at work yet, except in local steps.
             return (
-                f"{found}, and no batch before them had another; look for NaN in the data "
+                f"{streak}, and no batch before them had another; look for NaN in the data "
                 "(np.isfinite(x).all()), or a logarithm of zero in the loss; or "
                 f"{self._advice(running=False)}"
             )
         return (
-            f"{found}; {self._advice(running=False)}; or look for NaN in the data or a logarithm "
+            f"{streak}; {self._advice(running=False)}; or look for NaN in the data or a logarithm "
             "of zero in the loss"
         )
 
     def step(self, loss: float) -> str | None:
-        """One step is done with this mean loss. A NaN loss (of a gradient that was finite) is
-        left out of the mean."""
+        """Checks the mean loss of a finished step. The mean ignores a NaN loss (of a finite
+        gradient)."""
         if math.isnan(loss):
             return None
         self._window.append(loss)
@@ -101,7 +100,7 @@ class Guard:
         if self._first_loss is None and math.isfinite(mean):
             self._first_loss = mean
         first = self._first_loss or 0.0
-        # Three times a loss that is not positive says nothing; such a job is not guarded.
+        # A multiple of a loss that is not positive says nothing; such a job is not guarded.
         if not (first > 0 and mean > FACTOR * first):
             self._above = 0
             return None
@@ -124,7 +123,7 @@ class Guard:
         )
 
     def _advice(self, running: bool) -> str:
-        """What may help: to a job that is ``running``, or when it is started again."""
+        """Returns advice for a job that is ``running``, or for its next start."""
         change = "coordinator set " if running else "--set "
         lower = "lower the learning rate (--set optimizer.learning_rate=...)"
         if self._policy.rounds or not self._stale:

@@ -1,4 +1,4 @@
-"""What training begins with in a generation: the batches that its shards hold. Pure."""
+"""Derives the initial work of a generation from the batches that its shards have. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coordinator.schedule.rounds import Rounds
 @dataclass(frozen=True, slots=True)
 class Outset:
     """The positions per epoch that all shards have (``done``), those of them without a gradient
-    (``skipped``), and those that some have and others lack (``partial``)."""
+    (``skipped``), and those that only some shards have (``partial``)."""
 
     done: Positions
     skipped: Positions
@@ -25,20 +25,20 @@ class Outset:
 
     @staticmethod
     def of(applied: Sequence[Positions], skipped: Sequence[Positions]) -> Outset:
-        """By the applied-sets of the shards, and the skipped part of each."""
+        """Combines the applied-sets of the shards, and the skipped part of each."""
         done = common_positions(applied)
         return Outset(done, common_positions(skipped), partial_positions(applied, done))
 
     def batches_skipped(self, run: Run) -> int:
-        """How many have no gradient."""
+        """Counts the batches without a gradient."""
         unit = run.description.unit
         return sum(count_batches(positions, unit) for positions in self.skipped.values())
 
     def schedule(self, run: Run, version: int, tally: Tally) -> Ledger | Rounds:
-        """What is left to do in the generation of ``run``, whose shards stand at ``version``, in
-        rounds."""
+        """Returns the schedule of what is left to do in the generation of ``run``, whose shards
+        stand at ``version``, in rounds."""
         description = run.description
-        # Where the next epoch depends on the results of the one before, it is opened later.
+        # If an epoch depends on the previous one's results, it is opened later.
         until = 0 if description.paced else run.rule.epoch if run.rule else None
         if run.settings.rounds:
             return Rounds(

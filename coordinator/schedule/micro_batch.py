@@ -1,4 +1,4 @@
-"""One micro-batch of a round, and who computes it."""
+"""One micro-batch of a round, and the workers that compute it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIVE_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An attempt in a worker's hands: since when, and since which round."""
+    """A worker's attempt: since when, and since which round."""
 
     worker: str
     since: float
@@ -23,8 +23,8 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class MicroBatch:
-    """``attempts`` by number. Those that were taken back are in ``superseded``; ``revoked`` are
-    the workers that shards may still take such a one from. ``base`` is the version that the
+    """A micro-batch and its ``attempts`` by number. ``superseded`` are those taken back; from
+    ``revoked`` workers shards may still accept such a one. ``base`` is the version that the
     committed attempt was computed from, or an older one."""
 
     batch: BatchId
@@ -36,44 +36,44 @@ class MicroBatch:
 
     @property
     def open(self) -> bool:
-        """Whether anyone may have it."""
+        """Whether any worker may have it."""
         return self.committed is None and not self.attempts and not self.revoked
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody holds it who has not committed it."""
+        """Whether a worker has an uncommitted attempt of it."""
         return self.committed is None and bool(self.attempts)
 
     @property
     def under_way(self) -> bool:
-        """Whether anyone has begun it, and some shard may hold it."""
+        """Whether a worker has begun it, so that some shard may have it."""
         return self.committed is not None or bool(self.attempts) or bool(self.revoked)
 
     @property
     def holders(self) -> set[str]:
-        """Whose commit may come, or who has to be refused before another one's may."""
+        """The workers that may commit it, or that must be refused before another's commit."""
         return {held.worker for held in self.attempts.values()} | self.revoked
 
     @property
     def oldest(self) -> Held:
-        """That of its attempts which was leased first; there is one."""
+        """The attempt that was leased first; there must be one."""
         return min(self.attempts.values(), key=lambda held: held.since)
 
     def attempt_of(self, worker: str) -> int | None:
-        """The attempt that ``worker`` holds."""
+        """Returns the attempt that ``worker`` holds, or None."""
         return next((n for n, held in self.attempts.items() if held.worker == worker), None)
 
     @property
     def may_be_doubled(self) -> bool:
-        """Whether there may be a second attempt of it."""
+        """Whether a second attempt of it is allowed."""
         return self.awaited and len(self.attempts) + len(self.revoked) < LIVE_ATTEMPTS
 
     def held_by(self, workers: Set[str]) -> bool:
-        """Whether it is awaited, and of no other worker than these."""
+        """Whether it is awaited, and only from these workers."""
         return self.awaited and all(held.worker in workers for held in self.attempts.values())
 
     def revoke(self, worker: str) -> int | None:
-        """Takes back the attempt of ``worker`` unless the micro-batch is committed; its number."""
+        """Takes back the attempt of ``worker`` unless it is committed; returns its number."""
         number = self.attempt_of(worker)
         if number is None or self.committed is not None:
             return None
@@ -88,10 +88,9 @@ class Tally:
     """Counts of one run since its coordinator started. They only rise.
 
     Attributes:
-        speculative: second attempts of micro-batches that another worker was slow with.
-        superseded: attempts that were committed after another one of their micro-batch, or never
-            will be because another one was.
-        late: micro-batches that counted in a later round than the one they were leased in.
+        speculative: second attempts of micro-batches whose worker was slow.
+        superseded: attempts that lost to another attempt of their micro-batch.
+        late: micro-batches that counted in a later round than that of their lease.
         overdue: rounds that lasted longer than ``round_deadline_s``.
         too_stale: gradients that a shard refused because their parameters were too old.
     """

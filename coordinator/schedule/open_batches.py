@@ -11,11 +11,10 @@ from psrpc.core.intervals import IntervalSet
 
 
 class OpenBatches:
-    """The grid of batches of all epochs, without the batches that are done.
+    """The grid of batches of all epochs, without the finished ones.
 
-    Nothing is kept per batch: what is done are intervals, and what comes next is found when it is
-    asked for. Batches are new until they are taken, each once; those of ``partial`` are taken
-    apart from them. Not thread-safe.
+    Stores nothing per batch: finished ones are intervals, and the next one is computed on demand.
+    Each new batch is taken once; those of ``partial`` are taken separately. Not thread-safe.
     """
 
     def __init__(
@@ -28,8 +27,8 @@ class OpenBatches:
         partial: Mapping[int, IntervalSet] | None = None,
         until_epoch: int | None = None,
     ) -> None:
-        """``done`` are positions per epoch that all shards have, ``partial`` those that some have
-        and others lack. Nothing new of ``until_epoch`` or later is taken."""
+        """``done`` are the positions per epoch that all shards have, ``partial`` those that only
+        some have. New batches come from epochs before ``until_epoch``."""
         self._records = records
         self._batch_size = batch_size
         self._epochs = epochs
@@ -55,17 +54,17 @@ class OpenBatches:
         self._epoch, self._index = 0, 0
 
     def extend(self, until_epoch: int) -> None:
-        """From now on nothing new of ``until_epoch`` or later is taken."""
+        """Allows new batches of epochs before ``until_epoch``."""
         self._until = min(until_epoch, self._epochs)
 
     @property
     def batches(self) -> int:
-        """How many are done."""
+        """Number of finished batches."""
         return self._batches
 
     @property
     def total(self) -> int:
-        """Batches of the job."""
+        """Number of batches of the job."""
         return self._epochs * self.per_epoch
 
     @property
@@ -75,7 +74,7 @@ class OpenBatches:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all before ``until_epoch`` are done."""
+        """Whether all batches before ``until_epoch`` are done."""
         return self.finished or self.epoch >= self._until
 
     @property
@@ -97,15 +96,15 @@ class OpenBatches:
 
     @property
     def has_partial(self) -> bool:
-        """Whether a batch that some shards have, and others lack, waits to be taken."""
+        """Whether a batch that only some shards have waits to be taken."""
         return self._seek_partial()
 
     def left(self, epoch: int) -> int:
-        """How many batches of ``epoch`` are not done."""
+        """Returns the number of unfinished batches of ``epoch``."""
         return self._left[epoch]
 
     def take(self) -> BatchId | None:
-        """The next new batch: epoch after epoch, in position order."""
+        """Takes the next new batch: epoch after epoch, in position order."""
         if not self._seek():
             return None
         batch = self._cut(self._epoch, self._index)
@@ -113,7 +112,7 @@ class OpenBatches:
         return batch
 
     def take_partial(self) -> BatchId | None:
-        """The next batch that some shards have and others lack, in the same order."""
+        """Takes the next batch that only some shards have, in the same order."""
         if not self._seek_partial():
             return None
         epoch, start, stop = self._partial[0]
@@ -127,7 +126,7 @@ class OpenBatches:
         return done is not None and done.contains(index, index + 1)
 
     def finish(self, batch: BatchId) -> bool:
-        """Marks a batch of the grid that is not done; whether it was the last of its epoch."""
+        """Marks an unfinished batch of the grid as done; returns whether its epoch is."""
         assert not self.is_done(batch)
         index = batch.first // self._batch_size
         self._done.setdefault(batch.epoch, IntervalSet()).add(index, index + 1)
@@ -136,7 +135,7 @@ class OpenBatches:
         return not self._left[batch.epoch]
 
     def check(self, batch: BatchId) -> None:
-        """Raises InvalidArgument for what is no batch of the grid."""
+        """Raises InvalidArgument for a batch outside the grid."""
         if (
             0 <= batch.epoch < self._epochs
             and batch.first % self._batch_size == 0
@@ -150,7 +149,7 @@ class OpenBatches:
         )
 
     def _seek(self) -> bool:
-        """Steps over what is done or partial; whether there is a new batch."""
+        """Skips what is done or partial; returns whether there is a new batch."""
         while self._epoch < self._until:
             done, touched = self._done.get(self._epoch), self._touched.get(self._epoch)
             index = None
@@ -178,7 +177,7 @@ class OpenBatches:
         return cut_batch(epoch, index, self._records, self._batch_size)
 
     def _indices(self, positions: IntervalSet, *, whole: bool) -> IntervalSet:
-        """The batches that lie wholly in ``positions``, or else those that they touch."""
+        """Returns the batches that lie wholly in ``positions``, or else those that they touch."""
         indices = IntervalSet()
         for start, stop in positions:
             if whole:
@@ -193,5 +192,5 @@ class OpenBatches:
 
 
 def count_batches(positions: IntervalSet, batch_size: int) -> int:
-    """How many batches these positions of an epoch are, all of them whole."""
+    """Counts the batches in these positions of an epoch, all of them whole."""
     return sum(-(-stop // batch_size) - start // batch_size for start, stop in positions)

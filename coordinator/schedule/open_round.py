@@ -1,8 +1,7 @@
-"""The micro-batches of the open round: who may have one, which are committed, what it takes. Pure.
+"""The micro-batches of the open round: which are open, committed, and taken by it. Pure.
 
-With ``aggregate`` M < K up to K are open and the round takes the first M that are committed; the
-others stay open for the next one. With ``balance`` the round is cut into micro-batches as they are
-asked for.
+With ``aggregate`` M < K up to K are open and the round takes the first M commits; the others stay
+open for the next one. With ``balance`` the round is cut into micro-batches on demand.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ class OpenRound:
     def __init__(
         self, policy: Policy, batch_size: int, partial: Mapping[int, IntervalSet] | None
     ) -> None:
-        """``partial`` are positions per epoch that some shards have and others lack."""
+        """``partial`` are the positions per epoch that only some shards have."""
         self._policy = policy
         self._batch_size = batch_size
         self._partial = partial or {}
         self.micros: list[MicroBatch] = []
         """In batch-id order."""
         self._commits: list[MicroBatch] = []
-        """Those of them that are committed, in the order of their commits."""
+        """Its committed micro-batches, in the order of their commits."""
         self._cut: tuple[BatchId, ...] = ()
         self._uncut = Uncut((), batch_size)
-        """With ``balance``, the batches that the round is made of, and what is left to be cut."""
+        """With ``balance``, the batches of the round, and what is left to be cut."""
         self._draining = False
 
     def __bool__(self) -> bool:
@@ -45,42 +44,42 @@ class OpenRound:
 
     @property
     def epoch(self) -> int | None:
-        """That of its micro-batches; None before the first."""
+        """The epoch of its micro-batches; None before the first."""
         return self.micros[0].batch.epoch if self.micros else None
 
     @property
     def commits(self) -> int:
-        """How many of its micro-batches are committed."""
+        """Number of its committed micro-batches."""
         return len(self._commits)
 
     @property
     def named(self) -> int:
-        """How many micro-batches it takes, once all of it is cut."""
+        """Number of micro-batches that it takes, once all of it is cut."""
         return min(self._policy.taken, len(self.micros))
 
     @property
     def takes(self) -> int:
-        """How many batches of the grid these are."""
+        """Number of batches of the grid that it takes."""
         return len(self._cut) or self.named
 
     @property
     def complete(self) -> bool:
-        """Whether as many micro-batches have a committed attempt as it takes."""
+        """Whether as many micro-batches are committed as it takes."""
         return bool(self.micros) and not self._uncut and self.commits >= self.named
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody holds an attempt that is not committed."""
+        """Whether a worker holds an uncommitted attempt."""
         return any(m.awaited for m in self.micros)
 
     @property
     def drained(self) -> bool:
-        """Whether nothing of it is under way any more since :meth:`drain`."""
+        """Whether nothing of it is in flight since :meth:`drain`."""
         return self._draining and not any(m.under_way for m in self.micros)
 
     @property
     def has_open(self) -> bool:
-        """Whether there is a micro-batch for anyone who asks."""
+        """Whether there is a micro-batch for any worker that asks."""
         if self._draining:
             begun = sum(m.under_way for m in self.micros)
             if not begun or (begun >= self.named and not self._uncut):
@@ -89,15 +88,15 @@ class OpenRound:
 
     @property
     def holders(self) -> set[str]:
-        """Whose commits may come, or who has to be refused before those of others may."""
+        """The workers that may commit, or that must be refused before others' commits."""
         return {h for m in self.micros if m.committed is None for h in m.holders}
 
     def find(self, batch: BatchId) -> MicroBatch | None:
-        """Its micro-batch of that name."""
+        """Returns its micro-batch of that id, or None."""
         return next((m for m in self.micros if m.batch == batch), None)
 
     def take(self, ratio: float | None) -> MicroBatch:
-        """An open micro-batch, of which there must be one; ``ratio`` as in :meth:`Uncut.cut`."""
+        """Returns an open micro-batch; there must be one. ``ratio`` is as in :meth:`Uncut.cut`."""
         micro = next((m for m in self.micros if m.open), None)
         if micro is None:
             micro = MicroBatch(self._uncut.cut(ratio))
@@ -105,12 +104,12 @@ class OpenRound:
         return micro
 
     def commit(self, micro: MicroBatch) -> None:
-        """One more of its micro-batches is committed."""
+        """Notes that one of its micro-batches is committed."""
         self._commits.append(micro)
 
     def reports(self, number: int) -> list[Report]:
-        """The committed reports that it takes, in batch-id order, with the staleness that they
-        have in round ``number``."""
+        """Returns the committed reports that it takes, in batch-id order, with their staleness in
+        round ``number``."""
         return [
             replace(micro.committed, staleness=number - micro.base)
             for micro in sorted(self._commits[: self.named], key=lambda micro: micro.batch)
@@ -118,18 +117,18 @@ class OpenRound:
         ]
 
     def close(self) -> tuple[list[MicroBatch], list[BatchId]]:
-        """The micro-batches that it takes, which are no longer its own, and the batches of the
-        grid that are done by them."""
+        """Removes and returns the micro-batches that it takes; returns also the batches of the grid
+        that they finish."""
         named, self._commits = self._commits[: self.named], self._commits[self.named :]
         self.micros = [micro for micro in self.micros if micro not in named]
         return named, list(self._cut) or [micro.batch for micro in named]
 
     def drain(self) -> None:
-        """What is not under way is left alone from now on."""
+        """Begins no more micro-batches than are needed for a round in flight."""
         self._draining = True
 
     def fill(self, todo: OpenBatches) -> None:
-        """Opens what a new round needs: up to K micro-batches of one epoch."""
+        """Opens a new round: up to K micro-batches of one epoch."""
         self._cut = ()
         if self._draining:
             self.micros = [micro for micro in self.micros if micro.under_way]
@@ -152,28 +151,28 @@ class OpenRound:
         return any(m.committed is None and m.attempt_of(worker) is not None for m in self.micros)
 
     def left_by(self, stuck: Set[str]) -> MicroBatch | None:
-        """A micro-batch that only workers which are ``stuck`` hold, and that another may have."""
+        """Returns a micro-batch that only ``stuck`` workers hold, and that may be doubled."""
         return next((m for m in self.micros if m.may_be_doubled and m.held_by(stuck)), None)
 
     def twice_left_by(self, stuck: Set[str]) -> list[str]:
-        """The workers, all ``stuck``, whose attempt is in the way of another worker's."""
+        """Returns the ``stuck`` workers whose attempt leaves no room for another worker's."""
         full = [m for m in self.micros if len(m.attempts) >= LIVE_ATTEMPTS and m.held_by(stuck)]
         return sorted({m.attempts[max(m.attempts)].worker for m in full})
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """Takes back the attempts that ``worker`` holds and has not committed."""
+        """Takes back the uncommitted attempts of ``worker``."""
         taken = [(micro.batch, micro.revoke(worker)) for micro in self.micros]
         return [Attempt(batch, number) for batch, number in taken if number is not None]
 
     def release(self, worker: str) -> int:
-        """Others may get what was taken back from ``worker``; how many micro-batches that are."""
+        """Opens what was taken back from ``worker``; returns how many micro-batches."""
         taken = [micro for micro in self.micros if worker in micro.revoked]
         for micro in taken:
             micro.revoked.remove(worker)
         return len(taken)
 
     def _is_partial(self, batches: Sequence[BatchId]) -> bool:
-        """Whether some shard has a part of a round, so that it must be cut as it was before."""
+        """Whether some shard has a part of a round, which must then be cut as before."""
         return any(
             batch.epoch in self._partial
             and self._partial[batch.epoch].overlaps(batch.first, batch.first + batch.count)

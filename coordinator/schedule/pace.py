@@ -1,4 +1,4 @@
-"""How fast workers go, as it was measured last."""
+"""The speed of workers, as last measured."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 TASK_S = 0.5
-"""Work that a lease should hold: long enough to hide the round trip, short enough to lose."""
+"""Seconds of work in a lease: long enough to hide the round trip, short enough to lose."""
 
 LARGEST_TASK = 256
-"""Batches of one lease at most."""
+"""Most batches of one lease."""
 
 MEMORY = 0.5
 """Weight of the newest measurement in a worker's rate."""
@@ -17,23 +17,23 @@ MEMORY = 0.5
 
 @dataclass(slots=True)
 class Pace:
-    """How fast a worker goes through its tasks: sizes the next one."""
+    """Measures a worker's speed in its tasks, to size the next one."""
 
     task_size: int = 1
     batch_s: float | None = None
     since: float | None = None
 
     def measure(self, batches: int, now: float) -> None:
-        """So many batches were done since the last call, or since ``since``."""
+        """Notes that so many batches were done since the last call, or since ``since``."""
         if self.since is not None and now > self.since:
             self.batch_s = _blend(self.batch_s, (now - self.since) / batches)
         self.since = now
 
     def next_size(self) -> int:
-        """Batches of the next task."""
+        """Returns the number of batches of the next task."""
         if self.batch_s is not None:
             wanted = round(TASK_S / self.batch_s) if self.batch_s > 0 else LARGEST_TASK
-            # At most doubling, so that one lucky measurement does not hand out a minute of work.
+            # At most doubled, so that one lucky measurement does not lease a minute of work.
             self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
         return self.task_size
 
@@ -45,31 +45,31 @@ class Speeds:
     _known: dict[str, float] = field(default_factory=dict)
 
     def measure(self, worker: str, records: int, took_s: float) -> None:
-        """``worker`` has computed one more micro-batch."""
+        """Notes that ``worker`` has computed a micro-batch."""
         if took_s > 0:
             self._known[worker] = _blend(self._known.get(worker), records / took_s)
 
     def measure_unfinished(self, worker: str, records: int, took_s: float) -> None:
-        """``worker`` has given a micro-batch up that long after it was leased, and so needs longer
-        than that for it, if it began at once: what it is known for counts where that is slower."""
+        """Notes that ``worker`` gave up a micro-batch ``took_s`` after its lease: it needs longer
+        than that, if it began at once. A known slower speed stays."""
         expected_s = self.expected_s(worker, records)
         if expected_s is None or took_s > expected_s:
             self.measure(worker, records, took_s)
 
     def expected_s(self, worker: str, records: int) -> float | None:
-        """How long ``worker`` needs for a micro-batch: as the median of the others where it is not
-        known, and None where nobody is."""
+        """Estimates how long ``worker`` needs for a micro-batch: as the median worker if its speed
+        is unknown; None if all are."""
         if not self._known:
             return None
         return records / self._known.get(worker, median(self._known.values()))
 
     def ratio(self, worker: str) -> float | None:
-        """The speed of ``worker`` over the mean of all whose speed is known; None if its is not."""
+        """Returns the speed of ``worker`` over the mean of all known ones, or None."""
         speed = self._known.get(worker)
         return None if speed is None else speed / fmean(self._known.values())
 
     def forget(self, worker: str) -> None:
-        """``worker`` is gone."""
+        """Forgets a departed ``worker``."""
         self._known.pop(worker, None)
 
 
@@ -79,7 +79,7 @@ def _blend(old: float | None, new: float) -> float:
 
 @dataclass(slots=True)
 class _Clock:
-    """``holds``: whether others wait for it."""
+    """The clock of a worker; ``holds`` means that others wait for it."""
 
     steps: int
     holds: bool = True
@@ -88,9 +88,9 @@ class _Clock:
 class Clocks:
     """The steps that each worker has done. Not thread-safe.
 
-    A worker that does something else, finds nothing to do, or is gone holds nobody back. It comes
-    back, or in, at its own clock or at the least that the others have come to, whichever is
-    greater: they do not wait for what it has missed. So the least clock never falls.
+    A worker that does something else, finds nothing to do, or is gone delays no other. It enters or
+    returns at its own clock or the least of the others, whichever is greater: they do not wait for
+    what it has missed. So the least clock never falls.
     """
 
     def __init__(self, staleness: int) -> None:
@@ -102,47 +102,47 @@ class Clocks:
 
     @property
     def least(self) -> int:
-        """The least clock of those that hold the others; if nobody does, the last there was."""
+        """The least clock of the workers that others wait for, or the last such value."""
         return min((c.steps for c in self._clocks.values() if c.holds), default=self._floor)
 
     def clock(self, worker: str) -> int | None:
-        """The steps that ``worker`` has done, as the others count them; None if unknown."""
+        """Returns the steps of ``worker``, as others count them; None if unknown."""
         clock = self._clocks.get(worker)
         return None if clock is None else clock.steps
 
     def enter(self, worker: str) -> None:
-        """``worker`` trains, now if it did not before."""
+        """Notes that ``worker`` trains."""
         clock = self._clocks.get(worker)
         if clock is not None and clock.holds:
             return
         self._clocks[worker] = _Clock(max(self.least, clock.steps if clock is not None else 0))
 
     def allowed(self, worker: str, outstanding: int = 0) -> int:
-        """How many more steps ``worker``, which trains, may be given besides those that it has and
-        has not done: those at whose start it is at most s ahead of the least clock now."""
+        """Returns how many more steps ``worker``, which trains, may get besides ``outstanding``
+        ones: those at whose start it is at most s ahead of the present least clock."""
         clock = self._clocks[worker]
         assert clock.holds
         ahead = clock.steps + outstanding - self.least
         return max(0, self._staleness + 1 - ahead)
 
     def tick(self, worker: str) -> None:
-        """``worker`` has done a step that it was given."""
+        """Notes that ``worker`` has done a step."""
         if worker in self._clocks:
             self._clocks[worker].steps += 1
 
     def idle(self, worker: str) -> None:
-        """``worker`` does something else, or has nothing to do; it keeps its clock."""
+        """Notes that ``worker`` does something else, or nothing; it keeps its clock."""
         if worker in self._clocks:
             self._floor = self.least
             self._clocks[worker].holds = False
 
     def leave(self, worker: str) -> None:
-        """``worker`` is gone."""
+        """Notes that ``worker`` is gone."""
         self._floor = self.least
         self._clocks.pop(worker, None)
 
     def reason(self, worker: str) -> str:
-        """Why ``worker`` has to wait, in words that name whom it waits for."""
+        """Says why ``worker`` has to wait, and names the workers that it waits for."""
         least = self.least
         slowest = sorted(n for n, c in self._clocks.items() if c.holds and c.steps == least)
         names = ", ".join(slowest[:3]) + (" and others" if len(slowest) > 3 else "")

@@ -1,7 +1,7 @@
-"""Who is slow: the time that each worker computes for an example, against that of the others.
+"""Finds slow workers: each one's computing time per example, against that of the others.
 
-Only computing counts. The time between two batches says nothing under a barrier, where everyone is
-as slow as the slowest. Pure: time comes in.
+Only computing counts. The time between two batches says nothing under a barrier, where every worker
+is as slow as the slowest. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import statistics
 from collections.abc import Mapping
 
 HALF_LIFE_S = 30.0
-"""What was measured so long ago counts half."""
+"""Age at which a measurement counts half."""
 
 LEAST_BATCHES = 3
-"""Batches after which a worker's pace is known. The first one is not among them: TensorFlow
-traces and compiles in it."""
+"""Batches after which a worker's pace is known, without the first, in which TensorFlow traces and
+compiles."""
 
 LEAST_S = 5.0
-"""And for so long it must have been watched: when all processes start at once, chance decides who
-gets the processor first."""
+"""Least time of observation: when all processes start at once, chance decides which gets the
+processor first."""
 
 NAMED_FROM = 1.5
-"""Times the median from which on a worker is named as a straggler."""
+"""Multiple of the median from which on a worker is a straggler."""
 
 MOST_NAMED = 8
 
 
 class ComputePace:
-    """How long one worker computes for an example, of late. Not thread-safe."""
+    """A worker's recent computing time per example. Not thread-safe."""
 
     def __init__(self) -> None:
         self._looked: tuple[float, int, float] | None = None
@@ -39,8 +39,8 @@ class ComputePace:
         self._watched_s = 0.0
 
     def look(self, compute_s: float, examples: int, batches: int, now: float) -> None:
-        """The worker has computed for ``compute_s`` seconds so far, and is known to have finished
-        ``batches`` of together ``examples``. Smaller seconds than before are another process's."""
+        """Records that the worker has computed for ``compute_s`` seconds in total, and finished
+        ``batches`` of ``examples`` in total. Fewer seconds than before mean another process."""
         if batches == 0:
             return
         before_s, before, then = self._looked or (math.inf, 0, now)
@@ -48,7 +48,7 @@ class ComputePace:
             self._looked = (compute_s, examples, now)
             self._first = (batches, now)
         elif examples > before:
-            # Until then it is in the middle of a batch, whose time counts when it is finished.
+            # Else it is inside a batch, whose time counts when it is finished.
             fade = 0.5 ** ((now - then) / HALF_LIFE_S)
             self._seconds = self._seconds * fade + compute_s - before_s
             self._examples = self._examples * fade + examples - before
@@ -64,7 +64,7 @@ class ComputePace:
 
 
 def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:
-    """Each pace (seconds per example, None where it is not known) divided by the median of all.
+    """Divides each pace (seconds per example, None if unknown) by the median of all.
 
     Of two in the middle the faster one is the median, so that of two workers the slower one stands
     out. Empty with fewer than two.
@@ -77,8 +77,7 @@ def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def name_stragglers(ratios: Mapping[str, float]) -> list[str]:
-    """A line on each worker that is much slower than the median: the slowest ones, slowest
-    first."""
+    """Returns a line on each worker that is much slower than the median, the slowest first."""
     slow = sorted(((r, name) for name, r in ratios.items() if r >= NAMED_FROM), reverse=True)
     return [
         f"{name} takes {ratio:.1f} times as long per example as the median"

@@ -1,4 +1,4 @@
-"""What is read off a job at one moment, for its curves and its summary."""
+"""Figures of a job at one moment, for its curves and its summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.training.job_state import JobState
 
 
 def read_gauges(job: JobState) -> Gauges:
-    """Changes nothing but the windows of the rates."""
+    """Reads the gauges; changes only the windows of the rates."""
     now, progress = job.now(), job.training.progress
     active = [w for w in job.members.workers.values() if w.state == "active"]
     return Gauges(
@@ -33,11 +33,11 @@ def read_gauges(job: JobState) -> Gauges:
 
 
 def version_skew(job: JobState) -> int:
-    """Greatest minus least version of the shards, at the last moment of which all have told; 0
-    until all have told twice in the present generation.
+    """Returns the greatest minus the least version of the shards, at the last moment that all
+    reports cover; 0 until all have reported twice in the present generation.
 
-    Shards tell about once a second, each in its own moment. In between a version is taken to have
-    grown in a straight line, or a fast job's shards would seem to be far apart.
+    Shards report about once a second, at different moments. Versions in between are interpolated
+    linearly, or a fast job's shards would seem far apart.
     """
     shards = job.members.shards
     if not job.complete or any(
@@ -60,8 +60,8 @@ def _version(shard: Shard, moment: float) -> float:
 
 
 def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, float]:
-    """Updates and bytes of gradients per second over the last ten seconds; 0 from who has been
-    silent for ``silence_s``, and before two signs of life of one generation."""
+    """Returns updates and gradient bytes per second over the last ten seconds; 0 for a shard that
+    has been silent for ``silence_s``, and before two heartbeats of one generation."""
     rates = shard.load.rates()
     if rates is None or now - shard.told > silence_s:
         return 0.0, 0.0
@@ -70,17 +70,17 @@ def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, floa
 
 
 def staleness_counts(job: JobState) -> tuple[int, ...]:
-    """Applied pushes by staleness, over all shards."""
+    """Counts applied pushes by staleness, over all shards."""
     return add_counts(shard.figures.staleness_counts for shard in job.members.shards)
 
 
 def counts_of_worker(job: JobState, name: str) -> tuple[int, ...]:
-    """Applied pushes of one worker by staleness, over all shards."""
+    """Counts applied pushes of one worker by staleness, over all shards."""
     return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.shards)
 
 
 def ratios(job: JobState) -> dict[str, float]:
-    """How slowly each active worker computes, see
+    """Returns the slowness of each active worker's computing, see
     :func:`coordinator.schedule.stragglers.slowness`."""
     progress = job.training.progress.workers
     return slowness(
@@ -93,18 +93,18 @@ def ratios(job: JobState) -> dict[str, float]:
 
 
 def late(job: JobState) -> list[str]:
-    """Who is late with what all others wait for, in words."""
+    """Says which workers are late with what all others wait for."""
     schedule = job.training.schedule
     return schedule.stragglers(job.now()) if schedule is not None else []
 
 
 def refused(job: JobState) -> int:
-    """Pushes that shards have refused, whatever for."""
+    """Counts pushes that shards have refused for any reason."""
     return sum(shard.figures.refused for shard in job.members.shards)
 
 
 def counts(job: JobState) -> dict[str, int]:
-    """How often a policy has done what plain training never does, by what that is."""
+    """Counts the effects that only some policies have, by name."""
     shards = [shard.figures for shard in job.members.shards]
     return {
         **asdict(job.training.tally),

@@ -1,7 +1,7 @@
 """The facts about a run that the parts of a job share: members, generation, training, phase.
 
-Parts read these facts and do not know each other: what one sets off in another goes through a
-function that :class:`coordinator.job.job_run.Course` hands to it. Used from one event loop.
+The parts read these facts and do not know each other: one part triggers another through a function
+that :class:`coordinator.job.job_run.Course` hands to it. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from psrpc.ops.clock import Clock
 
 
 class JobState:
-    """Facts about a run, as of now.
+    """The present facts about a run.
 
     Attributes:
-        phase: of the job; ``reason`` says why it has failed or ended early, and is empty before.
+        phase: of the job; ``reason`` says why it failed or ended early, and is empty before.
         begun: the generation that training was rebuilt for.
-        drained: whether this coordinator is to leave a run that has not ended.
-        initializer: the worker that initializes the shards, None while none does.
+        drained: whether this coordinator must leave a run that has not ended.
+        initializer: the worker that initializes the shards, or None.
         bell: rings at every change.
     """
 
@@ -46,7 +46,7 @@ class JobState:
         advance: Callable[[], None],
     ) -> None:
         """``advance`` takes the job as far as the facts allow; ``history`` is the file of all
-        epochs, None for none."""
+        epochs, or None."""
         self.members = known_members(
             run.plan.shards,
             LEASE_S,
@@ -70,7 +70,7 @@ class JobState:
         self._clock = clock
 
     def now(self) -> float:
-        """Monotonic time, in seconds."""
+        """Returns monotonic time, in seconds."""
         return self._clock.now()
 
     @property
@@ -80,13 +80,13 @@ class JobState:
 
     @property
     def complete(self) -> bool:
-        """Whether all shards have begun the present generation, so that it can be trained in."""
+        """Whether all shards have begun the present generation, so that training is possible."""
         return self.generations.formation.complete and self.begun == self.run.generation
 
     @property
     def standing(self) -> tuple[int, int]:
-        """Generation and global step for those who look on; together they never go back. While a
-        generation is formed they are those of the one before, if that is known."""
+        """Generation and global step for observers; together they never go back. While a generation
+        is formed they are those of the previous one, if known."""
         if self.begun:
             return self.begun, self.training.span.step
         run = self.run
@@ -96,16 +96,18 @@ class JobState:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is trained, the last one once all are; 0 before training begins, and while
-        a coordinator that was started again does not know it. Counts from 1, as evaluations do."""
+        """The epoch in training, from 1 as in evaluations, the last one once all are done; 0 before
+        training begins, and while a restarted coordinator does not know it."""
         return min(self.training.span.epoch + 1, self.run.description.epochs) if self.begun else 0
 
     @property
     def restored(self) -> str:
         """The name of the checkpoint that shards restore, or restored for the present generation;
-        empty if none did, and before that is settled."""
-        found = self.generations
-        return found.restoring if self.phase in FORMING else found.source.rpartition("/")[2]
+        empty if there is none, and before the choice."""
+        generations = self.generations
+        if self.phase in FORMING:
+            return generations.restoring
+        return generations.source.rpartition("/")[2]
 
     def check_generation(self, generation: int) -> None:
         """Raises StaleGeneration unless this is the present generation."""
@@ -115,10 +117,10 @@ class JobState:
             )
 
     def stands(self, generation: int) -> bool:
-        """Whether all shards stand at this generation, so that it is trained in."""
+        """Whether all shards stand at this generation, so that training is possible."""
         return generation == self.run.generation and self.complete
 
     def end(self) -> Ended:
-        """The last word to every process. A stop by a person is not a failure, so supervisors must
-        not restart what ends with it."""
+        """Returns the last message to every process. A stop by a user is not a failure, so
+        supervisors must not restart a process that ends with it."""
         return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)

@@ -10,30 +10,30 @@ from coordinator.core.work import Command, Ended
 from psrpc.core.errors import ResourceExhausted
 
 QUEUE = 64
-"""Commands that a stream may lag behind; a slower one is cut and must connect again."""
+"""Commands that a stream may lag behind; a slower one is cut and must reconnect."""
 
 FOREVER_S = 3600.0
-"""Of a stream that has nothing to say; its caller's deadline ends it long before."""
+"""Wait of an idle stream; its caller's deadline ends it long before."""
 
 
 class Stream:
-    """What one process that has a shard's place is told, in order. Take with :meth:`next`, or
+    """The commands for one process in a shard's place, in order. Take them with :meth:`next`, or
     iterate in an event loop. Not thread-safe."""
 
     def __init__(self, shard: int, incarnation: int, missed: Sequence[Command]) -> None:
         self.shard = shard
         self.incarnation = incarnation
         self.over = False
-        """Whether no command will come any more."""
+        """Whether no more commands will come."""
         self.told = False
-        """Whether its reader has got the word that the job is over."""
+        """Whether its reader has received the end of the job."""
         self._queue: deque[Command] = deque(missed)
         self._overrun = False
         self._replaced = False
         self._bell = Bell()
 
     def put(self, command: Command) -> None:
-        """One more command."""
+        """Appends a command."""
         if len(self._queue) >= QUEUE:
             self._overrun = True
         if not self._overrun:
@@ -41,15 +41,15 @@ class Stream:
         self._bell.ring()
 
     def end(self) -> None:
-        """A newer stream takes its place, or another process; what it has not said stays unsaid."""
+        """Ends the stream, which a newer one or another process replaces; drops the rest."""
         self._replaced = True
         self._bell.ring()
 
     def next(self) -> Command | None:
-        """The next command, or None if there is none now; see ``over``.
+        """Returns the next command, or None if there is none now; see ``over``.
 
         Raises:
-            ResourceExhausted: the reader is too slow; it has to connect again.
+            ResourceExhausted: the reader is too slow; it has to reconnect.
         """
         if self._replaced or self.over:
             self.over = True
@@ -71,32 +71,31 @@ class Stream:
                 continue
             yield command
             if isinstance(command, Ended):
-                # The reader has come back for more, so it has got this one.
+                # The reader has come back for more, so it has received this one.
                 self.told = self.over = True
                 return
 
 
 class CommandStreams:
-    """Sends commands to whichever shards have a stream open. Loses nothing for the others,
-    because whoever opens a stream says what its shard has missed. Not thread-safe."""
+    """Sends commands to the shards with an open stream. The others lose nothing, since opening a
+    stream passes what the shard has missed. Not thread-safe."""
 
     def __init__(self, shards: int) -> None:
         self._streams: list[Stream | None] = [None] * shards
 
     def send(self, command: Command) -> None:
-        """To every shard."""
+        """Sends a command to every shard."""
         for shard in range(len(self._streams)):
             self.send_to(shard, command)
 
     def send_to(self, shard: int, command: Command) -> None:
-        """To one shard."""
+        """Sends a command to one shard."""
         stream = self._streams[shard]
         if stream is not None:
             stream.put(command)
 
     def open(self, shard: int, incarnation: int, missed: Sequence[Command]) -> Stream:
-        """A stream of the commands for ``shard`` from now on, after those in ``missed``. It ends
-        an older one of the same shard."""
+        """Opens a stream of ``missed`` and later commands for ``shard``; ends an older one."""
         self.end(shard)
         stream = self._streams[shard] = Stream(shard, incarnation, missed)
         return stream
@@ -108,7 +107,7 @@ class CommandStreams:
             older.end()
 
     def close(self, stream: Stream) -> bool:
-        """A stream has ended at its reader's side; whether it was the shard's newest."""
+        """Closes a stream that its reader ended; returns whether it was the shard's newest."""
         if self._streams[stream.shard] is not stream:
             return False
         self._streams[stream.shard] = None
@@ -116,19 +115,19 @@ class CommandStreams:
 
 
 class Bell:
-    """Many wait, one rings, all look again. Used from one event loop."""
+    """Wakes many waiters at once, which then look again. Used from one event loop."""
 
     def __init__(self) -> None:
         self._event: asyncio.Event | None = None
 
     def ring(self) -> None:
-        """Wakes everyone who waits now."""
+        """Wakes all present waiters."""
         if self._event is not None:
             self._event.set()
             self._event = None
 
     async def wait(self, deadline: float) -> bool:
-        """Waits for a ring until ``deadline`` (in the loop's time); whether there was one."""
+        """Waits for a ring until ``deadline`` (in the loop's time); returns whether one came."""
         if self._event is None:
             self._event = asyncio.Event()
         try:

@@ -181,8 +181,8 @@ class Training:
         self, run: Run, applied: Sequence[Positions], skipped: Sequence[Positions], version: int
     ) -> None:
         """Starts the generation of ``run``, which all shards have begun. ``applied`` and
-        ``skipped`` are their applied-sets and the skipped part of them, per shard and epoch; a batch that all
-        shards have is done. ``version`` is the shards' version, in rounds.
+        ``skipped`` are their applied-sets and the skipped part of them, per shard and epoch; a
+        batch that all shards have is done. ``version`` is the shards' version, in rounds.
 
         Raises:
             sqlite3.Error: the store cannot be read; nothing has changed.

@@ -1,4 +1,4 @@
-"""The changes of a job's consistency policy, one at a time: who may ask, and how far it is."""
+"""Changes of a job's consistency policy, one at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = get_logger()
 
 
 class Changes:
-    """Begins a change when a person or the job's rule wants one, and takes it as far as it comes.
-    ``switch`` is the one that is under way. Not thread-safe."""
+    """Begins a change at a user's request or by the job's rule, and advances it. ``switch`` is the
+    one in progress. Not thread-safe."""
 
     def __init__(
         self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
@@ -31,15 +31,15 @@ class Changes:
         self.switch: Switch | None = None
 
     def __str__(self) -> str:
-        """The change that is under way and how far it is; empty if none is."""
+        """Describes the change in progress and its stage; empty if there is none."""
         return f"{self.switch}: {self.switch.stage}" if self.switch is not None else ""
 
     def ask(self, settings: Policy) -> int:
-        """A person wants the job to follow another policy; the number that it will have.
+        """Starts a change to another policy for a user; returns the policy's number.
 
         Raises:
             JobFailed: the job is over, or has nothing more to train.
-            NotReady: another change is under way, or nobody trains yet.
+            NotReady: another change is in progress, or training has not begun.
         """
         job = self._job
         if self.switch is not None:
@@ -62,7 +62,7 @@ class Changes:
         return number
 
     def advance(self) -> None:
-        """Call it at every change and tick while the job trains."""
+        """Advances the change. Call it at every change and tick while the job trains."""
         training, rule = self._job.training, self._job.run.rule
         if self.switch is None and rule is not None and training.rule_due:
             self._start(rule.policy, by_rule=True)
@@ -82,15 +82,15 @@ class Changes:
         self.switch = None
 
     def begin(self) -> None:
-        """A generation has begun while the policy was to change."""
+        """Notes that a generation has begun, which restarts the change."""
         if self.switch is not None and self.switch.by_rule:
-            # What is to be done before it may have to be done again.
+            # The condition of the rule may have to be reached again.
             self.switch = None
         if self.switch is not None:
             self.switch.begin(self._job.training)
 
     def drop(self) -> None:
-        """Nothing more is trained."""
+        """Drops the change, since training is over."""
         if self.switch is not None:
             phase = self._job.phase
             why = "all batches are done" if phase == "finishing" else f"the job is {phase}"
@@ -106,7 +106,7 @@ class Changes:
 
 
 class Switch:
-    """From the word that the policy is to change until it can be stored. Not thread-safe.
+    """A change of the policy, from its request until it can be stored. Not thread-safe.
 
     Its owner calls :meth:`begin` at once and whenever a generation has begun, and :meth:`due` at
     every change and tick while the job trains.
@@ -115,8 +115,8 @@ class Switch:
     def __init__(
         self, number: int, settings: Policy, by_rule: bool = False, rate: float = 1.0
     ) -> None:
-        """``number`` is the one that the policy will have; ``by_rule`` means that the job's rule
-        wants it, and no person; ``rate`` multiplies the learning rate from then on."""
+        """``number`` is that of the new policy; ``by_rule`` means that the job's rule wants it, not
+        a user; ``rate`` multiplies the learning rate from then on."""
         self.number = number
         self.settings = settings
         self.by_rule = by_rule
@@ -126,17 +126,17 @@ class Switch:
         self._saved = False
 
     def begin(self, training: Training) -> None:
-        """Nothing more is leased. In a generation that was formed meanwhile all begins anew."""
+        """Stops leasing. Each new generation repeats this."""
         self._save = SaveRequest()
         self._drained = self._saved = False
         training.drain()
 
     def due(self, training: Training, now: float) -> Followed | None:
-        """What has to be stored, once all is finished, saved and evaluated; None before."""
+        """Returns what to store, once all is finished, saved and evaluated; None before."""
         self._drained = training.drained
         if not self._drained or training.trained:
             return None
-        # Shards drop what they keep to be evaluated when they begin again.
+        # Shards drop snapshots kept for evaluation when they begin again.
         self._saved = self._save.saved(training, now) and training.orders.evaluations.idle
         if not self._saved:
             return None
@@ -145,11 +145,11 @@ class Switch:
 
     @property
     def stage(self) -> str:
-        """In one word."""
+        """The stage in one word."""
         return "storing" if self._saved else "saving" if self._drained else "draining"
 
     def waiting_for(self, training: Training) -> str:
-        """What is waited for, in words."""
+        """Says what the change waits for."""
         orders, schedule = training.orders, training.schedule
         if self._saved:
             what = "it to be stored"

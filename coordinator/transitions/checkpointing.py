@@ -1,4 +1,4 @@
-"""What becomes of the snapshots that all shards have taken: committed, counted or given up.
+"""Handles snapshots that all shards have taken: commits them, counts them or gives them up.
 
 Deterministic: it asks the disk, which calls back.
 """
@@ -19,7 +19,7 @@ DAMAGED = "it was read back, and is not what was written"
 
 
 class Checkpointing:
-    """The checkpoints of a run that are on the disk. Not thread-safe."""
+    """The checkpoints of a run on disk. Not thread-safe."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class Checkpointing:
         newest: tuple[str, int, int] | None,
         advance: Callable[[], None],
     ) -> None:
-        """``newest`` is the checkpoint that was noted last: name, generation, global step.
-        ``advance`` takes the job as far as the facts allow."""
+        """``newest`` is the checkpoint recorded last: name, generation, global step. ``advance``
+        takes the job as far as the facts allow."""
         self._newest = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
         self._job = job
         self._advance = advance
@@ -37,16 +37,16 @@ class Checkpointing:
 
     @property
     def newest(self) -> str:
-        """The last one that was committed, relative to the run directory; empty if there is none,
-        or the run directory is gone."""
+        """The checkpoint committed last, relative to the run directory; empty if there is none, or
+        if the run directory is gone."""
         return "" if self._disk.gone else self._newest
 
     def restored(self, source: str) -> None:
-        """The run went on from ``source``; empty where it did from no checkpoint."""
+        """Notes that the run went on from ``source``, empty for no checkpoint."""
         self._newest = source or self._newest
 
     def reported(self, outcome: Taken | Failed | None) -> None:
-        """What the last report on a snapshot came to."""
+        """Handles the outcome of the last report on a snapshot."""
         training = self._job.training
         if isinstance(outcome, Taken):
             outcome = training.orders.checked(outcome)
@@ -61,15 +61,15 @@ class Checkpointing:
         self._advance()
 
     def evaluated(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
-        """An evaluation's results, by ``worker``. Raises InvalidArgument."""
+        """Records an evaluation's results, from ``worker``. Raises InvalidArgument."""
         self._job.training.merged(worker, evaluation, values)
         if self._job.run.description.keep_best is not None:
-            # Its checkpoint was kept for it, and the best one may be another now.
+            # Its checkpoint was kept for it, and the best one may have changed.
             self._disk.retain(self._scores, self._in_use, self._warn)
 
     @property
     def _scores(self) -> Mapping[tuple[int, int], float]:
-        """By which checkpoints are compared."""
+        """The results that compare checkpoints."""
         job = self._job
         return job.training.notes.scores(job.run.description.keep_best)
 
@@ -83,7 +83,7 @@ class Checkpointing:
         self._job.warnings.add(*warnings)
 
     def _committed(self, result: Committed) -> None:
-        """A manifest was written, or could not be; the generation may be another since."""
+        """Handles the result of a commit; the generation may have changed since."""
         job = self._job
         order, training = result.taken.order, job.training
         self._warn(result.warnings)

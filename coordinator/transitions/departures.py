@@ -1,7 +1,7 @@
-"""Those who leave a job: what has to be settled before they are gone for good.
+"""Departures from a job, and what must be settled before a process is gone for good.
 
-Deterministic. A worker's work is given to others once every shard
-refuses what that worker sends; a shard may go once what it holds is saved.
+Deterministic. Other workers get a worker's work once every shard refuses that worker; a shard may
+go once its state is saved.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ log = get_logger()
 
 
 class Departures:
-    """Workers that are gone and shards that want to go, in the present generation. Not
-    thread-safe."""
+    """Departed workers and leaving shards of the present generation. Not thread-safe."""
 
     def __init__(self, job: JobState, shards: int, advance: Callable[[], None]) -> None:
         """``advance`` takes the job as far as the facts allow."""
@@ -34,12 +33,12 @@ class Departures:
         """Shards and incarnations that wait for the end of a drain."""
 
     def begin(self) -> None:
-        """A generation is formed: whoever was gone before cannot reach it."""
+        """Begins a generation, which previously departed workers cannot reach."""
         self._leaving.clear()
         self._revocations.begin()
 
     def worker_silent(self, name: str) -> None:
-        """A worker has fallen silent, and may only stand still."""
+        """Revokes a worker that has fallen silent, and may only stand still."""
         job = self._job
         worker = job.members.workers[name]
         if self._lapses.add(worker.incarnation):
@@ -53,24 +52,24 @@ class Departures:
         self._revoke(name, lost=True)
 
     def worker_left(self, name: str) -> None:
-        """A worker has said that it goes."""
+        """Revokes a worker that has announced its departure."""
         self._revoke(name, lost=False)
 
     def dismiss(self, name: str, reason: str) -> None:
-        """A worker is there and cannot go on: it is refused from now on, and registers anew."""
+        """Refuses a worker that is present but cannot go on; it registers anew."""
         members = self._job.members
         if members.leave_worker(name):
             log.warning("dismissed", worker=name, why=reason)
             self._revoke(name, lost=True)
 
     def worker_done(self, name: str) -> None:
-        """A worker has done a batch: if it falls silent again and again, then not in vain."""
+        """Notes that a worker has done a batch, which clears its earlier lapses."""
         worker = self._job.members.workers[name]
         worker.worked = True
         self._lapses.done(worker.incarnation)
 
     def obeyed(self, shard: int, generation: int, revoked: int) -> None:
-        """A shard has obeyed all revocations up to this one."""
+        """Notes that a shard has obeyed all revocations up to this one."""
         if generation == self._job.run.generation:
             free = self._revocations.obeyed(shard, revoked)
             for worker in free:
@@ -79,8 +78,8 @@ class Departures:
                 self._advance()
 
     def shard_may_go(self, shard: int, incarnation: int) -> bool:
-        """A shard was told to stop; whether it may go: a checkpoint was committed since it first
-        said so, or the job is over. It does not wait for ever."""
+        """Whether a shard that was told to stop may go: a checkpoint was committed since its first
+        request, or the job is over. The shard does not wait for ever."""
         job = self._job
         if job.phase == "stopping":
             if job.drained:
@@ -96,36 +95,34 @@ class Departures:
 
     @property
     def saving(self) -> bool:
-        """Whether the job finishes and saves before it is left: shards that leave, too, are needed
-        for as long."""
+        """Whether the job still finishes and saves before it ends, which needs all shards."""
         return self._job.phase == "stopping" and not self._job.drained
 
     @property
     def all_told(self) -> bool:
-        """Whether every shard that leaves has heard that a drain is over."""
+        """Whether every leaving shard has heard that a drain is over."""
         return not self._untold
 
     def missed(self, shard: int) -> list[Revocation]:
-        """Whom ``shard`` has not said that it refuses."""
+        """Returns the revocations that ``shard`` has not confirmed."""
         return self._revocations.missed(shard)
 
     def waiting_for(self) -> str:
-        """Which shards have to refuse whom, in words; empty when all do."""
+        """Says which shards have to refuse which workers; empty when all do."""
         return self._revocations.waiting_for()
 
     def _release(self, name: str) -> None:
-        """Every shard refuses ``name``: others get what it held."""
+        """Opens the work of ``name``, which every shard refuses, to other workers."""
         opened = self._job.training.release(name)
         if self._job.initializer == name:
             self._job.initializer = None
         log.info("work is open again", of=name, batches=opened)
 
     def _revoke(self, name: str, lost: bool) -> None:
-        """Others get what it holds once every shard refuses it."""
+        """Revokes a worker; other workers get its work once every shard refuses it."""
         job = self._job
         attempts = job.training.revoke(name, lost)
-        # One that has never asked for work has none that others could be given, and shards remember
-        # each that they refuse.
+        # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:
             job.streams.send(self._revocations.add(name, attempts))
             log.info("worker revoked", worker=name, batches=len(attempts))

@@ -1,4 +1,4 @@
-"""How a job stops or drains: what is under way is finished, and saved. Pure."""
+"""Stops or drains a job: work in flight is finished, and saved. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from psrpc.core.text import counted
 
 DRAINED = "drained by a signal: the run has not ended, and the same command goes on with it"
 FINISH_S = 8.0
-"""Time for the work that is leased."""
+"""Time for leased work."""
 
 SAVE_S = 60.0
-"""Time for the checkpoint after it."""
+"""Time for the checkpoint after that."""
 
 
 class Stopping:
-    """Between the signal and the end. Not thread-safe."""
+    """The time between the signal and the end. Not thread-safe."""
 
     def __init__(self, now: float, drains: bool = False) -> None:
         self.drains = drains
-        """Whether the coordinator alone leaves, and another one goes on with the run."""
+        """Whether only the coordinator leaves, and another one goes on with the run."""
         self._finish_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
         self._save: SaveRequest | None = None
 
     def over(self, job: JobState, newest: str) -> bool:
-        """Whether all is saved, or never will be, or it has taken too long, which is a warning.
-        Call it at every change and tick while the job stops. ``newest`` is the checkpoint that was
-        committed last, empty if there is none."""
+        """Whether all is saved, or never will be, or took too long, which is a warning. Call it at
+        every change and tick while the job stops. ``newest`` is the checkpoint committed last,
+        empty if there is none."""
         now, training = job.now(), job.training
         if job.members.shards_hoped_for(now) < job.run.plan.shards or not job.complete:
             return self._give_up(job, newest, "a shard is gone")
@@ -59,7 +59,7 @@ class Stopping:
         return True
 
     def waiting_for(self, training: Training) -> str:
-        """In words."""
+        """Says what the stop waits for."""
         if self._save is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
@@ -69,9 +69,8 @@ class Stopping:
 
 
 class SaveRequest:
-    """A checkpoint of what training has come to, or of what it comes to later, in one generation.
-    One that fails is ordered again after a pause, for as long as its owner asks. Not
-    thread-safe."""
+    """A request for a checkpoint of the present training state or a later one, in one generation. A
+    failed one is ordered again after a pause, for as long as its owner asks. Not thread-safe."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -79,8 +78,8 @@ class SaveRequest:
         self._again_at = 0.0
 
     def saved(self, training: Training, now: float) -> bool:
-        """Whether that state is on the disk; orders it if it is time to. Call it at every change
-        and tick, or now and then."""
+        """Whether that state is on disk; orders it when due. Call it at every change and tick, or
+        periodically."""
         if self._number is None:
             if now < self._again_at:
                 return False

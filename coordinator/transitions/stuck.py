@@ -1,4 +1,4 @@
-"""Workers that cannot go on although they give signs of life: others do what they hold.
+"""Workers that cannot go on despite their heartbeats: other workers take over their work.
 
 Deterministic. docs/design/0015-broken-routes.md.
 """
@@ -17,26 +17,26 @@ from psrpc.ops.logs import get_logger
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What is broken between the workers and the shards that are there.
+    """Broken connections between present workers and shards.
 
     Attributes:
-        broken: by worker, the shards that it cannot reach and another worker can, and since when.
+        broken: by worker, the shards that only some workers, not this one, reach; and since when.
         unreached: the shards that no worker reaches, and since when. That is one fault, of the
-            shard or of its network, and no worker's.
+            shard or of its network, not of the workers.
     """
 
     broken: Mapping[str, Mapping[int, float]]
     unreached: Mapping[int, float]
 
     def lines(self, workers: Mapping[str, Worker], shards: list[Shard], now: float) -> list[str]:
-        """One sentence for each shard that no worker reaches, and for each broken route of
-        ``workers``, those that are there."""
-        found = [
+        """Returns a sentence for each shard that no worker reaches, and for each broken route of
+        the present ``workers``."""
+        lines = [
             f"no worker reaches {shards[shard]} (for {duration(now - since)}); check that machine's"
             " network and firewall, and the address that it gives (--advertise)"
             for shard, since in sorted(self.unreached.items())
         ]
-        return found + [
+        return lines + [
             f"{name} on {workers[name].host} cannot reach {shards[shard]} (for "
             f"{duration(now - since)}), other workers can; it gets no work until it does"
             for name, cut in sorted(self.broken.items())
@@ -46,8 +46,8 @@ class Routes:
 
 
 def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> Routes:
-    """Judges what the workers that are there report of the shards that are there. A shard that is
-    away is awaited anyway: no route to it counts."""
+    """Judges the reports of present workers on present shards. Routes to a shard that is away do
+    not count, since the job waits for it anyway."""
     active = [worker for worker in workers if worker.state == "active"]
     broken: dict[str, dict[int, float]] = {}
     unreached: dict[int, float] = {}
@@ -66,17 +66,17 @@ def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> Routes:
 log = get_logger()
 
 GRACE_S = 2.0
-"""A worker that has been the only one cut off for less is not dismissed: a connection may have been
-lost, a shard that has died is known of by then, and routes of several workers heal one by one."""
+"""Time that a worker must be the only one cut off before it is dismissed: a connection may have
+been lost, the death of a shard is known by then, and routes of several workers heal one by one."""
 
 _NONE = Routes({}, {})
 
 
 class Stuck:
-    """Knows who is stuck and why. Not thread-safe."""
+    """Finds stuck workers and the reasons. Not thread-safe."""
 
     def __init__(self, job: JobState, dismiss: Callable[[str, str], None]) -> None:
-        """``dismiss`` has shards refuse a worker from now on, for a reason."""
+        """``dismiss`` makes shards refuse a worker from now on, for a reason."""
         self._job = job
         self._dismiss = dismiss
         self._routes = _NONE
@@ -84,17 +84,17 @@ class Stuck:
         self._since: dict[str, float] = {}
 
     def look(self, now: float) -> None:
-        """Judges all workers and hands over what the stuck ones hold. Call it now and then, and
-        when a worker reports another route than before."""
+        """Judges all workers and hands over the work of stuck ones. Call it periodically, and when
+        a worker reports a changed route."""
         job = self._job
         members = job.members
         if not job.complete or job.phase in FORMING or members.shard_away:
-            # What is held up now is held up by that.
+            # That may be what delays workers now.
             self._routes, reasons = _NONE, {}
             for worker in members.workers.values():
                 worker.stood(now)
         else:
-            # What a worker said in an older generation is of shards that may have been replaced.
+            # Reports of an older generation concern shards that may have been replaced.
             workers = members.workers.values()
             known = [w for w in workers if not w.unreachable or job.stands(w.generation)]
             self._routes = read_routes(known, members.shards)
@@ -111,21 +111,21 @@ class Stuck:
             job.bell.ring()
 
     def why_no_lease(self, worker: str) -> str:
-        """What ``worker`` has to do before it gets work, in words that go on from "waiting for";
-        empty if it may have some."""
+        """Says what ``worker`` must do before it gets work, continuing "waiting for"; empty if it
+        may have some."""
         known = self._job.members.workers.get(worker)
         if known is None or not known.unreachable:
             return ""
         return f"{worker} to reach {shards(sorted(known.unreachable))}"
 
     def broken(self, worker: str) -> dict[int, float]:
-        """The shards that others reach and ``worker`` does not, and since when."""
+        """Returns the shards that other workers reach and ``worker`` does not, and since when."""
         return dict(self._routes.broken.get(worker, {}))
 
     def lines(self, now: float) -> list[str]:
-        """Who is stuck and why, in words; shards that no worker reaches come first."""
+        """Says which workers are stuck and why, after the shards that no worker reaches."""
         members = self._job.members
-        # Who has gone since the last look is no longer stuck, and may be forgotten.
+        # A worker that has left since the last look is no longer stuck, and may be forgotten.
         there = {name: w for name, w in members.workers.items() if w.state == "active"}
         lines = self._routes.lines(there, members.shards, now)
         return lines + [
@@ -135,7 +135,7 @@ class Stuck:
         ]
 
     def waiting_for(self) -> str:
-        """Which shards no worker reaches, in words; empty when there are none."""
+        """Says which shards no worker reaches; empty when there are none."""
         members = self._job.members
         return "; ".join(
             f"a worker to reach {members.shards[shard]}" for shard in sorted(self._routes.unreached)
@@ -147,7 +147,7 @@ class Stuck:
             if worker.state != "active":
                 continue
             if worker.unreachable:
-                # It waits for that, and says so.
+                # It waits for a route, and reports that itself.
                 worker.stood(now)
                 cut = self._routes.broken.get(worker.name)
                 if cut:
@@ -159,21 +159,21 @@ class Stuck:
         return reasons
 
     def _hand_over(self, now: float) -> None:
-        """Lets others do what stuck workers hold; where shards have to refuse a worker first, it is
-        dismissed, and joins anew under another name."""
+        """Opens the work of stuck workers to others; a worker that shards must refuse first is
+        dismissed, and registers under another name."""
         job, reasons = self._job, self._reasons
         schedule = job.training.schedule
         if schedule is None or not job.complete:
             return
         for name in reasons:
-            # It changes nothing on a shard.
+            # An evaluation changes nothing on a shard.
             job.training.orders.evaluations.release(name)
         to_dismiss = set(schedule.hand_over(reasons.keys()))
         if job.phase == "initializing":
             to_dismiss |= reasons.keys() & {job.initializer}
         workers = [w for w in job.members.workers.values() if w.state == "active"]
         if all(w.name in reasons or w.unreachable for w in workers):
-            # There is no one to do it instead, and the cause is not the worker's.
+            # No worker could take over, and the cause is not the worker's.
             return
         for name in sorted(to_dismiss):
             if name not in self._routes.broken or now - self._since[name] >= GRACE_S:

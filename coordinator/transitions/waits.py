@@ -1,4 +1,4 @@
-"""What a job waits for, in words, and how often that is said."""
+"""Says what a job waits for, less and less often, and finds work for workers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ log = get_logger()
 
 
 def waiting_for(
-    job: JobState,
-    stopping: Stopping | None,
-    changes: Changes,
-    stuck: Stuck,
-    departures: Departures,
+    job: JobState, stopping: Stopping | None, changes: Changes, stuck: Stuck, departures: Departures
 ) -> str:
-    """What the job waits for; empty while it goes on."""
+    """Says what the job waits for; empty while it goes on."""
     if job.phase in ENDED:
         return ""
     training = job.training
@@ -54,8 +50,8 @@ def waiting_for(
 
 
 def held_up(job: JobState, awaited: str) -> str:
-    """``awaited``, but empty while batches are being done: that every one is in a worker's hands is
-    how it should be."""
+    """Returns ``awaited``, but without training work while batches are being done: it is normal
+    that workers hold every batch."""
     last = job.training.progress.last_done
     busy = last is not None and job.now() - last < FIRST_S
     if job.phase == "training" and busy:
@@ -64,7 +60,7 @@ def held_up(job: JobState, awaited: str) -> str:
 
 
 class Waits:
-    """Says what is awaited, less and less often. Not thread-safe."""
+    """Logs what the job waits for, less and less often. Not thread-safe."""
 
     def __init__(self) -> None:
         self._announcer = Announcer(
@@ -74,14 +70,14 @@ class Waits:
         )
 
     def look(self, reason: str, now: float) -> None:
-        """Call it now and then with what is awaited, or with nothing."""
+        """Updates what the job waits for, if anything. Call it periodically."""
         if reason:
             self._announcer.waiting(reason, now)
         else:
             self._announcer.over()
 
     def waited_s(self, now: float) -> float:
-        """How long that has been awaited, in seconds; 0 when nothing is."""
+        """Returns how long the job has waited for that, in seconds; 0 if for nothing."""
         return self._announcer.waited_s(now)
 
 
@@ -94,7 +90,7 @@ class Assignments:
         self._waiting_for = waiting_for
 
     def find(self, name: str, received: int) -> Work:
-        """What ``name`` should do now; ``received`` as in LeaseWork."""
+        """Returns the work of ``name`` now; ``received`` as in LeaseWork."""
         job = self._job
         if job.phase in ENDED:
             return job.end()
@@ -110,7 +106,7 @@ class Assignments:
             task = job.training.orders.evaluations.lease(name)
             if task is not None:
                 job.training.idle_worker(name)
-                # Those who waited for its clock need not.
+                # Workers that waited for its clock need not any more.
                 job.bell.ring()
                 return task
             if job.phase == "training":
