@@ -1,1 +1,1 @@
-"""When checkpoints are taken, where they lie, and which are kept."""
+"""Takes, commits, keeps and removes checkpoints."""

@@ -27,7 +27,7 @@ from psrpc.ops.tracing import span
 log = get_logger()
 
 CLOSE_S = 10.0
-"""How long the coordinator waits at its end for work in flight."""
+"""Time that the coordinator waits at its end for work in flight."""
 
 Result = TypeVar("Result")
 Warnings = tuple[str, ...]

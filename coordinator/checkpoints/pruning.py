@@ -64,7 +64,7 @@ class Pruner:
         if not good:
             return Removable(warnings=(*warnings, "no checkpoint is good, and none is removed"))
         going = superfluous(
-            [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests],
+            as_kept(found),
             self._keep,
             self._objective,
             scores,

@@ -1,4 +1,4 @@
-"""Which snapshots were ordered, which shards have taken them, which are still kept.
+"""Tracks snapshots: which were ordered, which shards have taken them, which are kept.
 
 Pure: the engine's loop is the only caller.
 """
@@ -81,7 +81,7 @@ class Snapshots:
 
     @property
     def room(self) -> int:
-        """How many more snapshots the shards may keep."""
+        """Number of snapshots that the shards may keep besides the present ones."""
         return MAX_KEPT - len(self._kept)
 
     @property

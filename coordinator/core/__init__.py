@@ -1,1 +1,1 @@
-"""What a job, a run and its work are. Pure."""
+"""The values that describe a job, a run and its work. Pure."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_args
 
 from coordinator.core.description import (
     FORMAT,
@@ -35,6 +35,8 @@ from psrpc.core.policy import Policy
 from psrpc.core.tables import FULL_EVERY, TableSpec
 from psrpc.core.tensor_form import variable
 from psrpc.core.text import counted
+
+_Kind = TypeVar("_Kind")
 
 
 def parse_description(said: str) -> JobDescription:
@@ -90,8 +92,8 @@ def read_description(document: Any) -> JobDescription:
         tables=tuple(map(_table, read.checked("tables", maybe(listed(anything))) or ())),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
         first_rows=read.checked("first_rows", maybe(text)) or "",
-        stop_early=_stop_early(document.get("stop_early")),
-        reduce_lr=_reduce_lr(document.get("reduce_lr")),
+        stop_early=_on_plateau(StopEarly, read.checked("stop_early", STOP_EARLY)),
+        reduce_lr=_on_plateau(ReduceLr, read.checked("reduce_lr", REDUCE_LR)),
         unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),
         evaluate_every_epoch=read.checked("evaluate_every_epoch", maybe(flag)) or False,
         slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),
@@ -182,26 +184,12 @@ def _objective(document: Any) -> Objective | None:
         raise InvalidJob(f"the job's description has keep_best = {document!r}") from None
 
 
-def _stop_early(document: Any) -> StopEarly | None:
-    values = _read_plateau(STOP_EARLY, document, "stop_early")
-    return None if values is None else StopEarly(**values)
-
-
-def _reduce_lr(document: Any) -> ReduceLr | None:
-    values = _read_plateau(REDUCE_LR, document, "reduce_lr")
-    return None if values is None else ReduceLr(**values)
-
-
-def _read_plateau(check: Check, document: Any, name: str) -> dict[str, Any] | None:
-    try:
-        found = check(document, name)
-    except ValueError as error:
-        raise InvalidJob(f"the job's description is wrong: {error}") from None
-    if found is None:
+def _on_plateau(kind: Callable[..., _Kind], values: dict[str, Any] | None) -> _Kind | None:
+    """Makes a ``kind``, StopEarly or ReduceLr, of its checked fields."""
+    if values is None:
         return None
-    objective = Objective(found["metric"], found["lower"])
-    rest = {key: value for key, value in found.items() if key not in ("metric", "lower")}
-    return {"objective": objective, **rest}
+    rest = {key: value for key, value in values.items() if key not in ("metric", "lower")}
+    return kind(Objective(values["metric"], values["lower"]), **rest)
 
 
 def _variable(document: Any) -> VariableSpec:

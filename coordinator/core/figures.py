@@ -53,7 +53,7 @@ class ShardFigures:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How a worker's tensors travel to a shard; see the message of the same name."""
+    """The transport of a worker's tensors to a shard; see the message of the same name."""
 
     shard: int
     kind: int

@@ -1,1 +1,1 @@
-"""Who belongs to the job, how a generation forms, and what recovers it. Pure."""
+"""The members of a job, the forming of generations, and recovery. Pure."""

@@ -48,9 +48,9 @@ class Revocations:
     def obeyed(self, shard: int, number: int) -> list[str]:
         """Notes that ``shard`` has obeyed all up to ``number``; returns workers obeyed by all."""
         self._obeyed[shard] = max(self._obeyed[shard], min(number, self._number))
-        everyone = min(self._obeyed)
-        free = [r.worker for r in self._pending if r.number <= everyone]
-        self._pending = [r for r in self._pending if r.number > everyone]
+        obeyed_by_all = min(self._obeyed)
+        free = [r.worker for r in self._pending if r.number <= obeyed_by_all]
+        self._pending = [r for r in self._pending if r.number > obeyed_by_all]
         return free
 
     def missed(self, shard: int) -> list[Revocation]:

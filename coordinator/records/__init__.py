@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its ledger, directory, curves and notes."""
+"""A run's records on disk: its ledger, directory, curves and notes."""

@@ -135,7 +135,7 @@ class Curves:
             self._gauge(gauges, step)
         if gauges.now - self._histogram_at >= HISTOGRAM_EVERY_S * factor:
             self._histogram(gauges, step)
-        self._flush()
+        self._try(self._writer.flush)
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:
         """Adds an epoch's mean training loss or an evaluation's results. Where epochs come faster
@@ -174,7 +174,7 @@ class Curves:
         epochs, self._epochs = self._epochs, {}
         for name, (value, step) in epochs.items():
             self._scalar(f"epoch/{name}", value, step)
-        self._flush()
+        self._try(self._writer.flush)
 
     def _new_policies(self, policies: Sequence[Followed]) -> None:
         for policy in policies[self._policies :]:
@@ -214,9 +214,6 @@ class Curves:
 
     def _scalar(self, tag: str, value: float, step: int) -> None:
         self._try(lambda: self._writer.scalar(tag, value, step))
-
-    def _flush(self) -> None:
-        self._try(self._writer.flush)
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:

@@ -47,16 +47,16 @@ POLICIES = "policies"
 while the first one is in force."""
 
 TWICE = "counted_twice"
-"""How many batches may have counted twice on some of the parameters; null for none."""
+"""Number of batches that may have counted twice on some of the parameters; null for none."""
 
 ENDED = "ended"
-"""How the run ended: phase and reason; null while it runs."""
+"""The end of the run: phase and reason; null while it runs."""
 
 BARRED = "barred"
 """Processes that may not register: ``coordinator.membership.membership.Membership.barred``."""
 
 IDENTITY = "identity"
-"""What identifies the run, see :mod:`coordinator.process.settling`."""
+"""The identity of the run, see :mod:`coordinator.process.settling`."""
 
 FIRST = "first"
 """Key of the identity: the policy that the run began with."""

@@ -1,1 +1,1 @@
-"""Which worker gets which batch: leases, rounds, second attempts, evaluation. Pure."""
+"""Assigns batches to workers: leases, rounds, second attempts, evaluation. Pure."""

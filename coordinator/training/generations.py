@@ -14,7 +14,7 @@ from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import Choice, DiskWork
 from coordinator.core.figures import EpochTotals
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Begin, Command, Decision, Positions
+from coordinator.core.work import Begin, Command, Positions
 from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import Holding, Origin, choose_origin, go_over, why_restore
 from coordinator.records.store import GENERATION, POLICIES, RESTORED, SINCE, Store
@@ -53,7 +53,7 @@ class Generations:
         self.failure = ""
         self.warnings: list[str] = []
         self.refused_by_disk = ""
-        """What waits for the disk, which refused it, in words; every :meth:`form_if_due`
+        """The step that waits for the disk, which refused it, in words; every :meth:`form_if_due`
         retries."""
         self._store = store
         self._disk = disk
@@ -66,7 +66,7 @@ class Generations:
         self._choosing = False
         self._choice: Choice | None = None
         self._restored: Chosen | None = None
-        """What the present generation restored because parameters were lost."""
+        """The checkpoint that the present generation restored because parameters were lost."""
         self._went_over: tuple[int, ...] = ()
         """The processes that held the same batches when the policy changed, until the next
         generation is formed."""
@@ -78,7 +78,7 @@ class Generations:
 
     @property
     def source(self) -> str:
-        """What the present generation restored because parameters were lost, relative to the run
+        """The checkpoint that the present generation restored because parameters were lost, relative to the run
         directory; empty if nothing was."""
         return self._restored.restored.directory if self._restored else ""
 
@@ -121,7 +121,7 @@ class Generations:
     def cannot(self, what: str, error: Exception) -> None:
         """Notes that the disk refuses ``what``, which is tried again."""
         self.refused_by_disk = f"{what}: {error}"
-        self._warn(f"{self.refused_by_disk}; tried again")
+        self.warnings.append(f"{self.refused_by_disk}; tried again")
 
     def _form(self) -> bool:
         """Raises sqlite3.Error: nothing has changed."""
@@ -133,11 +133,12 @@ class Generations:
             step = run.followed[-1].step
             origin = go_over(holdings, run.settings, generation, run.policy, step)
             return self._raise(generation, origin, None)
-        decision, noted = self._last_decision(), self._store.newest_checkpoint() is not None
+        decision = self._store.last_decision(run.since) if run.settings.rounds else None
+        noted = self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
             self.refused_by_disk = f"the newest good checkpoint to be found: {choice.reason}"
-            self._warn(f"{choice.reason}; tried again")
+            self.warnings.append(f"{choice.reason}; tried again")
             return False
         chosen = choice.chosen if choice else None
         if why_restore(holdings, run.settings, run.since, decision) and (
@@ -161,8 +162,7 @@ class Generations:
         except CheckpointError as error:
             self.failure = f"{error.coded}: {choice.reason}" if choice else error.coded
             return False
-        for remark in chosen.remarks if chosen else ():
-            self._warn(remark)
+        self.warnings += chosen.remarks if chosen else ()
         formed = self._raise(generation, origin, chosen)
         self._choice = None if formed else choice
         return formed
@@ -187,7 +187,7 @@ class Generations:
         if told is None:
             return
         what = f"shard {shard} cannot {_words(told)}: {error}"
-        self._warn(what)
+        self.warnings.append(what)
         if told.restore:
             self._refused[told.restore.rpartition("/")[2]] = what
         elif not told.keep:
@@ -223,7 +223,7 @@ class Generations:
                 self.formation.failed(shard)
         else:
             return
-        self._warn(what)
+        self.warnings.append(what)
 
     def _raise(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
         restored = chosen.restored if chosen else None
@@ -244,7 +244,7 @@ class Generations:
             self._store.put_all(values)
         except sqlite3.Error as error:
             self.refused_by_disk = f"generation {generation} to be stored: {error}"
-            self._warn(f"generation {generation} cannot be stored: {error}; tried again")
+            self.warnings.append(f"generation {generation} cannot be stored: {error}; tried again")
             return False
         log.info("generation formed", generation=generation, why=origin.reason)
         self.run = run
@@ -265,14 +265,6 @@ class Generations:
         # By the time that all shards are back, there may be a newer one.
         self._choice = choice if self.formation.due else None
         self._changed()
-
-    def _last_decision(self) -> Decision | None:
-        if not self.run.settings.rounds:
-            return None
-        return self._store.last_decision(self.run.since)
-
-    def _warn(self, what: str) -> None:
-        self.warnings.append(what)
 
 
 def _version(chosen: Chosen | None, run: Run) -> int | None:

@@ -51,9 +51,9 @@ class Stopping:
         lost = step - (step_of(newest) or 0)
         if lost > 0:
             steps = counted(lost, "step is", "steps are")
-            who = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
+            subject = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
             job.warnings.add(
-                f"{who} state of step {step} is not saved: {why}; a run that goes on without these "
+                f"{subject} state of step {step} is not saved: {why}; a run that goes on without these "
                 f"shards does so from {newest or 'its start'}: {steps} done again"
             )
         return True
