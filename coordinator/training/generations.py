@@ -78,8 +78,8 @@ class Generations:
 
     @property
     def source(self) -> str:
-        """The checkpoint that the present generation restored because parameters were lost, relative to the run
-        directory; empty if nothing was."""
+        """The checkpoint that the present generation restored because parameters were lost,
+        relative to the run directory; empty if none was."""
         return self._restored.restored.directory if self._restored else ""
 
     @property

@@ -53,8 +53,8 @@ class Stopping:
             steps = counted(lost, "step is", "steps are")
             subject = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
             job.warnings.add(
-                f"{subject} state of step {step} is not saved: {why}; a run that goes on without these "
-                f"shards does so from {newest or 'its start'}: {steps} done again"
+                f"{subject} state of step {step} is not saved: {why}; a run that goes on without "
+                f"these shards does so from {newest or 'its start'}: {steps} done again"
             )
         return True
 
