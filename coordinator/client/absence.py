@@ -1,4 +1,4 @@
-"""What is said where no coordinator answers to the commands that talk to one."""
+"""The errors of commands that find no coordinator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def check_way(client: CoordinatorClient, run_dir: Path | None = None) -> None:
-    """Looks whether somebody answers, which takes no time if so, and otherwise less than the
-    deadline of a call.
+    """Checks that a coordinator answers. Takes no time if so, otherwise less than the deadline of a
+    call.
 
     Raises:
         PsError: see :func:`nobody_answers`.
@@ -27,17 +27,17 @@ def check_way(client: CoordinatorClient, run_dir: Path | None = None) -> None:
 def nobody_answers(
     client: CoordinatorClient, cause: PsError | None = None, run_dir: Path | None = None
 ) -> PsError:
-    """The error where a call of ``client`` has found nobody, with what is in the way.
+    """Returns the error of a call of ``client`` that found no coordinator, with the obstacle.
 
     Args:
-        run_dir: where the address of ``client`` is from, if it is from a run directory.
+        run_dir: the run directory that the address of ``client`` comes from, if any.
     """
     cause = cause or client.why_unreachable()
     if cause is not None and not cause.retryable:
         return cause
     if run_dir is not None:
         return not_running(run_dir, cause)
-    which = "say which one is meant with --coordinator HOST:PORT or --run-dir DIR"
+    which = "choose one with --coordinator HOST:PORT or --run-dir DIR"
     if cause is not None:
         return CoordinatorUnreachable(
             f"no coordinator answers: {cause}, or {which}", code=cause.code

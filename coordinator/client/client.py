@@ -1,4 +1,4 @@
-"""How shards and workers call the coordinator."""
+"""The client that shards and workers call the coordinator with."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CALL_S = 10.0
 """Deadline of a call that the coordinator answers at once."""
 
 LOOK_ON_S = 5.0
-"""Deadline of a look at a job by somebody who looks again and again."""
+"""Deadline of a status call by a reader that polls the job."""
 
 HEARTBEAT_CALL_S = 3.0
-"""Deadline of a sign of life. One that is lost on its way leaves time for two more before the
-coordinator takes the sender for gone."""
+"""Deadline of a heartbeat. A lost one leaves time for two more before the coordinator takes the
+sender for gone."""
 
 POLL_S = 20.0
 """Deadline of a call that the coordinator may hold for a few seconds until there is news."""
@@ -50,13 +50,13 @@ RETRY_S = 1.0
 """Longest pause between two tries to reach the coordinator."""
 
 FIRST_RETRY_S = 0.05
-"""The first such pause."""
+"""First pause between two tries."""
 
 ANNOUNCE_S = 3.0
-"""Pause between two words on what is awaited."""
+"""Pause between two announcements of what the client waits for."""
 
 LOOK_S = 1.0
-"""For each step of finding out why the coordinator cannot be reached."""
+"""Deadline of each step of diagnosing why the coordinator cannot be reached."""
 
 Response = TypeVar("Response", bound=Message)
 Result = TypeVar("Result")
@@ -67,8 +67,8 @@ class CoordinatorClient:
 
     Every call has a deadline and raises the class that the coordinator raised, besides
 
-    * :class:`CoordinatorUnreachable` when nothing answers at the address or the connection broke,
-    * :class:`DeadlinePassed` when the coordinator is there but took too long.
+    * :class:`CoordinatorUnreachable` if nothing answers at the address or the connection broke,
+    * :class:`DeadlinePassed` if the coordinator took too long.
 
     Both are ``retryable``, and every RPC of the service is safe to repeat.
     """
@@ -76,8 +76,7 @@ class CoordinatorClient:
     def __init__(
         self, address: str, security: Security = PLAINTEXT, threads: Threads = THREADS
     ) -> None:
-        """``address`` is HOST:PORT, ``security`` this process's; nothing is connected before the
-        first call."""
+        """Connects to ``address`` (HOST:PORT) at the first call."""
         self.address = address
         self.security = security
         self._threads = threads
@@ -85,9 +84,9 @@ class CoordinatorClient:
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
         self.reached = False
-        """Whether it has ever answered: what stands in the way since then may go again."""
+        """Whether the coordinator has ever answered; if so, later obstacles may be temporary."""
         self.refusal = ""
-        """Why the coordinator that answered last will not start; empty if it has a run to serve."""
+        """Why the coordinator that answered last refuses to start; empty if it serves a run."""
 
     def __enter__(self) -> CoordinatorClient:
         return self
@@ -106,11 +105,12 @@ class CoordinatorClient:
         self._channel.close()
 
     def get_job(self) -> pb.GetJobResponse:
-        """What a worker must load before it can register."""
+        """Returns the job that a worker must load before it registers."""
         return self._call(self._stub.GetJob, pb.GetJobRequest(), pb.GetJobResponse, CALL_S)
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardResponse:
-        """Raises AlreadyExists (the index is held, by whom) or InvalidArgument (no such index)."""
+        """Raises AlreadyExists (a process holds the index; names it) or InvalidArgument (no such
+        index)."""
         return self._call(self._stub.RegisterShard, request, pb.RegisterShardResponse, CALL_S)
 
     def report_shard_ready(
@@ -140,7 +140,7 @@ class CoordinatorClient:
     def heartbeat_worker(
         self, request: pb.HeartbeatWorkerRequest, deadline_s: float = HEARTBEAT_CALL_S
     ) -> pb.HeartbeatWorkerResponse:
-        """A sign of life; never refused, see its response."""
+        """Sends a heartbeat; the coordinator never refuses it, see its response."""
         return self._call(
             self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, deadline_s
         )
@@ -148,31 +148,31 @@ class CoordinatorClient:
     def get_cluster(
         self, request: pb.GetClusterRequest, deadline_s: float = POLL_S
     ) -> pb.GetClusterResponse:
-        """Raises NotReady (names the missing shards), for a worker after a few seconds: ask
+        """Raises NotReady (names the missing shards), for a worker after a few seconds: call
         again."""
         return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, deadline_s)
 
     def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
-        """Asks for work. With ``request.received`` a worker may ask for its next task while it runs
-        the present one, and gets again what was lost on the way.
+        """Requests work. With ``request.received`` a worker may request its next task while it runs
+        the present one, and gets a lost answer again.
 
         Raises:
-            StaleGeneration: get the cluster again, pull, and ask again.
+            StaleGeneration: get the cluster again, pull, and request again.
         """
         return self._call(self._stub.LeaseWork, request, pb.LeaseWorkResponse, POLL_S)
 
     def commit_batch(self, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
-        """Commits an attempt of the open round and brings the next lease."""
+        """Commits an attempt of the open round; returns the next lease."""
         return self._call(self._stub.CommitBatch, request, pb.CommitBatchResponse, POLL_S)
 
     def report_work(self, request: pb.ReportWorkRequest) -> pb.ReportWorkResponse:
-        """Raises InvalidArgument (a result that does not fit what was leased)."""
+        """Raises InvalidArgument (the result does not fit the lease)."""
         return self._call(self._stub.ReportWork, request, pb.ReportWorkResponse, CALL_S)
 
     def leave_worker(
         self, request: pb.LeaveWorkerRequest, deadline_s: float = CALL_S
     ) -> pb.LeaveWorkerResponse:
-        """Gives the worker's leases back."""
+        """Returns the worker's leases to the coordinator."""
         return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, deadline_s)
 
     def set_policy(self, settings: Iterable[str]) -> pb.SetPolicyResponse:
@@ -180,7 +180,7 @@ class CoordinatorClient:
 
         Raises:
             InvalidJob: settings that do not fit the mode, each other or the job.
-            NotReady: another change is under way, or nobody trains yet.
+            NotReady: another change is under way, or training has not begun.
             JobFailed: the job has ended, or has nothing more to train.
         """
         request = pb.SetPolicyRequest(settings=settings)
@@ -190,7 +190,7 @@ class CoordinatorClient:
         self, worker: str, incarnation: int, reason: str, *, bar: bool
     ) -> pb.RevokeWorkerResponse:
         """Ends a worker's session; with ``bar`` its process may not register again. ``incarnation``
-        is that of the process that is meant, 0 for the one that has the name now.
+        selects a process, 0 the one that has the name now.
 
         Raises:
             InvalidArgument: there is no such worker.
@@ -201,13 +201,13 @@ class CoordinatorClient:
         return self._call(self._stub.RevokeWorker, request, pb.RevokeWorkerResponse, CALL_S)
 
     def get_job_status(self) -> pb.GetJobStatusResponse:
-        """Everything a person wants to know."""
+        """Returns the job's status."""
         return self._call(
             self._stub.GetJobStatus, pb.GetJobStatusRequest(), pb.GetJobStatusResponse, CALL_S
         )
 
     def get_dashboard(self) -> pb.GetDashboardResponse:
-        """What a dashboard shows; ask again within a few seconds to see the end of the job."""
+        """Returns the dashboard's data; call every few seconds to see the end of the job."""
         return self._call(
             self._stub.GetDashboard, pb.GetDashboardRequest(), pb.GetDashboardResponse, LOOK_ON_S
         )
@@ -220,22 +220,21 @@ class CoordinatorClient:
         stopped: Event | None = None,
         effect: str = "",
     ) -> Result:
-        """Repeats ``call`` while the coordinator cannot be reached, or reads its job.
+        """Repeats ``call`` while the coordinator is unreachable or reads its job.
 
         Args:
             call: one of this client's methods with its arguments bound.
-            connect_timeout_s: how long to try while it is silent.
-            announce: gets a line now and then that says what is awaited.
-            stopped: set it from elsewhere to give up at once.
-            effect: what an answer that never came leaves open, where that matters to the caller.
+            connect_timeout_s: how long to try while the coordinator is silent.
+            announce: gets a line now and then that says what the client waits for.
+            stopped: set from elsewhere to give up at once.
+            effect: the outcome that a missing answer leaves open, if that matters to the caller.
 
         Raises:
-            OutcomeUnknown: it did not answer in time, and ``effect`` may have happened.
-            CoordinatorUnreachable: it did not answer in time; names the address and the fix.
+            OutcomeUnknown: no answer in time, and ``effect`` may have happened.
+            CoordinatorUnreachable: no answer in time; names the address and the fix.
             AccessDenied, InvalidArgument: see :meth:`raise_if_hopeless`.
-            PsError: whatever else ``call`` raises.
+            PsError: any other error of ``call``.
         """
-
         cause: PsError | None = None
         last: PsError | None = None
 
@@ -292,7 +291,7 @@ class CoordinatorClient:
         reading = Announcer(lambda reason, _waited_s: announce(f"waiting: {reason}"), ANNOUNCE_S)
         if not self.reached:
             cause = self.raise_if_hopeless()
-            # A call to who does not answer at all takes its whole deadline.
+            # A call to a host that does not answer at all takes its whole deadline.
             if cause is not None and not isinstance(cause, NotConnected):
                 say("", 0.0)
         return persist(
@@ -301,7 +300,7 @@ class CoordinatorClient:
             give_up,
             stop=stopped or self._threads.event(),
             announce=failed,
-            # One that answers is there; what it waits for is the caller's to know.
+            # NotReady comes from a running coordinator; the caller handles it.
             again=lambda error: (
                 error.retryable
                 and (isinstance(error, Preparing) or not isinstance(error, NotReady))
@@ -312,15 +311,15 @@ class CoordinatorClient:
         )
 
     def why_unreachable(self) -> PsError | None:
-        """What is wrong on the way to the coordinator; None if nothing is, any more."""
+        """Returns the obstacle on the way to the coordinator; None if there is none any more."""
         return why_unreachable(self.address, self.security, Role.COORDINATOR, LOOK_S)
 
     def raise_if_hopeless(self) -> PsError | None:
-        """Looks what is in the way, which it returns if that may go by itself.
+        """Returns the obstacle on the way to the coordinator if it may be temporary.
 
         Raises:
-            AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
-            InvalidArgument: what listens there is something else.
+            AccessDenied: only one end uses TLS, or an end refuses the other's certificate.
+            InvalidArgument: another program listens at the address.
         """
         cause = self.why_unreachable()
         if cause is not None and not cause.retryable:
@@ -341,7 +340,7 @@ class CoordinatorClient:
         except ValueError:
             if not self._closed:
                 raise
-            # Another thread closed the channel; gRPC has no error of its own for that.
+            # Another thread closed the channel; gRPC has no own error for that.
             raise CoordinatorUnreachable(
                 f"the connection to the coordinator at {self.address} was closed here"
             ) from None

@@ -30,7 +30,7 @@ class CommandStream:
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         """Yields commands until the coordinator ends the stream, ``cancel`` is called or
         ``WATCH_S`` have passed; then watch again. Every command is idempotent, since the
-        coordinator repeats on a new stream what may have been missed.
+        coordinator repeats on a new stream those that the shard may have missed.
 
         Raises:
             CoordinatorUnreachable: the connection broke.
@@ -46,13 +46,13 @@ class CommandStream:
                 raise typed from None
 
     def cancel(self) -> None:
-        """Ends the iteration, in whatever thread it runs."""
+        """Ends the iteration, on whichever thread it runs."""
         self._cancelled = True
         self._call.cancel()
 
 
 def typed_error(error: grpc.RpcError, address: str) -> PsError:
-    """The error of a call, a broken connection being the coordinator's."""
+    """Converts a gRPC error; an unreachable peer becomes CoordinatorUnreachable."""
     typed = error_from_rpc(error, f"coordinator at {address}")
     if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(

@@ -30,40 +30,40 @@ from psrpc.security.signatures import (
 
 
 class Authority:
-    """One coordinator process's keys. A coordinator that is started again has others, and forms a
-    generation before anything is trained, with whose order they reach the shards.
+    """The keys of one coordinator process. A restarted coordinator has new keys; shards get them
+    with its order to begin a generation, which precedes all training.
 
     Attributes:
-        keys: for shards.
+        keys: the keys that shards check workers by.
     """
 
     def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
-        """``random`` draws that many bytes, which have to be unpredictable."""
+        """``random`` returns the given number of unpredictable bytes."""
         self._random = random
         self._key = Ed25519PrivateKey.from_private_bytes(random(KEY_BYTES))
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.keys = Keys(public, random(KEY_BYTES))
 
     def open_session(self, worker: str, certificate: str) -> bytes:
-        """The token of a new session of ``worker``, which calls with ``certificate``, a common
-        name; empty without certificates."""
+        """Returns the token of a new session of ``worker``. ``certificate`` is the common name of
+        the certificate that it calls with; empty without certificates."""
         body = session_body(Session(worker, certificate), self._random(NONCE_BYTES))
         return self._key.sign(SESSION + body) + body
 
     def sign(self, decision: bytes) -> SignedDecision:
-        """A serialized decision that may travel through workers."""
+        """Signs a serialized decision, so that it can travel through workers."""
         return SignedDecision(decision, self._key.sign(DECISION + decision))
 
     def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
-        """The proof that ``attempt`` was leased to ``worker`` in ``generation``."""
+        """Returns the proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
 
     def vouched(self, worker: str, generation: int, report: Report, shards: int) -> Report:
-        """``report`` of ``worker``, as the receipts of all ``shards`` have it: skipped if one of
-        them says so.
+        """Returns ``report`` of ``worker`` as the receipts of all ``shards`` prove it: skipped if
+        one of them says so.
 
         Raises:
-            AccessDenied: a shard has not vouched for it.
+            AccessDenied: the receipt of a shard is missing or wrong.
         """
         if report.too_stale:
             return report
@@ -96,7 +96,7 @@ class Authority:
         return hmac.compare_digest(receipt, expected)
 
     def grant_initialize(self, worker: str, generation: int) -> bytes:
-        """The proof that ``worker`` was told to initialize the shards in ``generation``."""
+        """Returns the proof that ``worker`` is to initialize the shards in ``generation``."""
         return self.grant(worker, generation, Attempt(INITIALIZE, 0))
 
 

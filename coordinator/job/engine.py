@@ -1,8 +1,8 @@
-"""What the RPCs do: who may call, what it changes, what is answered.
+"""Implements the RPCs on plain values: checks the caller, changes the job, returns the answer.
 
 Everything runs on one event loop and no method awaits between reading and changing state, so
-there is no lock. What must wait for news parks on the bell and looks again when it rings; each such
-method has one beside it that does all but the waiting and knows nothing of the loop.
+there is no lock. A method that must wait parks on the bell and tries again when it rings; each such
+method has a synchronous twin that does everything but wait.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 POLL_S = 5.0
-"""How long a call may be parked. Load-bearing: clients allow four times as much."""
-
+"""Longest time that a call stays parked. Load-bearing: clients allow four times as much."""
 
 SHORTEST_S = 0.01
-"""How long a call is parked at least that may find work at a time of its own."""
+"""Shortest time that a call stays parked if its work has a due time."""
 
 
 def pause_s(work: Wait, now: float) -> float:
-    """How long a parked call waits for the bell before it looks again by itself, in seconds. It
-    rings for nobody else then."""
+    """Returns the seconds after which a parked call tries again without the bell, which does not
+    ring for due times."""
     return POLL_S if work.until is None else max(SHORTEST_S, work.until - now)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The worker that calls and what it believes about the cluster; ``policy`` is None where it
-    does not matter. ``name`` is empty for a session that is not known."""
+    """The calling worker and its view of the cluster. ``name`` is empty for an unknown session;
+    ``policy`` is None where it does not matter."""
 
     name: str
     generation: int
@@ -64,10 +63,10 @@ class Caller:
 
 
 class Engine:
-    """The calls on one run of a job. Every method is called on one event loop.
+    """Handles the calls on one run of a job. Every method runs on one event loop.
 
     Attributes:
-        authority: issues what shards accept from workers.
+        authority: issues the sessions, grants and signatures that shards check.
     """
 
     def __init__(self, course: Course, store: Store, authority: Authority | None = None) -> None:
@@ -86,7 +85,7 @@ class Engine:
     def register_shard(
         self, index: int, incarnation: int, address: str, host: str, pid: int, software: str
     ) -> Run:
-        """A shard takes its place. Raises AlreadyExists, InvalidArgument, StaleGeneration or
+        """Registers a shard. Raises AlreadyExists, InvalidArgument, StaleGeneration or
         JobMismatch."""
         check_software(f"shard {index}", software)
         now = self.course.now()
@@ -97,7 +96,7 @@ class Engine:
         return self.run
 
     def report_shard_ready(self, index: int, standing: Standing, error: str) -> None:
-        """A shard has begun a generation, or cannot. Raises StaleGeneration."""
+        """Records that a shard has begun a generation, or cannot. Raises StaleGeneration."""
         holding, now = standing.holding, self.course.now()
         self._members.shard_seen(index, holding.incarnation, now)
         self.course.check_generation(holding.generation)
@@ -116,8 +115,8 @@ class Engine:
         revoked: int = 0,
         leaving: bool = False,
     ) -> tuple[bool, bool]:
-        """A shard is alive; with ``failure`` it leaves, and the job with it. Whether it has to
-        register again, and whether one that is ``leaving`` may go. Raises StaleGeneration."""
+        """Records a shard's heartbeat; ``failure`` fails the job. Returns whether the shard has to
+        register again, and whether a ``leaving`` shard may go. Raises StaleGeneration."""
         if not self._members.knows_shard(index, incarnation):
             return True, False
         self._members.shard_beat(index, incarnation, figures, self.course.now())
@@ -130,22 +129,22 @@ class Engine:
 
     @property
     def saving(self) -> bool:
-        """Whether the job is being saved before it is left."""
+        """Whether the job saves its state before it leaves."""
         return self.course.departures.saving
 
     def forming_waits_for(self) -> str:
-        """What a shard waits for that has yet to begin, in words; empty once all have."""
+        """Returns what keeps shards from beginning, in words; empty once all have begun."""
         return self.course.waiting_for() if self.course.phase in FORMING else ""
 
     def watch_now(self, index: int, holding: Holding) -> Stream:
-        """A shard opens its command stream, which begins with what it may have missed; give the
-        stream to :meth:`watch_ended` when the shard's end of it is gone. Raises
+        """Opens a shard's command stream, which begins with the commands that the shard may have
+        missed. Give the stream to :meth:`watch_ended` when its connection ends. Raises
         StaleGeneration."""
         self._members.shard_watches(index, holding.incarnation, self.course.now())
         return self.course.watched(index, holding)
 
     def watch_ended(self, stream: Stream) -> None:
-        """A command stream has ended: the connection, its process, or the job."""
+        """Closes a command stream after its connection, its process or the job has ended."""
         if stream.told:
             self._members.shard_left(stream.shard, stream.incarnation)
         if self.course.streams.close(stream):
@@ -153,8 +152,8 @@ class Engine:
             self.course.unwatched(stream.shard)
 
     async def watch(self, index: int, holding: Holding) -> AsyncGenerator[Command, None]:
-        """The commands for a shard, after those that it may have missed, until the job is over.
-        Raises StaleGeneration."""
+        """Yields the commands for a shard, from those that it may have missed to the end of the
+        job. Raises StaleGeneration."""
         stream = self.watch_now(index, holding)
         try:
             async for command in stream:
@@ -171,13 +170,13 @@ class Engine:
         error: str,
         epochs: Sequence[EpochTotals] = (),
     ) -> None:
-        """A shard has taken (and written) a snapshot, by which it had these totals. Raises
+        """Records a shard's snapshot (and its file), with the shard's totals as of then. Raises
         StaleGeneration, InvalidArgument."""
         self._members.shard_seen(file.shard, incarnation, self.course.now())
         self.course.check_standing(generation)
         outcome = self.course.training.orders.snapshots.report(name, file, error)
         if file.shard == 0:
-            # Before the snapshot counts: it may be the last.
+            # Before the snapshot counts, which may be the last one.
             self.course.training.take_totals(epochs)
         self.course.checkpoints.reported(outcome)
 
@@ -196,16 +195,16 @@ class Engine:
         secret: bytes = b"",
         address: str = "",
     ) -> Worker:
-        """A worker gets an id and a session; ``address`` is where it calls from. Raises
-        JobMismatch, AccessDenied: its process is barred, or ResourceExhausted: all places are held
-        by workers that have done work."""
+        """Gives a worker an id and a session; ``address`` is where it calls from. Raises
+        JobMismatch, AccessDenied (its process is barred) or ResourceExhausted (workers that have
+        done work hold all places)."""
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
         check_job(self.run, who, job_sha256, settings_sha256)
         again = self._members.active_worker(incarnation, certificate, secret)
         if again is not None and self.course.holds_attempt(again.name):
-            # It has dropped a gradient that some shards may have staged. The next one may have
-            # other bits, so it must be another attempt.
+            # The worker dropped a gradient that some shards may have staged. The next gradient may
+            # differ in bits, so it must be another attempt.
             self.leave_worker(again.name, "it joins anew", fatal=False)
         displaced = self._members.displaced_by(incarnation, address, certificate, secret)
         if displaced is not None:
@@ -234,12 +233,12 @@ class Engine:
         return self._members.worker_of(session, certificate, serial)
 
     def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
-        """The reports of a worker as the shards have them. One that reports what it did not push
-        has no part in the job any more. Those of a generation that is over are not looked at: they
-        do not count.
+        """Returns a worker's reports with the outcomes that the shards' receipts prove. Bars and
+        dismisses a worker that reports what it did not push. Leaves reports of a past generation
+        unchecked: they do not count.
 
         Raises:
-            AccessDenied: a shard has not vouched for one.
+            AccessDenied: a receipt is missing or wrong.
         """
         if not name or not self.course.stands(generation):
             return list(reports)
@@ -263,10 +262,11 @@ class Engine:
         position: Position | None = None,
         transports: tuple[Transport, ...] = (),
     ) -> tuple[bool, Ended | None]:
-        """A worker is alive: whether it must register again, and the end of the job.
+        """Records a worker's heartbeat. Returns whether it must register again, and the end of the
+        job if it has ended.
 
         Args:
-            unreachable: the shards that it gets no answer from, and for how long by now.
+            unreachable: the shards that do not answer the worker, each with its duration in s.
         """
         now = self.course.now()
         known = self._members.worker_seen(name, now)
@@ -286,21 +286,21 @@ class Engine:
         return not known, self.course.end() if self.course.phase in ENDED else None
 
     def cluster_now(self, name: str | None) -> Sequence[Shard]:
-        """The shards, once all stand at one generation. Raises NotReady while a shard is away,
-        Forming while all are there, StaleGeneration or JobFailed."""
+        """Returns the shards, once all stand at one generation. Raises NotReady while a shard is
+        away, Forming while all are connected but not ready, StaleGeneration or JobFailed."""
         if name is not None:
             self._members.worker(name)
         if self.course.complete:
             return self._members.shards
         if self.course.end().failed:
             raise JobFailed(self.course.reason)
-        # What is awaited; who hears it says "waiting for" before it.
+        # Callers put "waiting for" before these words.
         awaited = self.course.waiting_for() or "a generation to be formed"
         raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
     async def get_cluster(self, name: str | None) -> Sequence[Shard]:
-        """Like :meth:`cluster_now`, for a worker after a while if that helps. None is a reader of
-        the shards, which knows by itself how long to wait."""
+        """Like :meth:`cluster_now`, but waits a while for a worker. ``name`` is None for a caller
+        that only reads shards, which does its own waiting."""
         if name is None:
             return self.cluster_now(name)
         self._members.worker_seen(name, self.course.now())
@@ -320,7 +320,7 @@ class Engine:
         return self._find(caller, received)
 
     async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
-        """Like :meth:`lease_now`, after a while if there is no work now."""
+        """Like :meth:`lease_now`, but waits a while for work."""
         return await self._await_work(self.lease_now(caller, reports, received), caller, received)
 
     def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
@@ -331,11 +331,11 @@ class Engine:
         return self._find(caller, received=0)
 
     async def commit_batch(self, caller: Caller, round_number: int, report: Report) -> Work:
-        """Like :meth:`commit_now`, after a while if there is no work now."""
+        """Like :meth:`commit_now`, but waits a while for work."""
         return await self._await_work(self.commit_now(caller, round_number, report), caller, 0)
 
     def report_initialized(self, caller: Caller) -> None:
-        """A worker has initialized every shard. Raises StaleGeneration."""
+        """Records that a worker has initialized every shard. Raises StaleGeneration."""
         if self._admit(caller) and self.course.initializer == caller.name:
             self.course.initialized()
 
@@ -347,31 +347,32 @@ class Engine:
         records: int,
         states: tuple[MetricVariable, ...],
     ) -> None:
-        """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
+        """Records an evaluated task. Raises StaleGeneration or InvalidArgument."""
         if self._admit(caller):
             counts = self.course.training.orders.evaluations.report(
                 caller.name, evaluation, task, records, states
             )
             if not counts:
-                # A repetition, or results of what was never leased to it.
+                # A repetition, or the results of a task that was not leased to this worker.
                 log.info("not counted", worker=caller.name, evaluation=evaluation, task=task)
             self.course.advance()
 
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
-        """A worker has turned metric states into results. Raises as above."""
+        """Records results that a worker computed from metric states. Raises StaleGeneration or
+        InvalidArgument."""
         if self._admit(caller):
             self.course.checkpoints.evaluated(caller.name, evaluation, values)
             self.course.advance()
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:
-        """The job is to follow another policy, of which ``key=value`` are given: its number and
-        what it is. Raises InvalidJob, NotReady or JobFailed."""
+        """Requests a change of policy by ``key=value`` settings; returns the policy and its number.
+        Raises InvalidJob, NotReady or JobFailed."""
         values = parse_settings(settings)
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.course.changes.ask(policy), policy
 
     def revoke_worker(self, name: str, incarnation: int, reason: str, bar: bool) -> None:
-        """An operator ends a worker's session; with ``bar`` its process may not register again.
+        """Ends a worker's session for an operator; with ``bar`` its process may not register again.
         Raises InvalidArgument for a worker that this job does not have."""
         worker = self._members.workers.get(name)
         if worker is None:
@@ -385,14 +386,14 @@ class Engine:
         self.course.departures.dismiss(name, reason or "revoked by an operator")
 
     def certificates_revoked(self, serials: Collection[str]) -> None:
-        """Ends the sessions of the workers that called with these certificates."""
+        """Ends the sessions of the workers that called with these revoked certificates."""
         for worker in list(self._members.workers.values()):
             if worker.state == "active" and worker.serial in serials:
                 why = f"its certificate {worker.certificate} was revoked"
                 self.course.departures.dismiss(worker.name, why)
 
     def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
-        """A worker goes. With ``fatal`` the job fails for its reason."""
+        """Removes a worker that leaves. With ``fatal`` the job fails with ``reason``."""
         if self._members.leave_worker(name):
             log.info("worker left", worker=name, why=reason)
             if fatal:
@@ -410,15 +411,15 @@ class Engine:
         return work
 
     def _find(self, caller: Caller, received: int) -> Work:
-        """Work, if the caller may still have any: much may have happened while it was parked."""
+        """Finds work, if the caller may still have any: the job may have changed meanwhile."""
         if not self._admit(caller):
             return self.course.end()
         self._members.workers[caller.name].asked = True
         return self.course.assignments.find(caller.name, received)
 
     def _admit(self, caller: Caller) -> bool:
-        """Whether the job goes on. Raises StaleGeneration if the caller is not who it was, or
-        works on something that is over."""
+        """Returns whether the job goes on. Raises StaleGeneration if the session is unknown or the
+        caller works on a past generation or policy."""
         self._members.worker(caller.name)
         if self.course.phase in ENDED:
             return False

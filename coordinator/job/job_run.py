@@ -1,7 +1,7 @@
-"""The course of a job: its phase, what each worker should do now, and what is waited for.
+"""The course of a job: its phase, the work of each worker, and what the job waits for.
 
-Nothing here blocks or awaits: time comes in with each call, slow work on the disk goes out through
-``disk`` and calls back. Everything runs on one event loop, so there is no lock.
+Nothing here blocks or awaits: callers pass in the time, and ``disk`` does slow work and calls back.
+Everything runs on one event loop, so there is no lock.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Course(JobState):
         at_end: Callable[[], object] = lambda: None,
         history: Path | None = None,
     ) -> None:
-        """``history`` is the file of all epochs, None for none. ``at_end`` is called when the job
-        is over, before that is stored: what it leaves is there if the store says so."""
+        """``history`` is the file of all epochs, None for none. ``at_end`` runs when the job is
+        over, before the store records that, so the store's record implies its effects."""
         self._curves = curves or Curves(run.run_dir / "tensorboard")
         super().__init__(run, store, clock, disk, self._curves, history, self.advance)
         self.began = clock.now()
@@ -67,10 +67,10 @@ class Course(JobState):
     # Time, and the end.
 
     def tick(self) -> None:
-        """What time alone brings: who has fallen silent, what is awaited, curves to write."""
+        """Handles the passage of time: silent members, waits, and curves to write."""
         now = self.now()
         for effect in self.members.tick(now):
-            # No warning that stays: the status says who is silent for as long as it is.
+            # Logged only: the status names silent members for as long as they are silent.
             log.warning("silent", why=effect.reason)
             if isinstance(effect, WorkerSilent):
                 self.departures.worker_silent(effect.worker)
@@ -84,14 +84,14 @@ class Course(JobState):
         self.advance()
 
     def fail(self, reason: str) -> None:
-        """Ends the job for everyone."""
+        """Ends the job for all processes."""
         if self.phase not in ENDED:
             self.reason = reason
             self._enter("failed", reason)
 
     def stop(self) -> None:
-        """A person wants the job to stop: what is under way is finished and saved first. The
-        second time it stops at once. A coordinator that drains ends the run when it leaves."""
+        """Stops the job for a user, once the work under way is finished and saved; a second call
+        stops at once. A draining coordinator then ends the run when it leaves."""
         if self.drained:
             return
         if self.stopping is not None and self.stopping.drains:
@@ -103,8 +103,8 @@ class Course(JobState):
             self._stop(Stopping(self.now()), STOPPED)
 
     def drain(self) -> None:
-        """The coordinator has to leave, and the run goes on with the next one: what is under way
-        is finished and saved first. The second time it leaves at once. A job that stops does so."""
+        """Makes the coordinator leave, once the work under way is finished and saved; the next one
+        continues the run. A second call leaves at once. Does nothing to a job that stops."""
         if self.phase in ENDED:
             return
         if self.stopping is None and self.phase in ("training", "finishing"):
@@ -118,36 +118,36 @@ class Course(JobState):
         self.advance()
 
     def _leave(self) -> None:
-        """Nothing is stored: for the next coordinator, shards and workers it is as if this one had
-        been killed, with a checkpoint just written."""
+        """Stores nothing: the next coordinator, shards and workers see the same as if this one had
+        been killed just after a checkpoint."""
         self.drained = True
         self.bell.ring()
 
     def close(self) -> None:
-        """Writes what is left; no call may follow."""
+        """Writes the remaining history and curves; no call may follow."""
         self.training.history.write()
         self._curves.close()
 
     @property
     def waited_s(self) -> float:
-        """How long what is held up has been awaited, in seconds; 0 when nothing is."""
+        """How long the job has been held up, in seconds; 0 if it is not."""
         return self._waits.waited_s(self.now())
 
     @property
     def everyone_knows(self) -> bool:
-        """Whether all that are there have been told that the job is over."""
+        """Whether all connected shards and workers know that the job is over."""
         return not (self.members.shards_there(self.now()) or self.members.active_workers)
 
     # Shards.
 
     def shard_replaced(self, shard: int) -> None:
-        """A shard's place was taken by another process."""
+        """Handles a shard's replacement by another process."""
         self.generations.formation.gone(shard)
         self.streams.end(shard)
         self.advance()
 
     def watched(self, shard: int, holding: Holding) -> Stream:
-        """A shard opens its command stream and says what it holds."""
+        """Opens the command stream of a shard that holds ``holding``."""
         self.generations.formation.stands(shard, holding)
         missed: list[Command] = []
         begin = self.generations.formation.told(shard)
@@ -163,12 +163,13 @@ class Course(JobState):
         return stream
 
     def unwatched(self, shard: int) -> None:
-        """A shard's command stream has ended."""
+        """Handles the end of a shard's command stream."""
         self.generations.formation.absent(shard)
         self.bell.ring()
 
     def shard_ready(self, shard: int, standing: Standing, error: str) -> None:
-        """A shard has begun the present generation, or cannot. Raises StaleGeneration."""
+        """Records that a shard has begun the present generation, or cannot. Raises
+        StaleGeneration."""
         self.check_generation(standing.holding.generation)
         if error:
             self.generations.failed(shard, error)
@@ -186,42 +187,42 @@ class Course(JobState):
             raise StaleGeneration(f"generation {generation} is over; the job waits for {awaited}")
 
     def waiting_for(self) -> str:
-        """What the job waits for, in words; empty while it goes on."""
+        """Returns what the job waits for, in words; empty while it goes on."""
         return waiting_for(self, self.stopping, self.changes, self.stuck, self.departures)
 
     def held_up(self) -> str:
-        """What holds the job up, in words; empty while batches are being done."""
+        """Returns what holds the job up, in words; empty while workers finish batches."""
         return held_up(self, self.waiting_for())
 
     def record(self, name: str, reports: Sequence[Report]) -> None:
-        """Batches that ``name`` has done (async). Raises InvalidArgument."""
+        """Async: records batches that ``name`` has done. Raises InvalidArgument."""
         if reports and self.phase not in ENDED:
             self.training.record(name, reports, self.now())
             self.departures.worker_done(name)
             self.advance()
 
     def commit(self, name: str, round_number: int, report: Report) -> None:
-        """Sync: all shards hold an attempt of ``name``. Raises InvalidArgument."""
+        """Sync: commits an attempt of ``name`` that all shards hold. Raises InvalidArgument."""
         if self.phase not in ENDED:
             self.training.commit(name, round_number, report, self.now())
             self.departures.worker_done(name)
             self.advance()
 
     def initialized(self) -> None:
-        """A worker has given every shard its parameters."""
+        """Records that a worker has given every shard its parameters."""
         if self.phase == "initializing":
             self.generations.formation.initialize()
             self.advance()
 
     def holds_attempt(self, name: str) -> bool:
-        """Sync: whether shards may have staged an attempt of ``name`` that is not committed."""
+        """Sync: whether shards may have staged an uncommitted attempt of ``name``."""
         rounds = self.training.rounds
         return self.complete and rounds is not None and rounds.holds(name)
 
     # Phases.
 
     def advance(self) -> None:
-        """Takes the job as far as the facts allow, and tells those who wait."""
+        """Takes the job as far as the facts allow, and wakes parked calls."""
         if self.phase not in (*ENDED, "stopping") and self.generations.form_if_due():
             self.departures.begin()
         self.warnings.take(self.generations)

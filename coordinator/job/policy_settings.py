@@ -13,16 +13,14 @@ from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
 OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")
-"""Settings of a job that one may take for those of its policy. They cannot be changed while it
-runs."""
+"""Settings of a job that look like those of its policy. They cannot change while it runs."""
 
 OF_THE_RUN = ("batch_size", "local_steps", "seed")
-"""Those that cannot be changed at all: by them the batches of a run are known again."""
+"""Settings that can never change: they identify the batches of a run."""
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """The values by their names; of one key the last one counts, and None stands for what it is
-    by default.
+    """Returns the values by name. The last value of a key counts; None selects the default.
 
     Raises:
         InvalidJob: no ``=``, or an unknown key (with the nearest known one).
@@ -57,11 +55,11 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def changed_policy(stands: Policy, values: Mapping[str, Any], job: JobDescription) -> Policy:
-    """The policy that stands with other ``values``: what is not named stays as far as it fits the
+    """Returns the policy ``stands`` changed by ``values``; other settings stay if they fit the
     mode.
 
     Raises:
-        InvalidJob: settings that do not fit the mode, each other or the job; says why.
+        InvalidJob: settings that do not fit the mode, each other or the job; gives the reason.
     """
     mode = values.get("mode", stands.mode)
     kept = fitting(mode, stands.changed())
@@ -72,7 +70,7 @@ def changed_policy(stands: Policy, values: Mapping[str, Any], job: JobDescriptio
 
 
 def check_for_job(policy: Policy, job: JobDescription) -> None:
-    """Raises InvalidJob if this job cannot be trained so."""
+    """Raises InvalidJob if the job cannot be trained with ``policy``."""
     needed = job.unit * policy.open
     if policy.open > 1 and needed > job.train_records:
         raise InvalidSetting(

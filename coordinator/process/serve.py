@@ -1,4 +1,4 @@
-"""``coordinator serve``: one run of a job, from its description to its summary."""
+"""``coordinator serve``: runs one job from its description to its summary."""
 
 from __future__ import annotations
 
@@ -62,34 +62,34 @@ log = get_logger()
 Result = TypeVar("Result")
 
 LEAVE_S = 10.0
-"""How long the coordinator stays to tell the others that the job is over."""
+"""How long the coordinator stays at most to tell shards and workers that the job is over."""
 
 TICK_S = 0.5
 
 METRICS_S = 5.0
-"""Who asks for metrics waits so long at most until the coordinator comes to it."""
+"""Deadline of a metrics request that waits for the job loop."""
 
 TELL_S = 1.0
-"""How long a drained coordinator stays for shards that leave, too, and ask every 0.2 s."""
+"""How long a drained coordinator stays for leaving shards, which ask every 0.2 s."""
 
 REFUSE_S = 15.0
-"""How long one that is supervised, and has no run to serve, says so: the processes that were
+"""How long a supervised coordinator without a run reports why: the processes that the supervisor
 started with it take seconds to come up."""
 
 PASSING = ("PS122", "PS502", "PS504")
-"""Codes of what keeps a coordinator from its run directory for a time: another one that holds it,
-and storage that is full or fails."""
+"""Codes of errors that block the run directory for a time only: another coordinator holds it, the
+storage is full, or the storage fails."""
 
 
 async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:
-    """Runs the job to its end, or until a signal; returns an exit status.
+    """Runs the job to its end or until a signal; returns an exit status.
 
     Args:
-        check: raises a PsError that speaks against the job; called once the port is taken.
+        check: raises a PsError that rules the job out; called once the server has its port.
 
     Raises:
-        JobFailed: it could not go on. The summary is written, unless the disk refused.
-        PsError: the job or the options cannot be used; nothing was started.
+        JobFailed: the job could not go on. The summary is written unless the disk refused it.
+        PsError: the job or the options are unusable; nothing was started.
     """
     signals = _Signals()
     signals.install()
@@ -99,7 +99,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     chronicle = Chronicle(board)
     dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
     try:
-        # Before there is a run directory.
+        # Before the run directory exists.
         if options.metrics != OFF:
             check_metrics(options.metrics, options.security)
         port = server.bind()
@@ -111,7 +111,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             if options.resume:
                 check_holds_run(options.run_dir)
             if not options.auto_resume:
-                # There, one that is leaving has until the job is described to be gone.
+                # With auto_resume, a leaving coordinator has until the job is described.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
         description = _known(options) or await signals.unless_stopped(_describe(options))
@@ -167,12 +167,12 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 await disk.close()
             finally:
                 await chronicle.close()
-                # A late call would find the course and its store closed, and so would work that
-                # calls have begun on the disk meanwhile, as a commit when the job is left at once.
+                # A late call would find the course and its store closed. So would disk work that
+                # late calls began, such as a commit when the job is left at once.
                 await server.stop()
                 await disk.close()
                 course.close()
-            # Now that all have told what they did last.
+            # After the last reports of all processes.
             status = _exit_status(course)
             if status == DRAINED:
                 log.info("drained", checkpoint=course.checkpoints.newest or None)
@@ -196,8 +196,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
 
 
 def warn_of_key(course: Course, security: Security) -> None:
-    """Says once that the authority's key lies where no process needs it. Certificates that the run
-    has made for itself are for this machine alone."""
+    """Warns once if the certificate authority's key lies where no process needs it. Certificates
+    that the run made for itself serve this machine alone and are exempt."""
     directory = security.directory
     if directory is None or directory.absolute() == course.run.run_dir / CERTS:
         return
@@ -210,17 +210,17 @@ def warn_of_key(course: Course, security: Security) -> None:
 
 
 def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family]:
-    """From another thread: the job is looked at in its own."""
-    found: Future[pb.GetJobStatusResponse] = Future()
+    """Returns the metrics; called on another thread, reads the status on the job loop."""
+    status: Future[pb.GetJobStatusResponse] = Future()
 
-    def look() -> None:
+    def read() -> None:
         try:
-            found.set_result(server.status())
+            status.set_result(server.status())
         except Exception as error:
-            found.set_exception(error)
+            status.set_exception(error)
 
-    loop.call_soon_threadsafe(look)
-    return families(found.result(METRICS_S))
+    loop.call_soon_threadsafe(read)
+    return families(status.result(METRICS_S))
 
 
 def _known(options: ServeOptions) -> JobDescription | None:
@@ -266,7 +266,7 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
 
 
 async def _until_over(course: Course, chronicle: Chronicle) -> None:
-    """Ticks until the job is over and everybody knows, or had time to."""
+    """Ticks until the job is over and all processes know it, or :data:`LEAVE_S` have passed."""
     ticking = asyncio.create_task(_tick_forever(course, chronicle))
     over = asyncio.create_task(_wait_until_over(course))
     try:
@@ -298,17 +298,17 @@ async def _wait_until_over(course: Course) -> None:
         return
     deadline = loop.time() + LEAVE_S
     while not course.everyone_knows:
-        # Whoever is taken for gone is found by a tick, which rings too.
+        # A tick detects members that are gone, and rings the bell.
         if not await course.bell.wait(deadline):
             return
 
 
 def _write_summary(course: Course) -> None:
-    """A disk that is full takes the summary, not the result."""
+    """Writes the summary; a full disk costs the summary, not the job's result."""
     run_dir = course.run.run_dir
     before = read_summary(run_dir)
     try:
-        # Written all the same: it is newer than the start of the run then.
+        # Rewritten even if unchanged, so that it is newer than the start of the run.
         if still_holds(before, course):
             write_summary(run_dir, before)
             return
@@ -321,7 +321,7 @@ def _write_summary(course: Course) -> None:
 
 @contextlib.contextmanager
 def _disk_errors_named(plan: Plan) -> Iterator[None]:
-    """All files that ``serve`` touches itself are in the run directory."""
+    """Names disk errors; all files that ``serve`` itself touches are in the run directory."""
     try:
         yield
     except DamagedLedger as error:
@@ -348,14 +348,14 @@ def _words(error: OSError | sqlite3.Error) -> str:
     if not isinstance(error, OSError):
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
-    # How much room to make is said behind it.
+    # For a full disk, the advice that follows names the space to free.
     return f"{where}{error.strerror if disk_code(error) == 'PS502' else disk_reason(error)}"
 
 
 @contextlib.contextmanager
 def _taken(directory: RunDirectory, options: ServeOptions) -> Iterator[RunDirectory]:
-    """Holds the run directory. What keeps a supervised coordinator from it now may be over at its
-    next start: the one before it is still leaving, the storage is full or not there yet."""
+    """Holds the run directory. Under a supervisor, an error that may be gone at the next start
+    (the earlier coordinator is still leaving, storage is full or missing) becomes JobFailed."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(directory)
@@ -375,7 +375,7 @@ def _exit_status(course: Course) -> int:
 
 
 async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
-    """Says for a while why there is no run; a signal ends that."""
+    """Reports for a while why there is no run; a signal ends that."""
     server.refuse(why)
     await signals.unless_stopped(stay_to_tell(why, MonotonicClock()))
 
@@ -383,8 +383,8 @@ async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
 async def stay_to_tell(
     why: PsError, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Stays for shards and workers that were started together with this coordinator, and says so at
-    once, after three seconds, and whenever it has lasted twice as long."""
+    """Keeps answering shards and workers that were started together with this coordinator. Logs so
+    at once, after three seconds, and each time the wait has doubled."""
     what = "that the run is done" if isinstance(why, JobDone) else "why there is no run"
     awaited = f"shards and workers that ask, to tell them {what} (for {REFUSE_S:.0f} s)"
     log.info("waiting", waiting_for=awaited, why=why.coded)
@@ -401,16 +401,16 @@ def _announcer() -> Announcer:
 
 
 class _Signals:
-    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel what precedes a course. A
-    signal between the two is kept: it ends the work that comes next, or goes to the course."""
+    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel the work before a course exists. A
+    signal between the two is kept: it ends the next piece of work or goes to the course."""
 
     def __init__(self) -> None:
         self.status = DONE
-        """Of a process that a signal has ended before there was a course."""
+        """Exit status of a process that a signal ended before it had a course."""
         self._course: Course | None = None
         self._early: asyncio.Task[Any] | None = None
         self._came: int | None = None
-        """The signal that came last, until a course has it."""
+        """The last signal that no course has received yet."""
         self._signals = StopSignals()
 
     def install(self) -> None:
@@ -419,7 +419,7 @@ class _Signals:
             loop.add_signal_handler(number, self._heard, number)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """The result of ``work``, or None if a signal came before this returns."""
+        """Returns the result of ``work``, or None if a signal came before this method returns."""
         if self._came is not None:
             work.close()
             return None
@@ -428,11 +428,11 @@ class _Signals:
             result = await early
         except asyncio.CancelledError:
             return None
-        # It may have come when the task was done already, and nothing was there to be cancelled.
+        # The signal may have come after the task finished, when cancelling has no effect.
         return result if self._came is None else None
 
     def pass_on_to(self, course: Course) -> None:
-        """``course`` gets the signals from now on, and one that came before."""
+        """Passes later signals, and one that came before, to ``course``."""
         self._course = course
         if self._came is not None:
             self._signalled(self._came)

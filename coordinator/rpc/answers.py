@@ -1,13 +1,11 @@
-"""Converters from the values of the job to the messages of the coordinator."""
+"""Converts values of the job into messages of the coordinator."""
 
 from __future__ import annotations
 
 import json
 import math
 
-from coordinator.core.figures import (
-    WorkerTimes,
-)
+from coordinator.core.figures import WorkerTimes
 from coordinator.core.work import (
     Attempt,
     Begin,
@@ -32,12 +30,12 @@ from psrpc.v1 import types_pb2 as types
 
 
 def write_times(times: WorkerTimes) -> pb.WorkerTimes:
-    """The same as a message."""
+    """Converts a worker's times."""
     return pb.WorkerTimes(**times.by_cause())
 
 
 def write_attempt(attempt: Attempt) -> types.Attempt:
-    """One try at a batch."""
+    """Converts one attempt at a batch."""
     batch = types.BatchId(
         epoch=attempt.batch.epoch, first=attempt.batch.first, count=attempt.batch.count
     )
@@ -45,7 +43,7 @@ def write_attempt(attempt: Attempt) -> types.Attempt:
 
 
 def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
-    """An order to take a snapshot."""
+    """Converts an order to take a snapshot."""
     return types.SnapshotOrder(
         name=order.name,
         write=order.write,
@@ -58,7 +56,7 @@ def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
 
 
 def write_decision(decision: Decision) -> types.Decision:
-    """A decided round."""
+    """Converts the decision of a round."""
     return types.Decision(
         generation=decision.generation,
         round=decision.round,
@@ -68,7 +66,7 @@ def write_decision(decision: Decision) -> types.Decision:
 
 
 def write_begin(begin: Begin, keys: Keys) -> pb.Begin:
-    """Where a shard is to stand, and by which keys it checks workers then."""
+    """Converts the state that a shard begins a generation with; ``keys`` let it check workers."""
     message = pb.Begin(
         generation=begin.generation,
         policy=begin.policy,
@@ -91,7 +89,7 @@ def write_begin(begin: Begin, keys: Keys) -> pb.Begin:
 
 
 def write_revocation(revocation: Revocation) -> pb.Revocation:
-    """A worker that is to be refused."""
+    """Converts the revocation of a worker."""
     return pb.Revocation(
         number=revocation.number,
         worker=revocation.worker,
@@ -100,12 +98,12 @@ def write_revocation(revocation: Revocation) -> pb.Revocation:
 
 
 def write_shutdown(ended: Ended) -> pb.Shutdown:
-    """The end of the job."""
+    """Converts the end of the job."""
     return pb.Shutdown(failed=ended.failed, reason=ended.reason)
 
 
 def write_command(command: Command, keys: Keys) -> pb.WatchResponse:
-    """A command to a shard, which checks workers by ``keys``."""
+    """Converts a command to a shard, which checks workers by ``keys``."""
     match command:
         case Decision():
             return pb.WatchResponse(decision=write_decision(command))
@@ -124,7 +122,7 @@ def write_command(command: Command, keys: Keys) -> pb.WatchResponse:
 def write_lease(
     work: Work, worker: str, generation: int, policy: int, authority: Authority
 ) -> pb.Lease:
-    """The next piece of work of ``worker``, with the proofs that shards want of it."""
+    """Converts the next work of ``worker``, with the grants that shards require for it."""
     lease = pb.Lease(generation=generation, policy=policy)
 
     def leased(attempt: Attempt) -> types.Attempt:

@@ -1,4 +1,4 @@
-"""What a status says of the place that a job runs in, besides the state of its course."""
+"""The part of a status that describes the environment of a job, not the state of its course."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 
 UNKNOWN = -1
-"""An age or a size that nobody knows."""
+"""An age or a size that could not be determined."""
 
 FREE_FOR_S = 5.0
-"""How long the disk is not asked again how much is free."""
+"""How long a reading of the free disk space is reused."""
 
 
 class Surroundings:
-    """The coordinator's clock, version, disk and openness. Not thread-safe."""
+    """The coordinator's clock, version, disk and insecure flag. Not thread-safe."""
 
     def __init__(self, run_dir: Path, insecure: bool) -> None:
         """``insecure``: plaintext may leave this machine."""
@@ -30,7 +30,7 @@ class Surroundings:
         self._free = (-math.inf, UNKNOWN)
 
     def describe(self, status: pb.GetJobStatusResponse) -> pb.GetJobStatusResponse:
-        """Fills in what the state of the course does not know; returns ``status``."""
+        """Fills in the environment's fields; returns ``status``."""
         status.insecure = self._insecure
         status.software = SOFTWARE
         status.clock_s = time.time()
@@ -41,8 +41,8 @@ class Surroundings:
         return status
 
     def _written_s(self, checkpoint: str) -> float:
-        """When a checkpoint was written, in seconds since 1970; 0 if nobody knows. The disk is
-        asked once for each."""
+        """Returns the time of a checkpoint in seconds since 1970, 0 if unknown. Reads the disk once
+        per checkpoint."""
         if checkpoint != self._checkpoint[0]:
             written = 0.0
             if checkpoint:
@@ -55,9 +55,9 @@ class Surroundings:
         now = time.monotonic()
         if now - self._free[0] >= FREE_FOR_S:
             try:
-                found = os.statvfs(self._run_dir)
+                stat = os.statvfs(self._run_dir)
             except OSError:
                 self._free = (now, UNKNOWN)
             else:
-                self._free = (now, found.f_bavail * found.f_frsize)
+                self._free = (now, stat.f_bavail * stat.f_frsize)
         return self._free[1]

@@ -1,9 +1,9 @@
-"""Between the thread of the network and the event loop that the job runs on.
+"""Connects the network's thread with the event loop that the job runs on.
 
-The job's loop may be busy for a while: with a transaction that a slow disk does not take, or with
-the files of a checkpoint that failed. Health checks and signs of life are answered meanwhile; the
-latter with what was answered the last time, which is seldom another thing a second later. They
-still reach the job, in their order, and before its clock looks for who was silent.
+The job loop may be busy for a while, with a transaction on a slow disk or with the files of a
+failed checkpoint. The network thread answers health checks meanwhile, and answers heartbeats from
+the last reply, which rarely differs a second later. Those heartbeats still reach the job, in order,
+and before its clock looks for silent members.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from coordinator.membership.membership import MAX_ACTIVE
@@ -30,24 +23,25 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 
 BUSY_S = 0.5
-"""Who gives a sign of life waits so long for the job's own answer. Callers wait for 3 s."""
+"""How long a heartbeat waits for the job loop before getting the cached reply. Callers wait for
+3 s."""
 
 STANDSTILL_S = 60.0
-"""After so long the job's loop is not busy but dead: nobody is told any more that it lives."""
+"""After this time the job loop counts as dead, and its health check and cached replies end."""
 
 BEAT_S = 1.0
 
 REMEMBERED = 2 * MAX_ACTIVE
-"""Members whose last answer is known: all that there can be."""
+"""Number of cached replies: enough for all members that a job can have."""
 
 UNDELIVERED = 64 * 1024
-"""Signs of life that were answered and have not reached the job; further ones wait."""
+"""Maximum of answered heartbeats that have not reached the job; further ones wait for it."""
 
 _MEMBERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "HeartbeatShard": lambda request: ("shard", request.shard, request.incarnation),
     "HeartbeatWorker": lambda request: ("worker", request.session),
 }
-"""Signs of life, and whose they are."""
+"""Heartbeat methods, each with the key of its sender."""
 
 Result = TypeVar("Result")
 
@@ -60,19 +54,19 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
 
     def start(self) -> None:
-        """Runs what it is given from now on."""
+        """Starts the thread."""
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What comes of ``work`` there. Blocks, so only for what takes no time."""
+        """Runs ``work`` on the thread and returns its result. Blocks, so only for quick work."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The same, awaited in another loop."""
+        """Runs ``work`` on the thread and awaits its result in the caller's loop."""
         return await run_on(self._loop, work)
 
     def stop(self) -> None:
-        """Runs nothing any more; may be called twice, and also if it was never started."""
+        """Stops the thread; may be called twice, and without a start."""
         if self._loop.is_closed():
             return
         if self._thread.ident is not None:
@@ -82,37 +76,37 @@ class LoopThread:
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
-    """What comes of ``work``, done in another thread's loop; cancelled there if this is."""
+    """Runs ``work`` in another thread's loop; cancels it there if the caller is cancelled."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 class Pulse:
-    """When the job's loop has last done anything. Thread-safe: one thread beats, all may look."""
+    """The last time the job loop made progress. Thread-safe: one thread beats, all may look."""
 
     def __init__(self) -> None:
         self._beat = math.inf
 
     @property
     def stands_still(self) -> bool:
-        """Whether it has done nothing for :data:`STANDSTILL_S`, since it began to beat."""
+        """Whether the loop has not beaten for :data:`STANDSTILL_S` since its first beat."""
         return time.monotonic() - self._beat > STANDSTILL_S
 
     async def beat(self) -> None:
-        """For ever, in the job's loop."""
+        """Beats forever in the job loop."""
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(BEAT_S)
 
 
 class HealthServicer(AioHealthServicer):
-    """Tells of the job's loop, which it does not need for that."""
+    """Reports the health of the job loop without needing that loop."""
 
     def __init__(self, pulse: Pulse) -> None:
         super().__init__()
         self._pulse = pulse
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  # an RPC's name
-        """As the standard one, unless the job's loop is dead."""
+        """Answers as the standard servicer does, or NOT_SERVING if the job loop is dead."""
         answer = await super().Check(request, context)
         if self._pulse.stands_still:
             answer.status = answer.NOT_SERVING
@@ -120,26 +114,26 @@ class HealthServicer(AioHealthServicer):
 
 
 class CallOrigin:
-    """What the job's loop may know of a call: who makes it. gRPC frees a call's own context when
-    the call ends, by its deadline or with an answer from here, and the job may not have seen it by
-    then; whatever reads it afterwards brings the process down."""
+    """The part of a call's context that the job loop may read: the identity of the caller. gRPC
+    frees the context when the call ends, by its deadline or by a cached reply, perhaps before the
+    job reads it; reading it afterwards crashes the process."""
 
     def __init__(self, context: Any) -> None:
-        self._found: Mapping[str, Sequence[bytes]] = context.auth_context()
+        self._auth_context: Mapping[str, Sequence[bytes]] = context.auth_context()
         self._peer: str = context.peer()
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """As gRPC's."""
-        return self._found
+        """Returns the same as gRPC's method."""
+        return self._auth_context
 
     def peer(self) -> str:
-        """As gRPC's."""
+        """Returns the same as gRPC's method."""
         return self._peer
 
 
 class Crossing(CoordinatorServicer):
-    """The Coordinator service as the network sees it: each call is made to a servicer in the job's
-    loop. Used in the loop of the network."""
+    """The Coordinator service on the network's loop; forwards each call to a servicer in the job
+    loop."""
 
     def __init__(
         self,
@@ -147,7 +141,7 @@ class Crossing(CoordinatorServicer):
         pulse: Pulse,
         closed: Callable[[str], PsError],
     ) -> None:
-        """``closed`` is what a call of this method gets before there is a servicer."""
+        """``closed`` makes the error of a method that is called before there is a servicer."""
         self._job = job
         self._pulse = pulse
         self._closed = closed
@@ -161,14 +155,14 @@ class Crossing(CoordinatorServicer):
             setattr(self, method.name, across if member is None else self._known(across, member))
 
     def open(self, servicer: CoordinatorServicer) -> None:
-        """There is a job: calls go to ``servicer`` from now on. Any thread may say so."""
+        """Forwards calls to ``servicer`` from now on. Thread-safe."""
         self._servicer = servicer
 
     def _inner(self, method: str) -> Callable[..., Any]:
         if self._servicer is None:
             raise self._closed(method)
-        found: Callable[..., Any] = getattr(self._servicer, method)
-        return found
+        bound: Callable[..., Any] = getattr(self._servicer, method)
+        return bound
 
     def _called(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
@@ -183,7 +177,7 @@ class Crossing(CoordinatorServicer):
                 while (answer := await run_on(self._job, _next(answers))) is not None:
                     yield answer
             finally:
-                # Not awaited: whoever is gone waits for nothing.
+                # Not awaited: the caller has gone.
                 asyncio.run_coroutine_threadsafe(_close(answers), self._job)
 
         return call
@@ -192,14 +186,14 @@ class Crossing(CoordinatorServicer):
         self, across: Callable[..., Any], member: Callable[[Any], tuple[Any, ...]]
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
-            who = member(request)
+            key = member(request)
             answering = asyncio.ensure_future(across(request, context))
             try:
                 await asyncio.wait((answering,), timeout=BUSY_S)
-                last = None if answering.done() or self._pulse.stands_still else self._last.get(who)
+                last = None if answering.done() or self._pulse.stands_still else self._last.get(key)
                 if last is None or len(self._undelivered) >= UNDELIVERED:
                     answer = await answering
-                    self._remember(who, answer)
+                    self._remember(key, answer)
                     return answer
             except asyncio.CancelledError:
                 answering.cancel()
@@ -210,18 +204,18 @@ class Crossing(CoordinatorServicer):
 
         return call
 
-    def _remember(self, who: tuple[Any, ...], answer: Any) -> None:
-        self._last.pop(who, None)
-        # One that the job does not know has to hear it from the job.
+    def _remember(self, key: tuple[Any, ...], answer: Any) -> None:
+        self._last.pop(key, None)
+        # A member that the job does not know must hear so from the job.
         if not answer.unknown:
-            self._last[who] = answer
+            self._last[key] = answer
         if len(self._last) > REMEMBERED:
             self._last.popitem(last=False)
 
     def _delivered(self, answering: asyncio.Task[Any]) -> None:
         self._undelivered.discard(answering)
         if not answering.cancelled():
-            # Looked at, so that nobody complains; the next sign of life is refused for it, too.
+            # Marks the error as retrieved; the member's next heartbeat fails with it, too.
             answering.exception()
 
 
@@ -230,7 +224,7 @@ async def _next(answers: AsyncGenerator[Any, None]) -> Any:
 
 
 async def _close(answers: Any) -> None:
-    # Its reader may have been cancelled a moment ago, and be on its way out.
+    # A reader cancelled a moment ago may still be leaving the generator.
     while answers.ag_running:
         await asyncio.sleep(0)
     await answers.aclose()

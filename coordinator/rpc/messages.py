@@ -1,4 +1,4 @@
-"""Between the plain values of the cores and the messages on the wire."""
+"""Converts messages on the wire into plain values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from coordinator.core.figures import (
     WorkerTimes,
 )
 from coordinator.core.wording import Phase, Position
-from coordinator.core.work import (
-    MetricVariable,
-    Report,
-)
+from coordinator.core.work import MetricVariable, Report
 from coordinator.membership.recovery import Holding
 from coordinator.rpc.answers import seconds
 from coordinator.training.generations import Standing
@@ -42,12 +39,12 @@ PHASES: Mapping[int, Phase] = {
 
 
 def read_batch(message: types.BatchId) -> BatchId:
-    """A batch id."""
+    """Converts a batch id."""
     return BatchId(message.epoch, message.first, message.count)
 
 
 def read_report(message: pb.BatchReport) -> Report:
-    """The fate of one batch."""
+    """Converts the outcome of one batch."""
     return Report(
         read_batch(message.batch),
         message.attempt,
@@ -61,12 +58,12 @@ def read_report(message: pb.BatchReport) -> Report:
 
 
 def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
-    """The fates of several batches."""
+    """Converts the outcomes of several batches."""
     return [read_report(message) for message in messages]
 
 
 def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
-    """What a shard tells about itself."""
+    """Converts the figures that a shard reports about itself."""
     return ShardFigures(
         version=message.version,
         applied=message.applied,
@@ -89,7 +86,8 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
 
 
 def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...]:
-    """Totals of epochs; what are none are left out."""
+    """Converts totals of epochs; drops those of a wrong length or with values that are not
+    finite."""
     return tuple(
         EpochTotals(message.epoch, message.records, tuple(message.totals))
         for message in messages
@@ -98,26 +96,27 @@ def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...
 
 
 def read_times(message: pb.WorkerTimes) -> WorkerTimes:
-    """Where a worker's time has gone. A difference of clocks may be anything; what is no number of
-    seconds counts as none."""
+    """Converts a worker's times. Clock differences may be anything: negative or non-finite values
+    count as 0 s."""
     return WorkerTimes(**{cause: seconds(getattr(message, cause)) for cause in CAUSES})
 
 
 def read_unreachable(message: pb.HeartbeatWorkerRequest, shards: int) -> dict[int, float]:
-    """The shards of ``shards`` that a worker cannot reach, and for how long, in seconds."""
+    """Returns the shards (below ``shards``) that a worker cannot reach, each with its duration in
+    seconds."""
     return {
         one.shard: seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
     }
 
 
 def read_position(message: pb.WorkerPosition) -> Position:
-    """How far a worker has come; a phase that is not known here is not judged."""
+    """Converts a worker's position; an unknown phase becomes the empty one."""
     phase = PHASES.get(message.phase, "")
     return Position(phase, message.position, seconds(message.median_step_s))
 
 
 def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Transport, ...]:
-    """How a worker's tensors travel, to shards of ``shards``."""
+    """Converts the transports that carry a worker's tensors to shards below ``shards``."""
     return tuple(
         Transport(one.shard, one.kind, told(one.why))
         for one in message.transports[:shards]
@@ -126,13 +125,13 @@ def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Tr
 
 
 def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
-    """A shard's part of a snapshot.
+    """Converts a shard's part of a snapshot.
 
     Raises:
         InvalidArgument: a file name is a path; names never become paths.
     """
     for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
-        if file:  # none where it could not be written
+        if file:  # empty if the shard could not write it
             check_file_name(file, f"the file that shard {message.shard} reports")
     return ShardFile(
         message.shard,
@@ -152,7 +151,7 @@ def _read_rows(message: pb.RowsFile) -> RowsFileEntry:
 def read_applied(
     messages: Iterable[types.AppliedEpoch],
 ) -> tuple[dict[int, IntervalSet], dict[int, IntervalSet]]:
-    """A shard's applied-set per epoch, and the part of it that was skipped.
+    """Converts a shard's applied-set per epoch, and the skipped part of it.
 
     Raises:
         InvalidArgument: an interval that is empty or reversed.
@@ -169,12 +168,12 @@ def read_applied(
 
 
 def read_holding(message: pb.WatchRequest) -> Holding:
-    """What a shard that opens its command stream holds."""
+    """Converts the holding of a shard that opens its command stream."""
     return Holding(message.incarnation, message.generation, message.initialized, message.version)
 
 
 def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
-    """What a shard holds once it has begun.
+    """Converts the standing of a shard that has begun a generation.
 
     Raises:
         InvalidArgument: as :func:`read_applied`.
@@ -189,7 +188,7 @@ def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
 
 
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
-    """Metric states of one evaluation task.
+    """Converts the metric states of one evaluation task.
 
     Raises:
         InvalidArgument: a variable whose values do not fill its shape.

@@ -1,4 +1,4 @@
-"""The coordinator on the network."""
+"""The coordinator's gRPC server."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from psrpc.wire.interceptor import AioErrorInterceptor
 
 FIRST_WORDS = {"GetJob", "RegisterShard"}
-"""What a process asks first, before it holds anything."""
-
+"""First calls of a process, which holds no state yet."""
 
 SERVICE = "psrpc.v1.Coordinator"
-"""The name by which the health service knows it."""
+"""Name of the Coordinator service in the health service."""
 
 GRACE_S = 2.0
-"""Time that calls in flight get when the server stops."""
+"""Grace period of calls in flight when the server stops."""
 
 
 class Server:
-    """Listens from ``bind`` on, so that a port in use is found before anything slow is done, and
-    serves its job from ``start`` on. Before that it answers that the job is being read: others then
-    know that it lives. Used within one event loop, the job's; it has a thread of its own for the
-    network, see :mod:`coordinator.rpc.heartbeat_bridge`."""
+    """Listens from ``bind`` on, so that a port in use shows before any slow work, and serves its
+    job from ``start`` on. In between it answers that it reads the job, which proves that it lives.
+    Used within the job's event loop; a thread of its own serves the network, see
+    :mod:`coordinator.rpc.heartbeat_bridge`."""
 
     def __init__(
         self, address: str, security: Security = PLAINTEXT, reflection: bool = False
     ) -> None:
         """Args:
         address: HOST:PORT; port 0 lets the system choose.
-        security: this process's.
+        security: the credentials of this process.
         reflection: describe the services to callers on any address, not only on loopback.
         """
         self._address = address
@@ -78,8 +77,8 @@ class Server:
     async def start(
         self, engine: Engine, board: Board | None = None, audit: AuditLog | None = None
     ) -> None:
-        """Begins to answer for ``engine``, and from ``board`` to those who look on. What callers
-        change is noted in ``audit``."""
+        """Serves ``engine`` from now on, and ``board`` to dashboards. Records in ``audit`` the
+        changes that callers make."""
         assert self._crossing is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
         servicer = self._servicer = Servicer(engine, surroundings, board, audit)
@@ -89,20 +88,20 @@ class Server:
 
     @property
     def closed(self) -> bool:
-        """Whether it listens and has no job to serve, or not yet."""
+        """Whether the server listens but serves no job."""
         return self._server is not None and self._servicer is None
 
     def refuse(self, why: PsError) -> None:
-        """Answers from now on that there is no run to serve."""
+        """Answers calls with ``why`` from now on: there is no run to serve."""
         self._refused = why
 
     def status(self) -> pb.GetJobStatusResponse:
-        """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
+        """Returns the answer of GetJobStatus, once started. Only on the event loop's thread."""
         assert self._servicer is not None, "start first"
         return self._servicer.status()
 
     async def stop(self) -> None:
-        """Takes no more calls and ends those in flight; may be called twice."""
+        """Ends calls in flight and takes no more; may be called twice."""
         server, self._server = self._server, None
         if server is not None:
             await self._network.run(self._end(server))
@@ -123,7 +122,7 @@ class Server:
         return port
 
     def _why_closed(self, method: str) -> PsError:
-        """What calls get before ``start``."""
+        """Returns the error of calls before ``start``."""
         if self._refused is not None:
             return refusal(self._refused, method)
         waited_s = time.monotonic() - self._bound_at
@@ -147,8 +146,8 @@ class Server:
 
 
 def refusal(why: PsError, method: str) -> PsError:
-    """What a call of ``method`` hears. A process that holds part of the run waits for a coordinator
-    that serves it: a corrected command finds its state."""
+    """Returns the error of a call of ``method``. CoordinatorRefuses lets a process that holds part
+    of the run wait for a coordinator that serves it; a corrected command then finds its state."""
     if isinstance(why, JobDone):
         return why
     if method in FIRST_WORDS:

@@ -1,4 +1,4 @@
-"""The Coordinator service: decode, call the engine, encode."""
+"""The Coordinator service: decodes requests, calls the engine, encodes responses."""
 
 # ruff: noqa: N802  # an RPC has the same name at every layer
 from __future__ import annotations
@@ -38,11 +38,11 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 
 HEARTBEAT_S = 1.0
-"""How often shards and workers give a sign of life."""
+"""Interval between the heartbeats of a shard or worker."""
 
 
 class Servicer(CoordinatorServicer):
-    """One method per RPC; what each does is written in the proto."""
+    """Implements one method per RPC; the proto documents each."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Servicer(CoordinatorServicer):
     ) -> None:
         """
         Args:
-            surroundings: complete the status; without, it is the state of the course alone.
-            board: for those who look on.
-            audit: notes what callers change.
+            surroundings: complete the status; without them it holds the state of the course alone.
+            board: answers GetDashboard.
+            audit: records changes that callers make.
         """
         self._engine = engine
         self._surroundings = surroundings
@@ -74,7 +74,7 @@ class Servicer(CoordinatorServicer):
         return lease
 
     def _worker(self, session: bytes, context: Any) -> str:
-        """The worker that calls; empty if it is not known here."""
+        """Returns the name of the calling worker; empty if this job does not know it."""
         peer = peer_of(context)
         return self._engine.worker_of(session, peer.name, peer.serial)
 
@@ -87,7 +87,7 @@ class Servicer(CoordinatorServicer):
         return Caller(self._worker(request.session, context), request.generation, policy)
 
     def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
-        """What the caller reports, as the shards have it."""
+        """Returns the caller's reports with the outcomes that the shards' receipts prove."""
         return self._engine.vouched(caller.name, caller.generation, read_reports(messages))
 
     async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
@@ -307,19 +307,19 @@ class Servicer(CoordinatorServicer):
         return self._board.message(context.peer())
 
     def status(self) -> pb.GetJobStatusResponse:
-        """What a person may want to know of the job now. Only in the event loop's thread."""
+        """Returns the job's status. Only on the event loop's thread."""
         status = write_status(self._engine.course)
         return self._surroundings.describe(status) if self._surroundings else status
 
 
 def _caller_address(context: Any) -> str:
-    """Where a call comes from, as gRPC names it, without the port."""
+    """Returns the address of a call as gRPC names it, without the port."""
     address: str = context.peer().rpartition(":")[0]
     return address
 
 
 def _address(address: str) -> str:
-    """A shard's; it is used as it is, so nothing of it is left out."""
+    """Checks a shard's address. Workers dial it unchanged, so sanitizing must not alter it."""
     if told(address, NAME_CHARS) != address:
         raise InvalidArgument(
             f"a shard's address is {address[:NAME_CHARS]!r}; expected HOST:PORT of at most "

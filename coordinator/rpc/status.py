@@ -1,4 +1,4 @@
-"""Everything a person wants to know about a job, read off the state of its course."""
+"""Builds the job status from the state of its course."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from coordinator.training.gauges import (
 from psrpc.v1 import coordinator_pb2 as pb
 
 EVALUATIONS = 1000
-"""The newest are told; ``summary.json`` has all. A message has a bound, and many look every
-second."""
+"""Newest evaluations in a status; ``summary.json`` has all. Messages are bounded in size, and many
+readers ask every second."""
 
 
 def write_status(course: Course) -> pb.GetJobStatusResponse:
-    """The status page; changes nothing but the windows of the rates."""
+    """Returns the status; changes nothing but the windows of the rates."""
     now = course.now()
     run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span

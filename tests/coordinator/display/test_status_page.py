@@ -163,7 +163,7 @@ def test_a_job_is_watched_until_it_ends(job: Job, capsys: pytest.CaptureFixture[
             ["--coordinator", "127.0.0.1:1"],
             "error PS204: no coordinator answers: nothing listens at 127.0.0.1:1; check the port, "
             "and that it was started there and bound to an address that this machine reaches "
-            "(--bind), or say which one is meant with --coordinator HOST:PORT or --run-dir DIR\n",
+            "(--bind), or choose one with --coordinator HOST:PORT or --run-dir DIR\n",
         ),
         (["--coordinator", "x:y"], "error PS111: address 'x:y' has port 'y'"),
         (
