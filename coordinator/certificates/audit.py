@@ -1,7 +1,8 @@
-"""The audit log of a run: what authorised callers changed, a line of JSON each, in ``audit.jsonl``.
+"""The audit log of a run: changes that authorised callers made, a line of JSON each, in
+``audit.jsonl``.
 
-It is kept for people, and nothing depends on it: a line that cannot be written is a warning, and
-the job never waits for the file.
+It serves people only; nothing depends on it. A line that cannot be written is a warning, and the
+job never waits for the file.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ AUDIT = "audit.jsonl"
 """The name of the file. Load-bearing."""
 
 MOST_BYTES = 4 << 20
-"""Of one file; then it becomes ``audit.jsonl.1``, and a new one is begun."""
+"""Maximum size of one file; at that size it becomes ``audit.jsonl.1`` and a new file begins."""
 
 KEPT = 4
-"""Files before the present one; the oldest goes."""
+"""Number of earlier files; the oldest is overwritten."""
 
 QUEUE = 1024
-"""Lines that wait for the disk; further ones are lost, and the next that is written says how
-many."""
+"""Maximum of lines that wait for the disk. Further lines are lost, and the next written line says
+how many."""
 
 A_MINUTE = 20
-"""Lines of one kind by one caller in a minute; further ones are counted. Otherwise a caller could
-fill the files with what it does again and again, until all else is gone from them."""
+"""Maximum of lines per minute of one kind by one caller; further ones are only counted. Otherwise a
+caller could repeat one action until all other lines are gone from the files."""
 
 CALLERS = 4096
-"""That are counted in a minute, of all kinds."""
+"""Maximum of (kind, caller) pairs that are counted in a minute."""
 
 TEXT_CHARS = 500
 
 CLOSE_S = 2.0
-"""How long the end of a run waits for lines that were not written yet."""
+"""How long the end of a run waits for unwritten lines."""
 
 
 class Paces:
-    """Which lines are written, and how many were not. Pure, not thread-safe."""
+    """Limits the rate of lines and counts those left out. Pure, not thread-safe."""
 
     def __init__(self) -> None:
         self._minute = -1
@@ -60,8 +61,8 @@ class Paces:
         self._unwritten: dict[tuple[str, ...], int] = {}
 
     def admits(self, what: tuple[str, ...], now_s: float) -> int | None:
-        """How many lines of this kind and caller were left out before this one; None for one that
-        is left out, too."""
+        """Returns the number of lines of this kind and caller left out before this one; None if
+        this one is left out, too."""
         minute = int(now_s // 60)
         if minute != self._minute:
             self._minute, self._counts = minute, {}
@@ -75,11 +76,11 @@ class Paces:
 
 
 class AuditLog:
-    """Takes lines from any thread and writes them on one of its own, from ``start`` to ``stop``; as
-    a context manager it starts and stops. Thread-safe, and no caller ever waits."""
+    """Takes lines from any thread and writes them on its own, from ``start`` to ``stop``; as a
+    context manager it starts and stops. Thread-safe, and no caller ever waits."""
 
     def __init__(self, path: Path, now: Callable[[], datetime]) -> None:
-        """``now`` is UTC."""
+        """``now`` returns the time in UTC."""
         self._path = path
         self._now = now
         self._paces = Paces()
@@ -89,11 +90,11 @@ class AuditLog:
         self._thread = threading.Thread(target=self._write, name="audit", daemon=True)
 
     def start(self) -> None:
-        """Writes from now on."""
+        """Starts the writing thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Writes what was noted, for :data:`CLOSE_S` at most."""
+        """Writes the queued lines, for :data:`CLOSE_S` at most."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
@@ -113,7 +114,7 @@ class AuditLog:
     def note(
         self, what: str, peer: Peer = NO_CERTIFICATE, address: str = "", **details: object
     ) -> None:
-        """``what`` was done by ``peer`` from ``address``, as gRPC has it."""
+        """Queues a line: ``peer`` did ``what`` from ``address``, written as gRPC writes it."""
         now = self._now()
         host = address.rpartition(":")[0]
         with self._lock:
@@ -146,9 +147,9 @@ class AuditLog:
 def entry(
     now: datetime, what: str, peer: Peer = NO_CERTIFICATE, address: str = "", **details: object
 ) -> dict[str, Any]:
-    """One line, as JSON types. Texts that callers chose are cut and cleaned."""
+    """Returns one line, as JSON types. Texts from callers are cut and sanitized."""
     who = {"name": peer.name, "role": str(peer.role or ""), "serial": peer.serial}
-    found = {
+    fields = {
         "time": now.isoformat(timespec="milliseconds"),
         "what": what,
         **(who if peer.shown else {}),
@@ -156,11 +157,11 @@ def entry(
         "address": address,
         **details,
     }
-    return {key: _clean(value) for key, value in found.items() if value not in ("", None)}
+    return {key: _clean(value) for key, value in fields.items() if value not in ("", None)}
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
-    """Adds a line to a file that its owner alone may read, which is moved on before it becomes too
+    """Appends a line to a file that only its owner may read; rotates the file before it becomes too
     large. Raises OSError."""
     data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
     with contextlib.suppress(FileNotFoundError):
@@ -178,8 +179,8 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_audit(path: Path) -> Iterator[dict[str, Any]]:
-    """All lines of ``path`` and of the files before it, oldest first. A line that is none is told
-    as ``{"unreadable": text}``: a crash may have cut the last one. Raises OSError."""
+    """Yields all lines of ``path`` and of the files before it, oldest first. A malformed line (a
+    crash may have cut the last one) becomes ``{"unreadable": text}``. Raises OSError."""
     for file in [*(_earlier(path, number) for number in range(KEPT, 0, -1)), path]:
         try:
             data = read_bounded(file, max(LARGEST, 2 * MOST_BYTES))

@@ -43,7 +43,7 @@ MOST_DAYS = CA_DAYS
 """A certificate does not outlive its authority."""
 
 RENEW_BEFORE = timedelta(days=1)
-"""A run that is gone on with gets new certificates when its own expire within this time."""
+"""A resumed run renews its own certificates if they expire within this time."""
 
 _SKEW = timedelta(hours=1)
 """How far behind another machine's clock may be when it first sees a new certificate."""
@@ -53,8 +53,8 @@ def make_certificates(directory: Path, job: str, now: datetime, days: int = LEAF
     """Makes ``directory`` with an authority for ``job`` and a certificate for each role.
 
     Raises:
-        InvalidArgument: it is there and not empty, or cannot be made; or ``job`` or ``days`` cannot
-            be used.
+        InvalidArgument: the directory exists and is not empty, or cannot be made; or ``job`` or
+            ``days`` is invalid.
     """
     check_job_name(job)
     check_days(days)
@@ -69,7 +69,7 @@ def make_certificates(directory: Path, job: str, now: datetime, days: int = LEAF
     authority = _authority(job, key, now)
     with disk_errors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
-        # All of it or nothing.
+        # Renamed into place at the end, so that a failure leaves nothing behind.
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         try:
             write_private(made / CA_KEY, _pem(key))
@@ -83,14 +83,14 @@ def make_certificates(directory: Path, job: str, now: datetime, days: int = LEAF
 
 
 def renew_certificates(directory: Path, now: datetime, days: int = LEAF_DAYS) -> str:
-    """Makes a new key and certificate for each role, of the authority that is there. Processes that
-    run take them at their next connection.
+    """Makes a new key and certificate for each role, signed by the existing authority. Running
+    processes load them at their next connection.
 
     Returns:
         The job's name.
 
     Raises:
-        InvalidArgument: the authority or its key is not there, or cannot be used.
+        InvalidArgument: the authority or its key is missing or unusable.
     """
     check_days(days)
     authority, key = signer_of(directory, now)
@@ -104,10 +104,10 @@ def renew_certificates(directory: Path, now: datetime, days: int = LEAF_DAYS) ->
 def signer_of(
     directory: Path, now: datetime
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The authority in ``directory`` and its key.
+    """Returns the authority in ``directory`` and its key.
 
     Raises:
-        InvalidArgument: one of them is not there, cannot be used or has expired.
+        InvalidArgument: one of them is missing, unusable or expired.
     """
     authorities = authorities_of(directory)
     key = load_pem_private_key(read_secret(directory / CA_KEY), None)
@@ -132,7 +132,7 @@ def certificates_of_run(directory: Path, job: str, now: datetime) -> None:
     """Makes the certificates of a run, or renews those that expire soon.
 
     Raises:
-        InvalidArgument: what is there cannot be used.
+        InvalidArgument: existing certificates are unusable.
     """
     if not directory.exists():
         make_certificates(directory, job, now)
@@ -142,17 +142,17 @@ def certificates_of_run(directory: Path, job: str, now: datetime) -> None:
 
 
 def first_end(directory: Path) -> datetime:
-    """When the first of the roles' certificates expires.
+    """Returns the earliest expiry of the roles' certificates.
 
     Raises:
-        InvalidArgument: one is not there, or cannot be used.
+        InvalidArgument: one is missing or unusable.
     """
     leaves = [load_certificate(directory / certificate_name(role)) for role in Role]
     return min(leaf.not_valid_after_utc for leaf in leaves)
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    """The certificate in a file. Raises InvalidArgument."""
+    """Reads the certificate in a file. Raises InvalidArgument."""
     try:
         return x509.load_pem_x509_certificate(read_file(path))
     except ValueError:
@@ -182,11 +182,11 @@ def write_leaf(
     """Writes a new key and certificate into ``directory``.
 
     Args:
-        name: of the one machine that it is for; otherwise all processes of the role share it.
-        register: the authority's directory, where that is another one.
+        name: the machine that the certificate is for; empty for one that the whole role shares.
+        register: the authority's directory, if it is not ``directory``.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     role = identity.role
@@ -194,7 +194,7 @@ def write_leaf(
     if role.shows_metrics:
         may.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name or role)])
-    # Not longer than the authority, whose end would be a riddle to whoever reads only this one.
+    # Ends with the authority at the latest: a reader of this certificate alone sees the true end.
     left = (authority.not_valid_after_utc - now) // timedelta(days=1)
     certificate = (
         _builder(
@@ -216,9 +216,9 @@ def write_leaf(
         .sign(authority_key, hashes.SHA256())
     )
     pem = certificate.public_bytes(Encoding.PEM)
-    # Before there is such a certificate: one that is not in the register cannot be revoked by name.
+    # Registered before it exists: a certificate outside the register cannot be revoked by name.
     note_issued(register or directory, peer_of_pem(pem))
-    # Whoever reads between the two sees that they do not fit, and goes on with what it has.
+    # A process that reads between the two writes sees a mismatch and keeps its present pair.
     write_private(directory / key_name(role), _pem(key))
     write_private(directory / certificate_name(role), pem)
 
@@ -265,7 +265,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Puts a file in its place in one piece; only its owner may read it."""
+    """Writes a file atomically; only its owner may read it."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -279,7 +279,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """An OSError of the block becomes an InvalidArgument that names ``directory``."""
+    """Converts an OSError of the block into an InvalidArgument that names ``directory``."""
     try:
         yield
     except OSError as error:
@@ -291,6 +291,6 @@ def disk_errors(directory: Path) -> Iterator[None]:
 
 
 def check_days(days: int, option: str = "--days") -> None:
-    """Raises InvalidArgument where no certificate could live so long."""
+    """Raises InvalidArgument if no certificate can be valid for ``days``."""
     if not 1 <= days <= MOST_DAYS:
         raise InvalidArgument(f"{option} is {days}; expected 1 to {MOST_DAYS}")

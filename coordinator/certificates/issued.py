@@ -1,5 +1,5 @@
-"""The register of certificates that an authority has issued: ``issued.jsonl`` beside its key, a
-line for each, so that all that bear a name can be revoked, renewed ones too."""
+"""The register of certificates that an authority has issued: ``issued.jsonl`` beside its key, one
+line each. It makes all certificates of a name revocable, renewed ones too."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ISSUED = "issued.jsonl"
 """The name of the file. Load-bearing."""
 
 MOST_BYTES = 32 << 20
-"""Of the file: some hundred thousand certificates."""
+"""Maximum size of the file: some hundred thousand certificates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """One certificate; see :class:`psrpc.security.peer_certificate.Peer`. ``not_after`` is ISO
-    8601."""
+    """One issued certificate; see :class:`psrpc.security.peer_certificate.Peer`. ``not_after`` is
+    ISO 8601."""
 
     name: str
     role: str
@@ -33,12 +33,12 @@ class Issued:
 
     @property
     def end(self) -> datetime:
-        """When it stops being valid."""
+        """The end of its validity."""
         return datetime.fromisoformat(self.not_after)
 
 
 def note_issued(directory: Path, peer: Peer) -> None:
-    """Adds the certificate of ``peer``, which has one. Raises OSError."""
+    """Adds the certificate of ``peer``, which must have one. Raises OSError."""
     assert peer.not_after is not None
     line = Issued(
         peer.name, str(peer.role or ""), peer.serial, peer.fingerprint, peer.not_after.isoformat()
@@ -52,7 +52,7 @@ def note_issued(directory: Path, peer: Peer) -> None:
 
 
 def read_issued(directory: Path) -> list[Issued]:
-    """All of them, oldest first; none where an earlier version has made the certificates.
+    """Returns all entries, oldest first; empty if an earlier version made the certificates.
 
     Raises:
         InvalidArgument: the register cannot be read.
@@ -60,8 +60,8 @@ def read_issued(directory: Path) -> list[Issued]:
     path = directory / ISSUED
     try:
         lines = read_bounded(path, MOST_BYTES).decode().splitlines()
-        found = [Issued(**json.loads(line)) for line in lines if line.strip()]
-        for one in found:
+        issued = [Issued(**json.loads(line)) for line in lines if line.strip()]
+        for one in issued:
             datetime.fromisoformat(one.not_after)
     except FileNotFoundError:
         return []
@@ -73,4 +73,4 @@ def read_issued(directory: Path) -> list[Issued]:
             "by serial number what it had",
             code="PS311",
         ) from None
-    return found
+    return issued

@@ -1,5 +1,5 @@
-"""Certificates of single machines: made, renewed, revoked and listed beside those that all
-processes of a role share. docs/design/0019-leaving-the-circle.md."""
+"""Certificates of single machines, beside those that all processes of a role share: makes, renews,
+revokes and lists them. docs/design/0019-leaving-the-circle.md."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _SERIAL = re.compile(r"[0-9a-f]{1,40}")
 def add_member(
     directory: Path, role: Role, name: str, now: datetime, days: int = LEAF_DAYS
 ) -> Path:
-    """Makes ``ROLE-NAME`` in ``directory``: all that the machine called ``name`` needs, and nothing
-    else, to be copied there.
+    """Makes the directory ``ROLE-NAME`` in ``directory``: exactly the files that the machine called
+    ``name`` needs, to be copied there.
 
     Raises:
-        InvalidArgument: it is there already and was not revoked, the name cannot be used, or the
-            authority's key is not there.
+        InvalidArgument: it exists and was not revoked, the name is invalid, or the authority's key
+            is missing.
     """
     check_days(days)
     if not _NAME.fullmatch(name) or name in set(Role):
@@ -87,9 +87,9 @@ def add_member(
 
 
 def member_of_run(directory: Path, role: Role, name: str, now: datetime, within: timedelta) -> Path:
-    """A directory with the certificate of one process of a run, see :func:`add_member`: the one
-    that is there if it does not expire ``within`` that time and was not revoked, otherwise another.
-    It holds no key but its own. Raises InvalidArgument."""
+    """Returns a directory with the certificate of one process of a run, see :func:`add_member`.
+    Keeps the existing certificate if it was not revoked, renewing it if it expires ``within`` that
+    time. The directory holds no key but its own. Raises InvalidArgument."""
     path = directory / f"{role}-{name}"
     certificate = path / certificate_name(role)
     if certificate.exists():
@@ -107,7 +107,7 @@ def member_of_run(directory: Path, role: Role, name: str, now: datetime, within:
 
 
 def renew_all(directory: Path, now: datetime, days: int = LEAF_DAYS) -> str:
-    """Makes new certificates of all roles, and of all machines whose own was not revoked. Returns
+    """Renews the certificates of all roles, and of all machines whose own was not revoked. Returns
     the job's name. Raises InvalidArgument, see
     :func:`coordinator.certificates.authority.renew_certificates`."""
     job = renew_certificates(directory, now, days)
@@ -123,7 +123,7 @@ def renew_all(directory: Path, now: datetime, days: int = LEAF_DAYS) -> str:
 
 
 def earliest_end(directory: Path) -> datetime:
-    """When the first of the certificates expires that :func:`renew_all` renews. Raises
+    """Returns the earliest expiry of the certificates that :func:`renew_all` renews. Raises
     InvalidArgument."""
     revoked = read_revocations(directory / CRL, authorities_of(directory)).serials
     peers = (_peer(path / certificate_name(role)) for role, path in _members(directory))
@@ -132,9 +132,8 @@ def earliest_end(directory: Path) -> datetime:
 
 
 def revoke(directory: Path, which: str, now: datetime) -> list[str]:
-    """Adds to the list of revoked certificates all that bear the name ``which`` and have not
-    expired, or the one with that serial number. All processes that find the list beside their
-    certificates refuse them from then on.
+    """Revokes all unexpired certificates of the name ``which``, or the one with that serial number.
+    All processes that find the list beside their certificates refuse them from then on.
 
     Returns:
         The serial numbers that were added; none if all were in the list.
@@ -145,15 +144,15 @@ def revoke(directory: Path, which: str, now: datetime) -> list[str]:
     authority, key = signer_of(directory, now)
     path = directory / CRL
     known = read_revocations(path, [authority])
-    found = _named(directory, which, now) or _by_serial(directory, which)
-    new = [serial for serial in found if serial not in known.serials]
+    serials = _named(directory, which, now) or _by_serial(directory, which)
+    new = [serial for serial in serials if serial not in known.serials]
     if not new:
         return []
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now)
-        # Operators copy it when there is news, not by a calendar.
+        # Operators copy the list after each revocation, not by a schedule.
         .next_update(authority.not_valid_after_utc)
     )
     number = 1
@@ -179,9 +178,8 @@ def revoke(directory: Path, which: str, now: datetime) -> list[str]:
 
 
 def describe_certificates(directory: Path, now: datetime) -> str:
-    """Two lines for the authority and each certificate: names and when it expires; then name,
-    serial number, fingerprint and whether it was revoked. Last those that are in no file any more
-    and still valid.
+    """Returns two lines for the authority and each certificate: names and expiry; then name, serial
+    number, fingerprint and revocation. Valid certificates that are no longer in any file come last.
 
     Raises:
         InvalidArgument: there is no authority, or a file cannot be read.
@@ -211,7 +209,7 @@ def describe_certificates(directory: Path, now: datetime) -> str:
 
 
 def _members(directory: Path) -> Iterator[tuple[Role, Path]]:
-    """Role and directory of each machine that has a certificate of its own."""
+    """Yields role and directory of each machine that has a certificate of its own."""
     for role in Role:
         for path in sorted(directory.glob(f"{role}-*")):
             if (path / certificate_name(role)).is_file():
@@ -220,7 +218,7 @@ def _members(directory: Path) -> Iterator[tuple[Role, Path]]:
 
 def _named(directory: Path, name: str, now: datetime) -> list[str]:
     serials = [one.serial for one in read_issued(directory) if one.name == name and one.end > now]
-    # Those that an earlier version has made are in no register.
+    # Certificates that an earlier version made are in no register.
     for role, where in [*((role, directory) for role in Role), *_members(directory)]:
         path = where / certificate_name(role)
         if path.exists():

@@ -19,23 +19,23 @@ from psrpc.security.credentials import PLAINTEXT, Security
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What ``coordinator up`` was asked for; None leaves a choice to the job.
+    """The options of ``coordinator up``; None leaves a choice to the job.
 
     Attributes:
         job: the job file, as the user wrote it.
-        run_dir_given: ``run_dir`` is the user's choice.
+        run_dir_given: the user chose ``run_dir``.
         overrides: ``key=value``, in order.
-        intra_op_threads: threads of one TensorFlow operation in a worker; None means the job's
-            own number, and where it has none an even share of the machine's cores.
-        connect_timeout_s: how long shards and workers look for the coordinator.
+        intra_op_threads: threads of one TensorFlow operation in a worker; None selects the job's
+            number or, without one, an even share of the machine's cores.
+        connect_timeout_s: how long shards and workers try to reach the coordinator.
         shm: workers share memory with the shards.
-        data_connections: shards take data connections, from workers that do not.
+        data_connections: shards accept data connections from workers that do not share memory.
         step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
-        max_restarts: of processes that die or hang, all together; 0 is never.
-        slow_down: the last worker takes so many times as long to compute as it would.
-        dashboard: HOST:PORT at which browsers can look; None for nowhere.
-        trace: where all processes send their spans; empty for nowhere.
-        security: an operator's; all processes use the same files.
+        max_restarts: restarts of processes that die or hang, all together; 0 disables them.
+        slow_down: factor on the computing time of the last worker.
+        dashboard: HOST:PORT for browsers; None for no dashboard.
+        trace: destination of all processes' spans; empty for none.
+        security: the credentials of an operator; all processes use the same files.
     """
 
     job: str
@@ -75,12 +75,11 @@ class Cluster:
     """The processes of one job, by name.
 
     Attributes:
-        address: HOST:PORT of the coordinator, however often it is started again.
-        coordinator: serves there, and from then on ``RUN_DIR/address`` says so.
-        members: the others: ``shard-0``, …, ``worker-a``, ``worker-b``, … A worker gets its number
-            from the coordinator when it registers, in whatever order that happens; a letter is
-            not taken for one.
-        security: an operator's, to talk to the coordinator.
+        address: HOST:PORT of the coordinator, the same after each restart.
+        coordinator: the coordinator, which writes ``RUN_DIR/address`` once it serves.
+        members: the other processes: ``shard-0``, …, ``worker-a``, ``worker-b``, … Letters, since
+            the coordinator numbers workers in the order of their registration.
+        security: the credentials of an operator, for calls to the coordinator.
     """
 
     address: str
@@ -92,16 +91,16 @@ class Cluster:
 def cluster(
     options: UpOptions, environment: Mapping[str, str], cores: int, address: str
 ) -> Cluster:
-    """The processes that ``coordinator up`` starts.
+    """Returns the processes that ``coordinator up`` starts.
 
     Args:
-        environment: of this process; the children's are made from it.
-        cores: of this machine, for the workers to share.
-        address: HOST:PORT, for the coordinator.
+        environment: the environment of this process, the base of the children's.
+        cores: cores of this machine, which the workers share.
+        address: HOST:PORT for the coordinator.
     """
     common = _child_environment(environment)
-    # TensorFlow gives every operation as many threads as there are cores; with several workers
-    # that is too many. It reads this only where neither the job nor an option says a number.
+    # TensorFlow gives every operation as many threads as there are cores, too many for several
+    # workers. It reads this variable only if neither the job nor an option sets a number.
     threads = str(max(1, cores // options.workers))
     shared = {"TF_NUM_INTRAOP_THREADS": threads, **common}
     members = {
@@ -117,13 +116,13 @@ def cluster(
 
 
 def resume_command(options: UpOptions) -> str:
-    """What to type to go on with a run that was stopped."""
+    """Returns the command that resumes a stopped run."""
     return start_command(options, "--resume", "--run-dir", str(options.run_dir))
 
 
 def start_command(options: UpOptions, *more: str) -> str:
-    """What to type for such a run, in a run directory of its own unless ``more`` or the user names
-    one."""
+    """Returns the command that starts such a run, in a new run directory unless ``more`` or the
+    user names one."""
     if options.run_dir_given and "--run-dir" not in more:
         more = (*more, "--run-dir", str(options.run_dir))
     command = ["coordinator", "up", options.job, *more]
@@ -135,7 +134,7 @@ def start_command(options: UpOptions, *more: str) -> str:
 
 
 def letters(number: int) -> str:
-    """0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
+    """Numbers in letters: 0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
     text = ""
     while number >= 0:
         text = string.ascii_lowercase[number % 26] + text
@@ -175,14 +174,13 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
         command += ["--slow-down", f"{slow_down:g}"]
     own = options.run_dir.absolute() / CERTS
     if options.security.directory == own and (own / name).is_dir():
-        # It runs the job's code, which is not told where the authority's key is.
+        # A worker runs the job's code, which must not learn where the authority's key is.
         options = replace(options, security=options.security.at(own / name))
     return command + _of_every_member(options, address)
 
 
 def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    # All that a child is to know is on its command line: what the environment says of some other
-    # cluster is not meant for it.
+    # The command line configures a child completely; variables may describe another cluster.
     own = {
         name: value
         for name, value in environment.items()
@@ -190,9 +188,9 @@ def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     return {
         **child_environment(own),
-        # So that a child that is slow to start can tell that its parent is gone already.
+        # Lets a child that is slow to start detect that its parent has ended already.
         PARENT_PID: str(os.getpid()),
-        # A log is read while it is written.
+        # Logs are read while they are written.
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -1,4 +1,4 @@
-"""Which processes of ``coordinator up`` came up, and which of them hang. Pure."""
+"""Decides which processes of ``coordinator up`` have come up, and which ones hang. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from dataclasses import dataclass
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 LEAST_CPU_S = 0.1
-"""CPU seconds that count as progress. A process whose work has come to a halt uses less in minutes:
-its other threads look at their clocks now and then."""
-
-
+"""CPU seconds that count as progress. A stuck process uses less in minutes: its other threads only
+look at their clocks now and then."""
 COORDINATOR = "coordinator"
 HUNG_S = 15.0
-"""A process that is stopped, or from which nothing is heard, for so long is replaced. Longer than
-a lease: until then it is only taken for gone, and may come back by itself."""
+"""A process that is stopped or silent for so long is replaced. Longer than a lease: until then the
+job only takes it for gone, and it may come back by itself."""
 
 WORKER_HUNG_S = 60.0
-"""The same for a worker that is not stopped: the user's code may keep it from giving signs of life,
-and its work goes to others after a lease anyway."""
+"""The same for a worker that is not stopped: user code may delay its heartbeats, and its work goes
+to other workers after a lease anyway."""
 
 IDLE_S = 120.0
-"""A process that has not even registered is replaced when it makes no progress for so long. Longer
-than user code should wait for anything without a word: nobody else waits longer either, see
---connect-timeout."""
+"""A process that has not registered is replaced after this time without progress. Longer than user
+code should wait silently: --connect-timeout ends all other waits by then."""
 
 LATE_S = 2.0
-"""Who looks at the others so late stood still itself, and knows nothing of the time between."""
+"""A supervisor that checks so late stood still itself, and knows nothing of the time between."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """Of a process that runs; monotonic seconds."""
+    """The state of a running process; times in monotonic seconds."""
 
     pid: int
     started: float
@@ -47,9 +44,9 @@ class _Life:
 class Vitals:
     """Follows processes by name: "coordinator", "shard-0", "worker-a". Not thread-safe.
 
-    A process is judged by its signs of life from its first report on: a coordinator's first answer,
-    a shard that is ready, a worker's first batch. Until then silence alone is nothing: a process
-    that is only slow makes progress.
+    From its first report on (a coordinator's first answer, a shard's readiness, a worker's first
+    batch), a process is judged by its heartbeats. Until then silence alone does not count: a
+    process that is only slow makes progress.
     """
 
     def __init__(self) -> None:
@@ -57,55 +54,55 @@ class Vitals:
         self._ticked: float | None = None
 
     def started(self, name: str, pid: int, now: float) -> None:
-        """A process was started."""
+        """Records the start of a process."""
         self._lives[name] = _Life(pid, now, StartProgress(now))
 
     @property
     def starting(self) -> list[str]:
-        """The processes that have not made their first report, whose samples matter."""
+        """The processes that have not made their first report; they need samples."""
         return [name for name, life in self._lives.items() if not life.reported]
 
     def sampled(self, samples: Mapping[str, Sample], now: float) -> None:
-        """What the system says of processes, some of those that are :attr:`starting`."""
+        """Records samples of some of the :attr:`starting` processes."""
         for name, sample in samples.items():
             self._lives[name].progress.look(sample, now)
 
     def serves(self, now: float) -> None:
-        """The coordinator has come up."""
+        """Records that the coordinator has come up."""
         life = self._lives[COORDINATOR]
         life.up = life.heard = now
         life.progress.moved(now)
 
     def ended(self, name: str, now: float) -> float:
-        """A process has ended; for how long it had been up, in seconds, 0 if it never was."""
+        """Records the end of a process; returns how many seconds it had been up, 0 if never."""
         life = self._lives.pop(name)
         return 0.0 if life.up is None else now - life.up
 
     def answered(self, status: GetJobStatusResponse, asked: float) -> None:
-        """The coordinator has answered what it was asked at ``asked``."""
+        """Records the coordinator's answer to a request made at ``asked``."""
         for name, life in self._lives.items():
             if name == COORDINATOR:
                 life.reported = True
                 life.heard = asked
                 continue
-            found = _known_as(status, name, life.pid, asked - life.started)
-            if found is None:
+            member = _known_as(status, name, life.pid, asked - life.started)
+            if member is None:
                 continue
             if life.up is None:
                 life.up = asked
                 life.progress.moved(asked)
-            life.reported = life.reported or _reports(found)
-            life.silent_s = found.silent_s if found.state in {"silent", "left"} else 0.0
+            life.reported = life.reported or _reports(member)
+            life.silent_s = member.silent_s if member.state in {"silent", "left"} else 0.0
 
     def hung(self, stopped: Collection[str], now: float) -> dict[str, str]:
-        """Which processes have to be replaced, and why. Call it often.
+        """Returns the processes to replace, each with the reason. Call it often.
 
         Args:
             stopped: the processes that are stopped (SIGSTOP) now.
         """
         late = self._ticked is not None and now - self._ticked > LATE_S
         self._ticked = now
-        found: dict[str, str] = {}
+        hung: dict[str, str] = {}
         for name, life in self._lives.items():
             if name not in stopped or late:
                 life.stopped = None
@@ -116,12 +113,12 @@ class Vitals:
                 life.progress.moved(now)
             why = _why_hung(name, life, now)
             if why:
-                found[name] = why
-        return found
+                hung[name] = why
+        return hung
 
 
 def _why_hung(name: str, life: _Life, now: float) -> str:
-    """In words; empty if it does not hang."""
+    """Returns why a process counts as hung, in words; empty if it does not."""
     if life.stopped is not None and now - life.stopped > HUNG_S:
         return f"was stopped for {HUNG_S:.0f} s"
     if life.up is None:
@@ -142,7 +139,7 @@ def _why_hung(name: str, life: _Life, now: float) -> str:
 
 
 def _stands_still(life: _Life, limit_s: float, now: float) -> str:
-    """Of a process that starts; in words, empty if it makes progress."""
+    """Returns for how long a starting process has stood still, in words; empty if it progresses."""
     idle_s = life.progress.idle_s(now)
     if idle_s <= limit_s:
         return ""
@@ -150,27 +147,27 @@ def _stands_still(life: _Life, limit_s: float, now: float) -> str:
 
 
 def _reports(member: ShardStatus | WorkerStatus) -> bool:
-    """Whether it has made its first report."""
+    """Whether a shard or worker has made its first report."""
     if isinstance(member, ShardStatus):
         return member.state == "ready"
     return member.batches > 0
 
 
 def registrations(status: GetJobStatusResponse, pid: int) -> list[WorkerStatus]:
-    """What a worker process has been known as, oldest first: who was taken for gone and comes back
-    gets a new name."""
+    """Returns the registrations of a worker process, oldest first: one that comes back after it was
+    taken for gone gets a new name."""
     return [worker for worker in status.workers if worker.pid == pid]
 
 
 def _known_as(
     status: GetJobStatusResponse, name: str, pid: int, age_s: float
 ) -> ShardStatus | WorkerStatus | None:
-    """None before the process has registered."""
+    """Returns the status of a process; None before it has registered."""
     if not name.startswith("shard-"):
         return next(reversed(registrations(status, pid)), None)
     index = int(name.removeprefix("shard-"))
     for shard in status.shards:
-        # Its predecessor's last sign of life is older than the process.
+        # The last heartbeat of its predecessor is older than the process.
         if shard.shard == index and shard.state != "missing" and shard.silent_s < age_s:
             return shard
     return None
@@ -178,11 +175,11 @@ def _known_as(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a process together with all that it has started.
+    """One measurement of a process together with its descendants.
 
     Attributes:
         cpu_s: CPU seconds used so far, user and system.
-        runnable: whether it waits for a CPU or for a disk, neither of which is its own doing.
+        runnable: whether it waits for a CPU or a disk, so that its idleness is not its own doing.
         milestone: the last event in its log; empty if it has logged none.
     """
 
@@ -195,31 +192,31 @@ class StartProgress:
     """Follows one process from its start to its first report. Not thread-safe."""
 
     def __init__(self, now: float) -> None:
-        """``now`` is when the process was started, in monotonic seconds."""
+        """``now`` is the start of the process, in monotonic seconds."""
         self._moved = now
         self._cpu_s = 0.0
         self._milestone = ""
         self.sampled = False
-        """Whether the system tells anything of the process."""
+        """Whether the system has provided any sample of the process."""
 
     @property
     def milestone(self) -> str:
-        """The last one that the process has reached, in words."""
+        """The last milestone of the process, in words."""
         return f'"{self._milestone}"' if self._milestone else "its start"
 
     def look(self, sample: Sample, now: float) -> None:
-        """Takes in a sample: progress is CPU time, the wish to run, or another milestone."""
+        """Takes in a sample: CPU time, runnability and a new milestone are progress."""
         self.sampled = True
-        # What a child process has used vanishes when somebody else waits for its end.
+        # The CPU time of a child disappears if another process reaps it.
         used_s = abs(sample.cpu_s - self._cpu_s)
         if used_s >= LEAST_CPU_S or sample.runnable or sample.milestone != self._milestone:
             self.moved(now)
             self._cpu_s, self._milestone = sample.cpu_s, sample.milestone
 
     def moved(self, now: float) -> None:
-        """The process has made progress, or nobody can say that it has not."""
+        """Records progress, or a gap in which progress could not be observed."""
         self._moved = now
 
     def idle_s(self, now: float) -> float:
-        """Seconds without progress."""
+        """Returns the seconds without progress."""
         return now - self._moved

@@ -1,5 +1,5 @@
-"""Runs one job as child processes: starts them in order, starts those again that die or hang, and
-stops them all."""
+"""Runs one job as child processes: starts them in order, restarts those that die or hang, and stops
+them all."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from psrpc.files.run_paths import read_summary
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 TICK_S = 0.05
-"""How soon an end of a child or a Ctrl-C is seen."""
+"""Longest delay before the supervisor notices the end of a child or a Ctrl-C."""
 
 LEAVE_S = 30.0
-"""How long the processes of a job that has ended may take to leave."""
+"""How long the processes may take to leave after the job has ended."""
 
 DRAIN_S = 120.0
-"""How long the coordinator may take to end a job that is stopped: it writes a checkpoint."""
+"""How long the coordinator may take to stop a job, which includes writing a checkpoint."""
 
 STOP_S = 15.0
-"""How long all may take to leave before they are killed; asked once more after half of it."""
+"""How long all processes may take to leave before they are killed; half of it passes before they
+get SIGTERM."""
 
 LOG_LINES = 15
-"""Lines of a dead process's log that are shown."""
+"""Number of lines shown of a dead process's log."""
 
 _ENDED = ("done", "failed")
-"""Phases in which nothing is needed any more."""
-
+"""Phases after which the job needs no process any more."""
 
 _NO_ROOM = "error PS502: "
 
 _UNTRAINED = ("", "waiting", "initializing")
-"""Phases before the first step; the first is of a coordinator that reads its job."""
+"""Phases before the first step; the empty one means that the coordinator reads its job."""
 
 
 class Supervisor:
     """Runs one job; use it once, from one thread.
 
-    Children are started in the order coordinator, then all shards and workers as soon as it
-    serves. One that dies or hangs before the job has ended is killed with all that it started, and
-    started again, as often as :class:`Restarts` allows; the others keep running meanwhile.
+    Starts the coordinator first, and all shards and workers once it serves. A process that dies or
+    hangs before the job has ended is killed with its descendants and started again, as often as
+    :class:`Restarts` allows; the others keep running meanwhile.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Supervisor:
         """Blocks until the job has ended and no child is left.
 
         Raises:
-            OSError: a process or its log cannot be started.
+            OSError: a process or its log cannot be opened.
         """
         try:
             with self._fleet:
@@ -116,7 +116,8 @@ class Supervisor:
         return self._judge_deaths()
 
     def _expect_coordinator(self, now: float) -> None:
-        """Before it serves it describes the job, which takes as long as the user's code takes."""
+        """Starts shards and workers once the coordinator serves. Before that the coordinator
+        describes the job, which takes as long as the user's code takes."""
         if not self._fleet.serves:
             self._screen.waiting("the coordinator to read the job", now)
             return
@@ -153,14 +154,15 @@ class Supervisor:
             return Outcome(0)
         if recorded or (self._status.phase == "stopping" and not drained):
             return Outcome(FAILED, str(death), _last_words(exited))
-        # The next one will say how the job stands.
+        # The next coordinator will report how the job stands.
         self._status = GetJobStatusResponse()
         return self._again(death, "a job cannot go on without its coordinator")
 
     def _judge_deaths(self) -> Outcome | None:
         look = self._fleet.newest
         for death in list(self._deaths):
-            # It may have left because the job has ended; somebody who was killed did not.
+            # A process that exited may have left because the job has ended, which only a later
+            # status can tell; a process killed by a signal did not leave.
             asked_since = look is not None and look.began > death.at
             if death.exited.status >= 0 and not asked_since:
                 continue
@@ -176,12 +178,12 @@ class Supervisor:
         others = (*self._fleet.alive, *self._due, *(other.name for other in self._deaths))
         workers = sum(map(is_worker, others))
         if death.exited.status in (DONE, DRAINED, INTERRUPTED):
-            # It has left by itself, or was asked to.
+            # The worker left by itself, or was asked to leave.
             return None if workers else self._fail(death, f"no worker is left: {death}")
         return self._again(death, "" if workers else "no worker is left", f"{workers} left")
 
     def _again(self, death: Death, fatal: str, left: str = "") -> Outcome | None:
-        """Starts it again, if it may be; otherwise the job fails, if that is ``fatal``."""
+        """Starts a process again if allowed; otherwise fails the job, unless ``fatal`` is empty."""
         exited = death.exited
         words = exited.words()
         decision = self._restarts.ended(
@@ -215,7 +217,7 @@ class Supervisor:
     # -- stopping ----------------------------------------------------------------------------
 
     def _drain(self) -> Outcome:
-        """Lets the coordinator end the job, which tells all others."""
+        """Lets the coordinator end the job, which then tells all others."""
         begun = self._status.phase not in _UNTRAINED
         what = "a checkpoint is written" if begun else "there is nothing to save yet"
         self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
@@ -234,19 +236,19 @@ class Supervisor:
         return Outcome(INTERRUPTED, STOPPED, own=True)
 
     def _wind_down(self, outcome: Outcome) -> None:
-        """Lets the others leave by themselves, asks those that do not, then kills."""
+        """Lets the others leave by themselves, then sends SIGTERM, then kills."""
         self._screen_shows_the_end(outcome)
         if outcome.own:
             self._fleet.terminate(COORDINATOR)
         began = time.monotonic()
-        asked = False
+        terminated = False
         while self._fleet.alive and self._stop_requests < 2:
             self._fleet.wait(TICK_S)
             now = time.monotonic()
             self._screen.waiting(f"{', '.join(self._fleet.alive)} to end", now)
             untold = outcome.own and COORDINATOR not in self._fleet.alive
-            if not asked and (untold or now - began >= STOP_S / 2):
-                asked = True
+            if not terminated and (untold or now - began >= STOP_S / 2):
+                terminated = True
                 for name in self._fleet.alive:
                     self._fleet.terminate(name)
             if now - began >= STOP_S:
@@ -254,7 +256,7 @@ class Supervisor:
 
     def _screen_shows_the_end(self, outcome: Outcome) -> None:
         if outcome.exit_status == 0 and self._status.phase:
-            # Its last steps were made after the last look.
+            # The last steps came after the last status.
             self._status.phase = "done"
             self._status.global_step = self._status.total_steps
             self._status.waiting_for = ""
@@ -262,19 +264,20 @@ class Supervisor:
 
 
 def _is_refusal(coordinator: Exited) -> bool:
-    """Whether one that has never served would be refused again: no restart makes room."""
+    """Whether a coordinator that never served would fail again: a restart frees no disk space and
+    mends no input."""
     if coordinator.status == FAILED:
         return any(line.startswith(_NO_ROOM) for line in coordinator.words()[-1:])
     return coordinator.status == BAD_INPUT
 
 
 def _stopped(coordinator: Exited) -> Outcome:
-    """Of a coordinator that ended after it was told to stop."""
+    """Returns the outcome after a coordinator that was told to stop has ended."""
     if coordinator.status == 0:
         return Outcome(0)
     if coordinator.status == FAILED:
         return Outcome(FAILED, f"the coordinator failed, see {coordinator.log}")
-    # One that was killed has not told the others.
+    # A coordinator that was killed has not told the others.
     return Outcome(INTERRUPTED, STOPPED, own=coordinator.status != INTERRUPTED)
 
 

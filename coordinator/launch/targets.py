@@ -1,4 +1,4 @@
-"""Where the metrics of the processes of ``coordinator up`` are, for as long as they run."""
+"""The metrics addresses of the processes of ``coordinator up``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from coordinator.launch.commands import Cluster, Command
 
 TARGETS = "metrics.json"
-"""In the run directory, in the form of Prometheus's ``file_sd_configs``. Load-bearing."""
+"""A file in the run directory, in the form of Prometheus's ``file_sd_configs``. Load-bearing."""
 
 
 @contextmanager
 def with_metrics(cluster: Cluster, job: str, run_dir: Path) -> Iterator[Cluster]:
-    """``cluster`` with an address for the metrics of each process, which it has however often it is
-    started again. ``RUN_DIR/metrics.json`` says them all.
+    """Yields ``cluster`` with a metrics address for each process, which it keeps when it is started
+    again. ``RUN_DIR/metrics.json`` lists them meanwhile.
 
     Args:
-        job: its name.
+        job: the job's name.
 
     Raises:
         OSError: there is no port left, or the file cannot be written.
@@ -33,18 +33,18 @@ def with_metrics(cluster: Cluster, job: str, run_dir: Path) -> Iterator[Cluster]
         path.write_text(as_targets(job, addresses))
         held.callback(_remove, path)
 
-        def told(name: str, command: Command) -> Command:
+        def with_address(name: str, command: Command) -> Command:
             return replace(command, arguments=[*command.arguments, "--metrics", addresses[name]])
 
         yield replace(
             cluster,
-            coordinator=told("coordinator", cluster.coordinator),
-            members={name: told(name, command) for name, command in cluster.members.items()},
+            coordinator=with_address("coordinator", cluster.coordinator),
+            members={n: with_address(n, command) for n, command in cluster.members.items()},
         )
 
 
 def as_targets(job: str, addresses: dict[str, str]) -> str:
-    """The file's text: each process is a target with the labels ``job`` and ``process``."""
+    """Returns the file's text: one target per process, with the labels ``job`` and ``process``."""
     targets = [
         {"targets": [address], "labels": {"job": job, "process": name}}
         for name, address in addresses.items()
@@ -59,11 +59,11 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """An address of this host that a server can have each time it is started.
+    """Yields an address of this host that a server can bind to each time it is started.
 
-    The kernel gives the port of a bound socket to nobody who asks for any port, be it to listen or
-    to connect from. A server that allows addresses to be used again, as gRPC's do, can bind to it
-    nevertheless while the socket does not listen.
+    The kernel never gives the port of a bound socket to a process that asks for any port, be it to
+    listen or to connect from. A server that reuses addresses, as gRPC's do, can still bind to it
+    while the socket does not listen.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
