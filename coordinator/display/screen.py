@@ -1,4 +1,4 @@
-"""Puts the progress of a job on a console: in place on a terminal, as lines elsewhere."""
+"""Shows the progress of a job on a console: in place on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 
 class Screen(Protocol):
-    """Where progress goes. Call :meth:`close` before anything else is printed."""
+    """A display of progress. Call :meth:`close` before anything else is printed."""
 
     def show(self, status: GetJobStatusResponse) -> None:
-        """The newest state of the job."""
+        """Shows the newest state of the job."""
 
     def note(self, line: str) -> None:
-        """Something that happened; stays to be read."""
+        """Prints an event that stays readable."""
 
     def waiting(self, what: str, now: float) -> None:
-        """What the caller itself waits for; empty once it does not any more. Call it often.
+        """Shows what the caller itself waits for; empty once it no longer waits. Call it often.
 
         Args:
             now: seconds on a clock that never goes back.
         """
 
     def close(self) -> None:
-        """Shows no more. May be called twice."""
+        """Ends the display. May be called twice."""
 
 
 class TerminalScreen:
-    """One block that is redrawn, and removed in the end; notes scroll above it and stay."""
+    """One block that is redrawn, and removed at the end; notes scroll above it and stay."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -98,7 +98,7 @@ class LineScreen:
         self._console.print(Text(f"{stamp} {told(line)}"), soft_wrap=True)
 
     def waiting(self, what: str, now: float) -> None:
-        """See :class:`Screen`: a line less and less often."""
+        """See :class:`Screen`: prints a line at growing intervals."""
         if what:
             self._announcer.waiting(what, now)
         else:
@@ -109,5 +109,5 @@ class LineScreen:
 
 
 def open_screen(console: Console) -> Screen:
-    """The one that suits ``console``."""
+    """Returns the screen that suits ``console``."""
     return TerminalScreen(console) if console.is_terminal else LineScreen(console)

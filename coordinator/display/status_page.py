@@ -1,4 +1,4 @@
-"""The page that ``coordinator status`` prints: a pure function of ``GetJobStatusResponse``."""
+"""Renders the page of ``coordinator status``: a pure function of ``GetJobStatusResponse``."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from psrpc.v1.coordinator_pb2 import (
 )
 
 EXACT = 4
-"""Staleness below this is shown number by number, above in ranges that double."""
+"""Staleness below this is shown value by value, above in ranges that double."""
 
 PAGE_CHARS = 1 << 20
-"""More than the page of any cluster has."""
+"""Bound on the page, larger than the page of any cluster."""
 
 OPEN_END = 63
-"""Entry of a shard's histogram that counts all above, too."""
+"""The entry of a shard's histogram that also counts all larger values."""
 
 
 def render_page(status: GetJobStatusResponse) -> str:
-    """All that a person wants to know of a job, as lines of plain text that no terminal obeys."""
+    """Returns the status page as lines of plain text without terminal sequences."""
     blocks = [
         _headline(status),
         _shards(status.shards),
@@ -51,9 +51,8 @@ def render_page(status: GetJobStatusResponse) -> str:
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """All fields of a message by name, also those that are zero, as plain JSON types: whole numbers
-    stay numbers, enums are names in lower case, and what is NaN, infinite or an absent message
-    becomes null."""
+    """Returns all fields of a message by name, zeros too, as plain JSON types. Whole numbers stay
+    numbers and enums become names in lower case; NaN, infinity and absent messages become null."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -71,7 +70,7 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def histogram(counts: Sequence[int]) -> str:
-    """``"0:812 1:377 2:9 4-7:3"``: how often each staleness was seen; ``-`` for no push at all."""
+    """Returns the count of each staleness, ``"0:812 1:377 2:9 4-7:3"``; ``-`` without a push."""
     parts = []
     first = 0
     while first < len(counts):
@@ -87,8 +86,8 @@ def histogram(counts: Sequence[int]) -> str:
 
 
 def _enum_name(kind: Any, number: int) -> str:
-    """``"shared_memory"`` of ``KIND_SHARED_MEMORY``; the number of one that only later versions
-    know."""
+    """Returns ``"shared_memory"`` for ``KIND_SHARED_MEMORY``; the number of a value that only later
+    versions know."""
     value = kind.values_by_number.get(number)
     prefix = f"{kind.name.upper()}_"
     return str(number) if value is None else value.name.removeprefix(prefix).lower()
@@ -191,7 +190,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
 
 
 def _fallbacks(worker: WorkerStatus) -> list[str]:
-    """Which of a worker's tensors travel in a slower way than they could, and why."""
+    """Returns which of a worker's tensors use a slower transport than possible, and why."""
     found: dict[str, list[int]] = {}
     for transport in worker.transports:
         if transport.kind == Transport.KIND_CALLS:
@@ -235,7 +234,7 @@ def _news(status: GetJobStatusResponse) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest entry, two spaces apart; figures at the right."""
+    """Formats columns as wide as their widest entry, two spaces apart, figures right-aligned."""
     widths = [max(len(entry) for entry in column) for column in zip(*rows, strict=True)]
     lines = []
     for number, row in enumerate(rows):

@@ -1,7 +1,7 @@
-"""What a person sees of a running job: pure functions of ``GetJobStatusResponse``.
+"""The displays of a running job: pure functions of ``GetJobStatusResponse``.
 
-Two forms: :func:`render` for a terminal, redrawn in place, and :class:`ProgressLog` for a pipe or
-a file, a line now and then and one for everything that happens.
+:func:`render` is for a terminal and redrawn in place; :class:`ProgressLog` is for a pipe or a file,
+with a line now and then and one per event.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STATE_STYLES = {"ready": "green", "active": "green", "silent": "red", "missing"
 
 
 def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
-    """The whole state of a job as one block of a terminal.
+    """Returns the whole state of a job as one block of a terminal.
 
     Args:
-        status: as the coordinator gave it; any phase.
-        elapsed_s: since the job was started, in seconds.
+        status: the coordinator's status; any phase.
+        elapsed_s: seconds since the start of the job.
     """
     parts: list[RenderableType] = [_headline(status, elapsed_s)]
     if status.total_steps:
@@ -57,11 +57,11 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
 
 
 class ProgressLog:
-    """Turns a sequence of statuses into lines of text; time comes in, nothing is printed here.
+    """Turns a sequence of statuses into lines of text; pure, with time as an argument.
 
     A line comes at most every ``every_s`` seconds while steps are made, and at once for a new
-    phase, an epoch that ends, an evaluation, a warning, a shard or worker that changes, and what
-    is waited for.
+    phase, the end of an epoch, an evaluation, a warning, a changed shard or worker, and a new
+    reason to wait.
     """
 
     def __init__(self, every_s: float = 5.0) -> None:
@@ -72,12 +72,12 @@ class ProgressLog:
         self._stuck: set[str] = set()
 
     def lines(self, status: GetJobStatusResponse, now: float) -> list[str]:
-        """What is new in ``status``, which follows the one of the call before.
+        """Returns the news of ``status``, which follows the status of the previous call.
 
         Args:
             now: seconds on a clock that never goes back.
         """
-        # What is there at first is an earlier run's, of which this is told where it goes on from.
+        # The first status may hold results of an earlier run; only its restored checkpoint is news.
         first = GetJobStatusResponse(
             evaluations=status.evaluations, newest_checkpoint=status.newest_checkpoint
         )
@@ -97,7 +97,7 @@ class ProgressLog:
         return found
 
     def _newly_stuck(self, status: GetJobStatusResponse) -> list[str]:
-        """Each is said once for as long as it lasts, and once that it is over."""
+        """Returns a line for each new stuck worker or shard, and one when it is over."""
         lines = {line.partition(" (for ")[0]: line for line in status.stuck}
         new = [f"stuck: {line}" for what, line in lines.items() if what not in self._stuck]
         over = [f"no longer stuck: {what}" for what in sorted(self._stuck - lines.keys())]
@@ -105,7 +105,7 @@ class ProgressLog:
         return new + over
 
     def _new_stragglers(self, status: GetJobStatusResponse) -> list[str]:
-        """Each is named once: how slow it is changes all the time."""
+        """Returns a line for each new straggler, once: its slowness changes all the time."""
         known = {worker.worker for worker in status.workers}
         self._stragglers &= known
         found = []
@@ -158,7 +158,7 @@ def _progress(status: GetJobStatusResponse) -> str:
 
 
 def _busy(status: GetJobStatusResponse) -> list[str]:
-    """The workers that build or compile a model, which may take minutes without a step."""
+    """Returns the workers that build or compile a model, which may take minutes without a step."""
     return [
         f"{worker.worker} {worker.waiting_for}"
         for worker in status.workers
@@ -172,7 +172,7 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
         justify: JustifyMethod = "right" if title in {"steps", "size, rate"} else "left"
         table.add_column(title, justify=justify, no_wrap=True)
     table.add_column("where", no_wrap=True, overflow="ellipsis", max_width=32)
-    # Changes all the time; a line more or less would make the block jump. Takes what is left.
+    # A changing number of lines would make the block jump. Takes the remaining width.
     table.add_column("waiting for", no_wrap=True, overflow="ellipsis", ratio=1)
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"

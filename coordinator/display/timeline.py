@@ -1,4 +1,4 @@
-"""What has happened to a job between two of its statuses, in words. Pure."""
+"""Derives events from two successive statuses of a job, in words. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GONE = ("silent", "left", "missing")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, in plain text. ``kind`` is for those who show only some."""
+    """An event in plain text. ``kind`` lets displays filter."""
 
     kind: Kind
     text: str
 
 
 def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[Event]:
-    """What is new in ``status``, which follows ``last``; an empty one comes before the first."""
+    """Returns the events between ``last`` and ``status``; ``last`` is empty before the first."""
     found: list[Event] = []
     if status.restored and status.restored != last.restored:
         found.append(Event("restart", goes_on(status.restored)))
@@ -64,7 +64,7 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
         Event("evaluation", f"evaluation {line}")
         for line in _new(evaluations(last), evaluations(status))
     ]
-    # None is there where the run directory is gone, which is a warning.
+    # The run directory may be gone, which is a warning of its own.
     if status.newest_checkpoint not in ("", last.newest_checkpoint):
         found.append(Event("checkpoint", f"checkpoint {status.newest_checkpoint}"))
     if status.waiting_for and status.waiting_for != last.waiting_for:
@@ -74,7 +74,7 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
 
 
 def _goes_over(status: GetJobStatusResponse) -> bool:
-    """Whether shards are about to begin the generation of a policy that was stored, in which
+    """Whether shards are about to begin the generation of a stored change of policy, in which
     nothing is lost."""
     changed = status.policy > 1 and status.policies
     return (
@@ -85,13 +85,13 @@ def _goes_over(status: GetJobStatusResponse) -> bool:
 
 
 def _recoveries(status: GetJobStatusResponse) -> int:
-    """Generations besides those that only a change of policy has begun."""
+    """Returns the number of generations that a recovery, not a change of policy, has begun."""
     changes = max(status.policy, 1) - 1 - _goes_over(status)
     return max(status.generation, 1) - 1 - changes
 
 
 def evaluations(status: GetJobStatusResponse) -> list[str]:
-    """``"epoch-1 at step 200: loss 0.1234, accuracy 0.9700"``, oldest first."""
+    """Returns ``"epoch-1 at step 200: loss 0.1234, accuracy 0.9700"``, oldest first."""
     return [
         f"{found.evaluation} at step {found.global_step}: {metrics(found.results)}"
         for found in status.evaluations
@@ -99,7 +99,7 @@ def evaluations(status: GetJobStatusResponse) -> list[str]:
 
 
 def newest_evaluations(status: GetJobStatusResponse) -> list[str]:
-    """A line for each of the newest, after how many there are besides."""
+    """Returns a line for each of the newest evaluations, after one that counts the earlier ones."""
     found = [f"evaluation {line}" for line in evaluations(status)]
     earlier = len(found) - EVALUATIONS_SHOWN
     if earlier > 0:
@@ -109,7 +109,7 @@ def newest_evaluations(status: GetJobStatusResponse) -> list[str]:
 
 
 def goes_on(restored: str) -> str:
-    """From where, of a job whose shards restore a checkpoint."""
+    """Returns the line of a job whose shards restore a checkpoint."""
     return f"going on from {checkpoint(restored)}"
 
 
@@ -131,6 +131,6 @@ def _members(
 
 
 def _new(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """Lists that grow at the end and may be cut at the start: what was not there before."""
+    """Returns the new entries of a list that grows at its end and may be cut at its start."""
     known = set(before)
     return [line for line in after if line not in known]

@@ -1,4 +1,4 @@
-"""Child processes of ``coordinator up``: started, watched and, whatever happens, stopped."""
+"""Child processes of ``coordinator up``: starts, watches and, whatever happens, stops them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from psrpc.files.storage import check_regular, open_regular
 _PROC = Path("/proc")
 
 _STATE, _TIMES = 0, slice(11, 15)
-"""Of the fields of /proc/PID/stat behind the program's name; see proc_pid_stat(5). The times are
-utime, stime, cutime and cstime, in ticks."""
-
-
+"""Indices of the fields of /proc/PID/stat after the program's name; see proc_pid_stat(5). The times
+are utime, stime, cutime and cstime, in ticks."""
 POLL_S = 0.02
 OUTPUT_BYTES = 64 << 10
 EVENT_BYTES = 4 << 10
@@ -41,8 +39,8 @@ class Exited:
     Attributes:
         name: e.g. ``"shard-0"``; the log file carries it too.
         status: the exit status; -N when signal N killed it.
-        log: where its output went, and that of earlier runs in the same directory.
-        log_start: where its own output begins in ``log``, in bytes.
+        log: the file of its output, and of the output of earlier runs in the same directory.
+        log_start: the offset of its own output in ``log``, in bytes.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Exited:
     log_start: int = 0
 
     def how(self) -> str:
-        """In words: "exit status 1" or "signal SIGKILL"."""
+        """Returns "exit status 1" or "signal SIGKILL"."""
         if self.status >= 0:
             return f"exit status {self.status}"
         try:
@@ -61,11 +59,11 @@ class Exited:
             return f"signal {-self.status}"
 
     def output(self) -> list[str]:
-        """The last lines that it wrote, at most 64 KiB of them. No terminal obeys them."""
+        """Returns the last lines of its output, at most 64 KiB, without terminal sequences."""
         return list(map(_shown, self._output()))
 
     def words(self) -> list[str]:
-        """Those of its last lines that are no structured log: error lines and tracebacks."""
+        """Returns those last lines that are not structured log: error lines and tracebacks."""
         return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
 
     def _output(self) -> list[str]:
@@ -73,14 +71,14 @@ class Exited:
 
 
 def _tail(log: Path, start: int, nbytes: int) -> list[str]:
-    """The lines in the last ``nbytes`` of a log that lie after ``start``. Raises OSError."""
+    """Returns the lines in the last ``nbytes`` of a log after ``start``. Raises OSError."""
     with open_regular(log) as opened:
         opened.seek(max(start, opened.seek(0, os.SEEK_END) - nbytes))
         return opened.read().decode(errors="replace").splitlines()
 
 
 def event_of(line: str) -> str:
-    """What a line of a log says, without the time and the level, as far as fits in a message."""
+    """Returns the message of a log line without time and level, shortened to fit in a message."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError):
             line = str(json.loads(line).get("event", line))
@@ -88,7 +86,7 @@ def event_of(line: str) -> str:
 
 
 def _opened(log: Path) -> io.BufferedWriter:
-    """A log to be added to. Raises OSError; nothing reads a FIFO that is in its place."""
+    """Opens a log to append to. Raises OSError; does not block on a FIFO in its place."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(log, flags, 0o666)
     try:
@@ -114,9 +112,9 @@ class _Child:
 class Children:
     """A set of processes that ends with the ``with`` block; not thread-safe.
 
-    Each child leads a process group of its own: a Ctrl-C at the terminal reaches only the parent,
-    which decides who is told what, and what a child has started goes when the child goes. The
-    parent's own violent death is the children's business (``psrpc.ops.process.die_with_parent``).
+    Each child leads a process group of its own. So a Ctrl-C at the terminal reaches only the
+    parent, which decides which child to signal, and a child's descendants end with it. Children
+    themselves handle the parent's violent death (``psrpc.ops.process.die_with_parent``).
     """
 
     def __init__(self) -> None:
@@ -157,11 +155,11 @@ class Children:
         return process.pid
 
     def alive(self) -> list[str]:
-        """Names of the children whose end has not been reported yet, in the order of starting."""
+        """Returns the names of the children whose end was not reported yet, in starting order."""
         return list(self._alive)
 
     def poll(self) -> list[Exited]:
-        """The children that have ended since the last call; each is reported once."""
+        """Returns the children that have ended since the last call; reports each once."""
         return [self._reap(child) for child in list(self._alive.values()) if _has_ended(child)]
 
     def wait(self, seconds: float) -> list[Exited]:
@@ -175,17 +173,16 @@ class Children:
             time.sleep(min(POLL_S, left))
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Sends one child a signal; nothing happens if it has ended."""
+        """Sends one child a signal; does nothing if it has ended."""
         if name in self._alive:
             self._alive[name].process.send_signal(number)
 
     def stopped(self) -> list[str]:
-        """The children that somebody has stopped (SIGSTOP) and nobody has made go on."""
+        """Returns the children that are stopped (SIGSTOP)."""
         return [child.name for child in self._alive.values() if _is_stopped(child)]
 
     def samples(self, names: Collection[str]) -> dict[str, Sample]:
-        """How far children have come, as the system and their logs say; without those that it says
-        nothing of."""
+        """Samples children from /proc and their logs; leaves out those without data."""
         groups = {c.process.pid: c for name, c in self._alive.items() if name in names}
         return {
             groups[group].name: Sample(use.cpu_s, use.runnable, _last_event(groups[group]))
@@ -193,19 +190,19 @@ class Children:
         }
 
     def kill_one(self, name: str) -> Exited:
-        """Kills a child that is alive, and all that it has started, and waits for its end."""
+        """Kills a live child and its descendants, and waits for its end."""
         child = self._alive[name]
         _kill_group(child)
         return self._reap(child)
 
     def kill(self) -> list[Exited]:
-        """Kills all that are left, and all that they have started, and waits for their end."""
+        """Kills all remaining children and their descendants, and waits for their end."""
         for child in self._alive.values():
             _kill_group(child)
         return [self._reap(child) for child in list(self._alive.values())]
 
     def _reap(self, child: _Child) -> Exited:
-        # The group goes before its leader is reaped: until then nobody else can have its number.
+        # The group is killed before its leader is reaped: until then no other group has its number.
         os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
         _kill_group(child)
         status = child.process.wait()
@@ -230,23 +227,23 @@ def _is_stopped(child: _Child) -> bool:
     try:
         return os.waitid(os.P_PID, child.process.pid, options) is not None
     except ChildProcessError:
-        # It has ended; its end is still to be reported.
+        # It has ended; a later poll reports that.
         return False
 
 
 def _kill_group(child: _Child) -> None:
-    # PermissionError is what macOS says about a group that has only a zombie in it.
+    # macOS raises PermissionError for a group that holds only a zombie.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.process.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class Usage:
-    """Of all processes of a group together.
+    """The usage of all processes of a group together.
 
     Attributes:
-        cpu_s: CPU seconds, those of children that have ended included.
-        runnable: whether one of their threads runs or waits for a CPU (R), or for a disk (D).
+        cpu_s: CPU seconds, including those of children that have ended.
+        runnable: whether a thread runs or waits for a CPU (R) or a disk (D).
     """
 
     cpu_s: float = 0.0
@@ -254,20 +251,20 @@ class Usage:
 
 
 def usage(groups: Collection[int]) -> dict[int, Usage]:
-    """By process group; one without a process is missing. Empty where there is no /proc."""
-    found: dict[int, Usage] = {}
+    """Returns the usage by process group; skips empty groups. Empty without /proc."""
+    usages: dict[int, Usage] = {}
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     for process in _numbered(_PROC):
-        # Any process may end between two lines.
+        # Any process may end between two reads.
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             group = os.getpgid(int(process.name))
             if group not in groups:
                 continue
             ticks = sum(map(int, _stat(process)[_TIMES]))
-            use = found.setdefault(group, Usage())
+            use = usages.setdefault(group, Usage())
             use.cpu_s += ticks / ticks_per_s
             use.runnable = use.runnable or _runnable(process)
-    return found
+    return usages
 
 
 def _runnable(process: Path) -> bool:
@@ -275,7 +272,7 @@ def _runnable(process: Path) -> bool:
 
 
 def _stat(process: Path) -> list[str]:
-    # The program's name comes before, in parentheses, and may hold anything.
+    # The program's name comes before, in parentheses, and may contain any characters.
     return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 

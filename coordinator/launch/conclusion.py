@@ -1,4 +1,4 @@
-"""What ``coordinator up`` says in the end."""
+"""Completes the result of ``coordinator up`` and prints it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from psrpc.files.run_paths import read_summary
 
 
 class Earlier(NamedTuple):
-    """The summary that was there before the run was started: its stamp and what it says."""
+    """The summary before the start of the run: its stamp and its content."""
 
     stamp: Stamp | None = None
     summary: Mapping[str, Any] = MappingProxyType({})
@@ -41,18 +41,18 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     if outcome.refused:
         say("\n".join(outcome.details))
         if made:
-            # Nothing came of it, and a run directory would say that something did.
+            # Nothing was trained, and a run directory would suggest otherwise.
             shutil.rmtree(run_dir)
         return outcome.exit_status
     summary = read_summary(run_dir)
     if stamp(run_dir / SUMMARY) == earlier.stamp:
-        # It is an earlier run's, or was never written.
+        # The summary belongs to an earlier run, or was never written.
         summary = {}
     reason, details = outcome.reason, outcome.details
     status, before = outcome.exit_status, ""
     if status == 0 and not summary:
         status, reason = 1, f"the coordinator left no {SUMMARY} in {run_dir}"
-        # What has kept the coordinator from it may still be there.
+        # The cause that kept the coordinator from writing it may persist.
         _written(run_dir, partial(_probe, run_dir))
     elif status and summary.get("reason") and not outcome.own:
         if status != INTERRUPTED:
@@ -60,7 +60,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
         _written(run_dir, partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
         summary = read_summary(run_dir)
-    # The coordinator has written it once more, since it still holds.
+    # A summary that still holds was rewritten by the coordinator unchanged.
     served = bool(summary) and summary == earlier.summary
     if summary and not served:
         _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
@@ -80,7 +80,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
 
 
 def _more_of_it(summary: Mapping[str, Any]) -> str:
-    """How a run that is done goes on after all."""
+    """Returns how a run that is done can still be continued."""
     reason = str(summary.get("reason") or "")
     if reason.startswith("stopped early"):
         return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"
@@ -88,7 +88,7 @@ def _more_of_it(summary: Mapping[str, Any]) -> str:
 
 
 def _how_to_go_on(options: UpOptions) -> str:
-    """What to type after a run was stopped."""
+    """Returns the command to continue after a run was stopped."""
     if any((options.run_dir / CHECKPOINTS).glob("step-*")):
         return f"go on with: {resume_command(options)}"
     if not options.run_dir.exists():
@@ -102,7 +102,7 @@ def _how_to_go_on(options: UpOptions) -> str:
 
 
 def _written(run_dir: Path, write: Callable[[], None]) -> None:
-    """A disk that refuses takes the summary, not the result."""
+    """Writes the summary; a disk that refuses costs the summary, not the result."""
     try:
         write()
     except OSError as error:
@@ -110,7 +110,7 @@ def _written(run_dir: Path, write: Callable[[], None]) -> None:
 
 
 def _on_disk(run_dir: Path) -> str:
-    """What a run has left, in words."""
+    """Returns what a run has left on disk, in words."""
     names = [path.name for path in (run_dir / CHECKPOINTS).glob("step-*")]
     newest = [f"{CHECKPOINTS}/{max(names)}"] if names else []
     kept = [*newest, *(name for name in (SUMMARY, "logs") if (run_dir / name).exists())]
@@ -118,7 +118,7 @@ def _on_disk(run_dir: Path) -> str:
 
 
 def _lost(summary: Mapping[str, Any]) -> str:
-    """What a run that was stopped has to do again, where its last state could not be saved."""
+    """Returns the warning that a stopped run could not save its last steps; empty if it could."""
     saved = step_of(summary.get("checkpoint") or "")
     step = summary.get("global_step") or 0
     if saved is None or saved >= step:
@@ -136,7 +136,7 @@ def say_refused(what: str, error: OSError, run_dir: Path) -> None:
 
 
 def _probe(run_dir: Path) -> None:
-    """Raises OSError: a summary cannot be written there."""
+    """Raises OSError if a summary cannot be written in ``run_dir``."""
     with tempfile.TemporaryFile(dir=run_dir, buffering=0) as file:
         file.write(bytes(PROBE_NBYTES))
 

@@ -1,4 +1,4 @@
-"""Whether a machine has room for the processes of ``coordinator up``. Pure."""
+"""Checks that a machine has room for the processes of ``coordinator up``. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.tensor_form import MAX_SHARDS
 
 WORKER_NBYTES = 250 << 20
-"""Memory that a worker has to itself before it has data or a model: TensorFlow's."""
+"""Memory of a worker alone before it loads data or a model: TensorFlow's."""
 
 SHARD_NBYTES = 75 << 20
 """Memory of a shard without parameters and without TensorFlow."""
 
 WORKERS_PER_CORE = 4
-"""Up to so many it may still be meant: to try a cluster out."""
+"""More workers per core cause a warning; fewer may be intended, to try a cluster out."""
 
 
 def check_counts(shards: int, workers: int) -> None:
@@ -24,11 +24,11 @@ def check_counts(shards: int, workers: int) -> None:
 
 
 def crowded(shards: int, workers: int, cores: int, free_nbytes: int) -> list[str]:
-    """What is too many for a machine, in words; nothing where it has room.
+    """Returns warnings about too many processes; none if the machine has room.
 
     Args:
-        cores: that processes may use.
-        free_nbytes: of memory.
+        cores: cores that processes may use.
+        free_nbytes: available memory.
     """
     found = []
     needed = workers * WORKER_NBYTES + shards * SHARD_NBYTES

@@ -1,4 +1,4 @@
-"""The processes of ``coordinator up``: who runs, who came up, who hangs, who has ended."""
+"""Follows the processes of ``coordinator up``: which run, came up, hang or have ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coordinator.records.run_directory import Starting
 from psrpc.core.names import ADDRESS
 
 SAMPLE_S = 1.0
-"""Between two looks at what the system says of processes that start."""
+"""Interval between two samples of starting processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Death:
 
     Attributes:
         how: in words, e.g. "ended with exit status 1".
-        lived_s: since it came up, in seconds; 0 when it never did.
+        lived_s: seconds since it came up; 0 if it never did.
         at: monotonic seconds.
     """
 
@@ -36,7 +36,7 @@ class Death:
 
     @property
     def name(self) -> str:
-        """Of the process, the same in all its lives."""
+        """Name of the process, the same in all its lives."""
         return self.exited.name
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Death:
 
 
 class Fleet:
-    """The children by name, and the coordinator's word on them. Not thread-safe; all children end
+    """The children by name, and the coordinator's status of them. Not thread-safe; all children end
     with the ``with`` block."""
 
     def __init__(self, cluster: Cluster, run_dir: Path) -> None:
@@ -58,7 +58,7 @@ class Fleet:
         self._dead_workers: dict[int, str] = {}
         self._sampled = -SAMPLE_S
         self.newest: Look | None = None
-        """The last answer of any coordinator."""
+        """The last status from any coordinator."""
 
     def __enter__(self) -> Fleet:
         return self
@@ -75,12 +75,12 @@ class Fleet:
 
     @property
     def alive(self) -> list[str]:
-        """Names of those whose end has not been reported yet."""
+        """Names of the children whose end was not reported yet."""
         return self._children.alive()
 
     @property
     def serves(self) -> bool:
-        """Whether the coordinator that runs has come up."""
+        """Whether the running coordinator has come up."""
         return self._lookout is not None
 
     def start(self, name: str) -> None:
@@ -102,8 +102,8 @@ class Fleet:
             self.start(name)
 
     def wait(self, seconds: float) -> list[Death]:
-        """Those who have ended, each once; waits up to ``seconds`` for one."""
-        found = [
+        """Returns the children that have ended, each once; waits up to ``seconds`` for one."""
+        deaths = [
             self._died(exited, f"ended with {exited.how()}")
             for exited in self._children.wait(seconds)
         ]
@@ -111,13 +111,13 @@ class Fleet:
         if COORDINATOR in self.alive and not self.serves and address not in (None, self._address):
             self._vitals.serves(time.monotonic())
             self._starting.release()
-            # A new connection: an old one would wait before it tries the address again.
+            # A new connection: an old one would pause before it retries the address.
             self._lookout = Lookout(self._cluster.address, self._cluster.security)
             self._lookout.start()
-        return found
+        return deaths
 
     def kill_hung(self) -> list[Death]:
-        """Kills those who do not go on by themselves. Call it often."""
+        """Kills hung children. Call it often."""
         now = time.monotonic()
         if now - self._sampled >= SAMPLE_S:
             self._sampled = now
@@ -129,7 +129,7 @@ class Fleet:
         ]
 
     def read_look(self) -> Look | None:
-        """The coordinator's word, if there is a new one; it hears of workers that died."""
+        """Returns the coordinator's status if there is a new one; reports dead workers to it."""
         look = self._lookout.newest if self._lookout is not None else None
         if look is None or look is self.newest or self._lookout is None:
             return None
@@ -142,8 +142,8 @@ class Fleet:
         return look
 
     def terminate(self, name: str) -> None:
-        """Asks one to stop; nothing happens if it has ended. The coordinator ends the run, which
-        at SIGTERM it would leave to another one."""
+        """Asks a child to stop; does nothing if it has ended. The coordinator gets SIGINT to end
+        the run, which at SIGTERM it would leave to a successor."""
         number = signal.SIGINT if name == COORDINATOR else signal.SIGTERM
         self._children.send(name, number)
 
@@ -169,11 +169,11 @@ def is_worker(name: str) -> bool:
 
 
 Stamp = tuple[int, int]
-"""Tells a file from the one that was there before at the same place."""
+"""Distinguishes a file from its predecessor at the same path."""
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Of a file; None when there is none."""
+    """Returns the stamp of a file; None if it does not exist."""
     try:
         stat = path.stat()
     except FileNotFoundError:

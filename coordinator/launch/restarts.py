@@ -1,4 +1,4 @@
-"""Which processes of ``coordinator up`` are started again, and when. Pure."""
+"""Decides which processes of ``coordinator up`` are started again, and when. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from psrpc.core.exit_status import BAD_INPUT
 
 MAX_RESTARTS = 10
-"""Restarts of all processes of a job together, unless somebody says otherwise."""
+"""Default limit on restarts of all processes of a job together."""
 
 SHORT_S = 10.0
-"""A process that ends sooner after it came up may never be of use."""
+"""A process that ends sooner after it came up counts as short-lived."""
 
 LOOP = 3
-"""Lives in a row that make a crash loop."""
+"""Number of failed lives in a row that make a crash loop."""
 
 SAME_WORDS_S = 600.0
-"""Ends with the same words are one fault over and over, if they are not further apart."""
+"""Ends with the same last words are one repeated fault if each life is shorter than this."""
 
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -26,14 +26,14 @@ _SIGKILL = -9
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a process, from its end.
+    """One ended life of a process.
 
     Attributes:
-        name: of the process, the same in all its lives.
+        name: name of the process, the same in all its lives.
         status: the exit status; -N when signal N killed it.
-        how: the same in words, e.g. "exit status 1".
-        lived_s: since it came up, in seconds; 0 when it never did.
-        words: the last that it said, structured logs aside; empty if it said nothing.
+        how: the status in words, e.g. "exit status 1".
+        lived_s: seconds since it came up; 0 if it never did.
+        words: its last line that is not structured log; empty if there is none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again ``after_s`` seconds from now; ``reason`` says which restart it is."""
+    """Starts the process ``after_s`` seconds from now; ``reason`` says which restart it is."""
 
     after_s: float
     reason: str
@@ -53,20 +53,20 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start it again, and why."""
+    """Does not start the process again, for ``reason``."""
 
     reason: str
 
 
 class Restarts:
-    """Counts the restarts of a job and sees crash loops. Not thread-safe.
+    """Counts the restarts of a job and detects crash loops. Not thread-safe.
 
-    A process that somebody kills (SIGKILL) tells nothing about the next one, so such an end counts
-    against ``limit`` and is no part of a crash loop.
+    A SIGKILL from outside says nothing about the next life, so it counts against ``limit`` but not
+    as part of a crash loop.
     """
 
     def __init__(self, limit: int = MAX_RESTARTS) -> None:
-        """``limit`` is on all processes together; 0 is never."""
+        """``limit`` covers all processes together; 0 disables restarts."""
         self._limit = limit
         self._lives: dict[str, deque[Life]] = {}
         self._short: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class Restarts:
         return dict(self._made)
 
     def ended(self, life: Life) -> Restart | GiveUp:
-        """What to do after this life; a restart counts from then on."""
+        """Decides what follows this life; counts a restart."""
         if life.status == BAD_INPUT:
             return GiveUp("what it was given cannot be used, and would not be the next time")
         if not self._limit:
@@ -101,7 +101,7 @@ class Restarts:
 
 
 def _crash_loop(lives: deque[Life]) -> str:
-    """In words; empty when it is none."""
+    """Returns the crash loop in words; empty if there is none."""
     if len(lives) < LOOP or any(life.status == _SIGKILL for life in lives):
         return ""
     loop = f"a crash loop, it ended {LOOP} times in a row"
@@ -113,7 +113,7 @@ def _crash_loop(lives: deque[Life]) -> str:
 
 
 def _pause_s(short: int) -> float:
-    """None after a life of some length, or after one short one; then twice as long each time."""
+    """Returns 0 after at most one short life in a row, then a pause that doubles each time."""
     return 0.0 if short < 2 else min(PAUSE_S * 2 ** (short - 2), LONGEST_PAUSE_S)
 
 
@@ -123,11 +123,11 @@ class Outcome:
 
     Attributes:
         exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
-        reason: one line; empty when the job is done, or was refused.
-        details: what else to show of a failure: the user's traceback, the last lines of a log.
-        own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise
-            the coordinator's own word, in its summary, comes before ``reason``.
-        restarts: how often each process was started again; those that never were are left out.
+        reason: one line; empty if the job is done or was refused.
+        details: further lines to show of a failure: the user's traceback, the end of a log.
+        own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise the
+            coordinator's reason, in its summary, takes precedence over ``reason``.
+        restarts: restarts of each process that had any.
     """
 
     exit_status: int
@@ -138,5 +138,5 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Whether the job was refused before it began; ``details`` are all that is to be said."""
+        """Whether the job was refused before it began; ``details`` then are the whole message."""
         return self.exit_status != 0 and not self.reason

@@ -1,4 +1,4 @@
-"""How the job stands, as ``coordinator up`` sees it."""
+"""Polls the job's status for ``coordinator up``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ STATUS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A status, and when it was asked for, on the monotonic clock: what it says is newer."""
+    """A status, and the monotonic time of the request: the status itself is newer."""
 
     status: GetJobStatusResponse
     began: float
 
 
 class Lookout:
-    """Asks for the job's status again and again, in a thread of its own, since a coordinator that
-    hangs holds up whoever calls it. Thread-safe; use it once."""
+    """Polls the job's status on a thread of its own, since a hung coordinator blocks its callers.
+    Thread-safe; use it once."""
 
     def __init__(
         self, address: str, security: Security = PLAINTEXT, every_s: float = STATUS_S
     ) -> None:
-        """``security`` is an operator's."""
+        """``security`` holds the credentials of an operator."""
         self._client = CoordinatorClient(address, security)
         self._every_s = every_s
         self._newest: Look | None = None
@@ -44,11 +43,11 @@ class Lookout:
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Starts the polling thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the call under way, and the thread."""
+        """Ends the call in progress and the thread."""
         self._ending = True
         self._wake.set()
         self._client.close()
@@ -60,12 +59,12 @@ class Lookout:
         return self._newest
 
     def look(self) -> None:
-        """Asks at once, or again as soon as the present call is answered."""
+        """Polls at once, or as soon as the present call has ended."""
         self._wake.set()
 
     def worker_is_gone(self, worker: WorkerStatus, reason: str) -> None:
-        """Has the coordinator told, so that nobody waits for the worker's lease to lapse. Say it
-        again as long as the status shows the worker."""
+        """Reports a dead worker to the coordinator, so that the job does not wait for its lease to
+        lapse. Repeat it as long as the status shows the worker."""
         with self._lock:
             self._gone.append((worker.worker, worker.incarnation, reason))
             first = worker.worker not in self._told
@@ -80,7 +79,7 @@ class Lookout:
                 with contextlib.suppress(PsError):
                     self._client.revoke_worker(name, incarnation, reason, bar=False)
             began = time.monotonic()
-            # If the coordinator is gone its exit status will tell; if it hangs, the time will.
+            # The coordinator's exit status or the supervisor's time limit shows a failure.
             with contextlib.suppress(PsError):
                 self._newest = Look(self._client.get_job_status(), began)
             self._wake.wait(self._every_s)

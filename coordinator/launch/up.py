@@ -1,4 +1,4 @@
-"""``coordinator up JOB``: a whole cluster on this machine, for as long as one job runs."""
+"""``coordinator up JOB``: runs a whole cluster on this machine for one job."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from psrpc.security.credentials import Security
 from psrpc.security.identity import Role, job_name
 
 OWN_CERTIFICATES = 64
-"""Workers that get a certificate of their own, in 2 ms each; further ones share one."""
+"""Maximum of workers with a certificate of their own, at 2 ms each; further ones share one."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses what no process could use, before anything is made, touched or started."""
+    """Refuses invalid options before anything is made, touched or started."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -123,11 +123,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Security:
-    """What was asked for, otherwise certificates that this run makes for itself: each worker, which
-    runs the job's code, has its own, in a directory without the authority's key.
+    """Returns the requested credentials, or certificates that this run makes for itself. Each
+    worker, which runs the job's code, has its own in a directory without the authority's key.
 
     Raises:
-        InvalidArgument: those of an earlier start cannot be used.
+        InvalidArgument: certificates of an earlier start are unusable.
     """
     certs = run_dir.absolute() / CERTS
     elsewhere = asked.directory is not None and asked.directory.absolute() != certs
@@ -135,7 +135,7 @@ def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Securit
         return asked
     now = datetime.now(UTC)
     certificates_of_run(certs, job_name(Path(job).stem), now)
-    # Without the key, which may be kept elsewhere, they share one.
+    # Without the authority's key, which may be kept elsewhere, the workers share a certificate.
     own = min(workers, OWN_CERTIFICATES) if (certs / CA_KEY).exists() else 0
     for worker in range(own):
         member_of_run(certs, Role.WORKER, letters(worker), now, RENEW_BEFORE)
@@ -171,7 +171,7 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
 
 @contextmanager
 def reserved_dashboard(options: UpOptions) -> Iterator[UpOptions]:
-    """``options`` with an address for the dashboard that stays the same, where any would do."""
+    """Yields ``options`` with a fixed dashboard address if any address would do."""
     if options.dashboard != ANYWHERE:
         yield options
         return
@@ -180,7 +180,7 @@ def reserved_dashboard(options: UpOptions) -> Iterator[UpOptions]:
 
 
 def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
-    """The run directory, and whether it was made just now."""
+    """Returns whether the run directory is new, and its path."""
     name = Path(args.job).stem
     if args.run_dir is not None:
         made = not args.run_dir.exists()
@@ -197,7 +197,7 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
         return False, newest
     first = new_run_directory(name, datetime.now(UTC))
     for attempt in itertools.count(1):
-        # Two runs that begin in the same second.
+        # Two runs may begin in the same second.
         path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
         try:
             make_directory(path.absolute())
