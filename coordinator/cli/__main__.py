@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the script; returns 0."""
-
     print(completion.script(make_parser(), args.shell))  # noqa: T201
     return 0
 
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Help on one command need not wait for the others.
+    # Options of the other commands are not loaded, for a fast --help.
     asked = next((a for a in arguments if not a.startswith("-")), "")
     args = make_parser([asked]).parse_args(arguments)
     try:
@@ -68,14 +67,14 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def make_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """What the command line may say; only the commands ``asked`` for have their options."""
+    """Returns the parser; only the commands in ``asked`` have their options."""
     parser = Parser(
         prog="coordinator", description="Hands out the work of a training job and keeps its books."
     )
     parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, said) in COMMANDS.items():
-        command = commands.add_parser(name, help=said)
+    for name, (_, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
         if name in asked:
             _module(name).add_arguments(command)
     return parser

@@ -1,4 +1,4 @@
-"""``coordinator audit``: what was changed in a run, and by whom."""
+"""``coordinator audit``: shows changes in a run, each with its author."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints it; returns 0.
+    """Prints the log; returns 0.
 
     Raises:
         InvalidArgument: there is no audit log, or it cannot be read.
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_text(line: dict[str, Any]) -> str:
-    """A line for people: when, what, who, and the rest. No terminal obeys it."""
+    """Returns a readable line: time, change, author and details, without terminal sequences."""
     from psrpc.core.text import told
 
     who = " ".join(f"{key}={line[key]}" for key in _WHO if key in line)
     rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in _SHOWN)
-    said = (line.get("time", "-"), line.get("what", "-"), who, rest)
-    return told("  ".join(str(part) for part in said if part)).replace("\n", " ")
+    parts = (line.get("time", "-"), line.get("what", "-"), who, rest)
+    return told("  ".join(str(part) for part in parts if part)).replace("\n", " ")

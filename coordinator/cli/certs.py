@@ -79,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does what was asked; returns 0.
+    """Runs the subcommand; returns 0.
 
     Raises:
-        InvalidArgument: a directory, a name or a number that cannot be used.
+        InvalidArgument: a directory, a name or a number is invalid.
     """
     from datetime import UTC, datetime, timedelta
 
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note(directory: Path, now: datetime, what: str, **details: object) -> None:
-    """In the audit log beside the certificates; one that cannot be written is a warning."""
+    """Adds a line to the audit log beside the certificates; a failure is a warning."""
     import getpass
     import socket
 
@@ -142,9 +142,9 @@ def _note(directory: Path, now: datetime, what: str, **details: object) -> None:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "unknown"
-    said = {"user": user, "uid": os.getuid(), "host": socket.gethostname(), **details}
+    details = {"user": user, "uid": os.getuid(), "host": socket.gethostname(), **details}
     try:
-        append(directory / AUDIT, entry(now, what, NO_CERTIFICATE, "", **said))
+        append(directory / AUDIT, entry(now, what, NO_CERTIFICATE, "", **details))
     except OSError as error:
         sys.stderr.write(f"warning: no line in {directory / AUDIT}: {error.strerror}\n")
 

@@ -1,4 +1,4 @@
-"""``coordinator checkpoint``: looks at a run's checkpoints, compares them, removes old ones."""
+"""``coordinator checkpoint``: lists, verifies, compares and prunes a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from psrpc.core.text import told
 from psrpc.files.run_paths import newest_run
 
 UNLIMITED = 1 << 16
-"""Columns of what is no terminal."""
+"""Width in columns for output that is not a terminal."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,8 +84,8 @@ def _ls(args: argparse.Namespace) -> int:
 def list_checkpoints(
     found: Found, objective: Objective | None, run_dir: Path, now: datetime
 ) -> list[dict[str, Any]]:
-    """One row for each manifest, newest first, as ``ls --json`` prints them. Files are not read,
-    but for what they say of tables, so the newest one may still be damaged."""
+    """Returns one row for each manifest, newest first, as ``ls --json`` prints them. Reads files
+    only for their table sizes, so the newest checkpoint may still be damaged."""
     scores = scores_of(run_dir, objective)
     best = best_of(as_kept(found), objective, scores)
     rows = []
@@ -179,7 +179,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _named(name: Path, run_dir: Path | None) -> Path:
-    """The directory ``name``; where there is none, the checkpoint of that name."""
+    """Returns the directory ``name`` or, if it does not exist, the run's checkpoint of that name."""
     if run_dir is not None and not name.exists():
         name = run_dir / CHECKPOINTS / name
     return Path(os.path.realpath(name))
@@ -213,7 +213,7 @@ def _prune(args: argparse.Namespace) -> int:
 def _sizes(
     sizes: Callable[[Path, Manifest], dict[str, int]], directory: Path, manifest: Manifest
 ) -> dict[str, int]:
-    """Rows by table; none where the files do not say."""
+    """Returns rows by table; empty if the files cannot be read."""
     try:
         return sizes(directory, manifest)
     except CheckpointError:
@@ -233,10 +233,10 @@ def _say(what: str, how: str, style: str) -> None:
 
 
 def _console() -> Console:
-    # Made anew, since it is bound to the standard output of the moment.
+    # Made anew each time: a console is bound to the present standard output.
     console = Console(highlight=False)
     if not console.is_terminal:
-        # Whoever reads it there wants whole names.
+        # Programs and files get whole names.
         console.width = UNLIMITED
     return console
 

@@ -1,7 +1,7 @@
-"""``coordinator dashboard``: the page of a job that runs elsewhere, on the machine that looks.
+"""``coordinator dashboard``: serves the page of a job that runs elsewhere to local browsers.
 
-It asks the coordinator as an operator: whoever holds that certificate may look, and what is not
-encrypted stays on this machine.
+It calls the coordinator with an operator's certificate, so only its owner can view the job, and
+unencrypted data stays on this machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from coordinator.dashboard.relay import Relay
 
 EVERY_S = 1.0
-"""Between two looks."""
+"""Interval between two requests."""
 
 AWAY_S = 120.0
-"""How long a coordinator may be away unless it is said otherwise: as long as its members wait."""
+"""Default for how long a coordinator may be away: as long as its members wait."""
 
 LAST_LOOK_S = 4.0
-"""How long it stays for browsers to see how the job has ended."""
+"""How long the page stays for browsers to see the end of the job."""
 
 INTERRUPTED = 130
 
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Shows the job until it has ended; returns 0, or 130 if it was interrupted.
 
     Raises:
-        CoordinatorUnreachable: no coordinator answers there, or none has for ``--away-timeout``.
-        AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
-        InvalidArgument: an option that cannot be used.
-        PortInUse: somebody else has the port.
+        CoordinatorUnreachable: no coordinator answers, or none has for ``--away-timeout``.
+        AccessDenied: only one end uses TLS, or an end refuses the other's certificate.
+        InvalidArgument: an option is invalid.
+        PortInUse: another process has the port.
     """
     from coordinator.client.client import CoordinatorClient
     from coordinator.dashboard.relay import Relay
@@ -127,17 +127,17 @@ def follow(
     away_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Brings the relay what the coordinator says, until the job has ended.
+    """Passes the coordinator's answers to the relay until the job has ended.
 
     Args:
-        pause: waits for so many seconds; returns whether to stop.
-        away_s: for how long the coordinator may be away.
+        pause: waits for the given seconds; returns whether to stop.
+        away_s: how long the coordinator may be away.
 
     Returns:
-        0, or 130 if it was to stop.
+        0, or 130 if ``pause`` asked to stop.
 
     Raises:
-        PsError: what is in the way to the coordinator, after ``away_s``.
+        PsError: the obstacle on the way to the coordinator, after ``away_s``.
     """
     heard, said = clock(), ""
     while not relay.ended:
@@ -166,5 +166,5 @@ def follow(
 
 
 def say(line: str) -> None:
-    """Prints a line at once, for somebody who waits."""
+    """Prints a line and flushes it."""
     print(line, flush=True)  # noqa: T201

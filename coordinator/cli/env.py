@@ -1,4 +1,4 @@
-"""``coordinator env``: what a bug report needs to say about this machine."""
+"""``coordinator env``: prints the facts about this machine that a bug report needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PACKAGES = (
 )
 
 VARIABLES = ("PSERVER_", "TF_", "GRPC_", "CUDA_", "XLA_", "KERAS_", "MALLOC_", "OMP_")
-"""Beginnings of environment variables that change what happens."""
+"""Prefixes of environment variables that change behaviour."""
 
 GPU_S = 10.0
 """How long the driver may take to answer."""
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints it; returns 0.
+    """Prints the report; returns 0.
 
     Raises:
         InvalidArgument: ``--run-dir`` holds no run.
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Versions, machine, packages, devices and settings, as plain JSON types. TensorFlow is not
-    imported: that takes seconds, and may be what does not work."""
+    """Returns versions, machine, packages, devices and settings, as plain JSON types. Does not
+    import TensorFlow, which takes seconds and may itself be broken."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "version": SOFTWARE,
@@ -91,7 +91,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what happens, without the values of secrets."""
+    """Returns the variables that change behaviour, without the values of secrets."""
     return {
         name: OMITTED if is_secret_name(name) else without_secrets(value)
         for name, value in sorted(environment.items())
@@ -100,7 +100,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """A line for each fact."""
+    """Returns a line for each fact."""
     lines = []
     for name, value in found.items():
         if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ def _version(package: str) -> str:
 
 
 def _gpus() -> list[str]:
-    """What the driver knows of; TensorFlow may see less."""
+    """Returns the GPUs that the driver knows; TensorFlow may see fewer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -144,7 +144,7 @@ def _run(run_dir: Path) -> dict[str, Any]:
             "the directory of a run",
             code="PS125",
         ) from None
-    # The description has the whole model; what was typed says more in less.
-    said = {key: value for key, value in document.items() if key != "description"}
-    shown: dict[str, Any] = document_without_secrets(said)
+    # Without the description, which holds the whole model; the options say more in less.
+    options = {key: value for key, value in document.items() if key != "description"}
+    shown: dict[str, Any] = document_without_secrets(options)
     return shown

@@ -26,16 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 when the coordinator serves, 1 when not.
+    """Returns 0 if the coordinator serves, 1 if not.
 
     Raises:
-        InvalidArgument: what cannot be asked.
+        InvalidArgument: an option is invalid.
     """
     try:
         address = whereabouts.find_coordinator(args)
     except CoordinatorUnreachable as error:
         return healthcheck.said(error.coded)
     peer = Role.COORDINATOR
-    # Everybody may ask: in a container the server itself does.
+    # All roles may call it: in a container the server itself does.
     security = whereabouts.find_security(args, who_asks(args, (peer, *Role)))
     return healthcheck.check(args, address, security, peer, "psrpc.v1.Coordinator")

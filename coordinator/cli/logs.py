@@ -1,4 +1,4 @@
-"""``coordinator logs``: what all processes of a run said, in the order in which they said it."""
+"""``coordinator logs``: shows the logs of all processes of a run, merged by time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from psrpc.options.command_line import run_path
 
 LOGS = "logs"
 POLL_S = 0.2
-"""Between two looks with ``--follow``."""
+"""Poll interval of ``--follow``."""
 
 QUIET = 10
-"""Looks without a word, once the coordinator has ended, after which nothing more is expected."""
+"""Number of empty polls after the coordinator's end that end ``--follow``."""
 
 LONGEST = 64 << 10
-"""Bytes of a line that are shown."""
+"""Maximum of bytes shown of a line."""
 
 Stamped = tuple[float, int, str]
-"""When a line was written (seconds since 1970), which process wrote it, and the line."""
+"""The time of a line (seconds since 1970), the index of its process, and the line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the logs; returns 0, or 130 if ``--follow`` was interrupted.
 
     Raises:
-        InvalidArgument: no such run or process; names those that there are.
+        InvalidArgument: no such run or process; names the existing ones.
     """
     run_dir = args.run_dir or newest_run()
     if run_dir is None:
@@ -86,9 +86,9 @@ class Log:
         self._file.close()
 
     def lines(self, last: bool = False) -> Iterator[tuple[float, str]]:
-        """The lines that have come since the last call, each with its time. One without a time, as
-        of a traceback, has that of the line before. One that is not whole yet is kept for later,
-        unless this is the ``last`` call."""
+        """Yields the lines since the last call, each with its time. A line without a time, as in a
+        traceback, has that of the line before. An incomplete line waits for the next call, unless
+        this is the ``last`` one."""
         while raw := self._file.readline(LONGEST):
             self._rest = (self._rest + raw)[:LONGEST]
             if raw.endswith(b"\n"):
@@ -103,15 +103,15 @@ class Log:
 
 
 def stamp_of(line: str) -> float | None:
-    """When a line of a structured log was written, in seconds since 1970; None if it does not say.
-    Logs for people have local time, those for machines UTC."""
+    """Returns the time of a structured log line in seconds since 1970; None if it has none. Console
+    logs have local time, JSON logs UTC."""
     from datetime import datetime
 
     if line.startswith("{"):
         from psrpc.core.document import anything, mapped, parse_json
 
         try:
-            # What processes count may be NaN.
+            # Log values may be NaN.
             said = mapped(anything)(parse_json(line.encode(), finite=False), "").get("timestamp")
         except ValueError:
             return None
@@ -124,8 +124,8 @@ def stamp_of(line: str) -> float | None:
 
 
 def merged(logs: Sequence[Log], last: bool = False) -> Iterator[tuple[str, str]]:
-    """What has come since the last call, by time: the process and its line. Of one process nothing
-    changes its order, whatever its clock does."""
+    """Yields the process and text of each line since the last call, by time. Lines of one process
+    keep their order, whatever its clock does."""
 
     def stamped(number: int) -> Iterable[Stamped]:
         newest = 0.0
@@ -145,7 +145,7 @@ def follow(
     logs: list[Log],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows what is written from now on, also by processes that start later, until the run ends."""
+    """Shows lines as they are written, also by processes that start later, until the run ends."""
     quiet = 0
     while quiet < QUIET:
         pause(POLL_S)
@@ -159,11 +159,11 @@ def follow(
 
 
 def find_logs(run_dir: Path, processes: Sequence[str]) -> list[Path]:
-    """The log files of a run, of the ``processes`` alone if some are named.
+    """Returns the log files of a run, of ``processes`` alone if any are named.
 
     Raises:
-        InvalidArgument: no such run or process; names those that there are. Or its logs are
-            elsewhere; says where.
+        InvalidArgument: no such run or process (names the existing ones), or the run's logs are
+            elsewhere (says where).
     """
     there = sorted((run_dir / LOGS).glob("*.log"))
     if not there and (run_dir / JOB).exists():
@@ -190,11 +190,11 @@ def find_logs(run_dir: Path, processes: Sequence[str]) -> list[Path]:
 
 
 def _show(logs: Sequence[Log], last: bool = False) -> bool:
-    """Prints what has come; whether there was anything."""
+    """Prints the lines since the last call; returns whether there were any."""
     width = max(len(log.name) for log in logs)
     said = False
     for name, line in merged(logs, last):
-        # Whatever user code has printed, or a peer has said, is in there.
+        # Lines contain the output of user code and text from peers.
         sys.stdout.write(f"{told(name):{width}} | {told_lines(line, LONGEST)}\n")
         said = True
     sys.stdout.flush()

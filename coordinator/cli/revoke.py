@@ -1,4 +1,4 @@
-"""``coordinator revoke``: a worker has no part in a running job any more."""
+"""``coordinator revoke``: ends a worker's part in a running job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InvalidArgument: the job has no such worker; nothing was changed.
-        CoordinatorUnreachable: no coordinator answers there; names the address.
+        CoordinatorUnreachable: no coordinator answers; names the address.
     """
     from coordinator.client.client import CoordinatorClient
 

@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves a job to its end; returns 0 done, 2 for one that cannot be, 75 drained, 130 stopped.
+    """Serves a job to its end; returns 0 done, 2 for an unusable job, 75 drained, 130 stopped.
 
     Raises:
-        PsError: why it could not be served, or could not go on.
+        PsError: the job could not be served, or could not go on.
     """
     completed = args.configuration.complete(args, os.environ)
     if completed.shown:

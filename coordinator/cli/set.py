@@ -1,4 +1,4 @@
-"""``coordinator set``: a running job comes to follow another consistency policy."""
+"""``coordinator set``: changes the consistency policy of a running job."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from psrpc.v1 import coordinator_pb2 as pb
 
 POLL_S = 0.2
-"""Between two looks at what has become of the change."""
+"""Interval between two checks of the change."""
 
 CONNECT_S = 60.0
-"""How long a coordinator that is started again meanwhile is looked for."""
+"""How long to wait for a coordinator that is being restarted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Asks for the policy and waits until the job follows it; returns 0.
+    """Requests the policy and waits until the job follows it; returns 0.
 
     Raises:
         InvalidJob: settings that do not fit the mode, each other or the job; nothing was changed.
-        NotReady: another change is under way, or nobody trains yet.
-        JobFailed: the job ended before it came to that.
-        CoordinatorUnreachable: no coordinator answers there; names the address.
+        NotReady: another change is under way, or training has not begun.
+        JobFailed: the job ended before the change.
+        CoordinatorUnreachable: no coordinator answers; names the address.
     """
     from coordinator.client.client import CoordinatorClient
     from coordinator.job.policy_settings import parse_settings
@@ -65,14 +65,14 @@ def await_policy(
     asked: pb.SetPolicyResponse,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Waits until the job follows the policy that was ``asked`` for, and prints how far it is.
+    """Waits until the job follows the requested policy, and prints the progress.
 
     Returns:
-        Since when it does, in words.
+        A line with the policy and its first step.
 
     Raises:
         JobFailed: the job ended before, or its coordinator died before it had stored the change.
-        CoordinatorUnreachable: it does not answer any more.
+        CoordinatorUnreachable: the coordinator does not answer any more.
     """
     wanted = f"policy {asked.policy}: {asked.settings}"
     said = ""
@@ -95,5 +95,5 @@ def await_policy(
 
 
 def say(line: str) -> None:
-    """Prints a line at once, for somebody who waits."""
+    """Prints a line and flushes it."""
     print(line, flush=True)  # noqa: T201

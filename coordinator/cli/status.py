@@ -1,9 +1,9 @@
-"""``coordinator status``: what a running job does, once or as it goes on, as a page or as JSON.
+"""``coordinator status``: shows a running job, once or repeatedly, as a page or as JSON.
 
-The JSON has the fields of ``GetJobStatusResponse``, which are described in
-``protos/psrpc/v1/coordinator.proto``. Names and meanings stay; more may come. Of a run that has
-ended, and whose coordinator is gone, ``summary.json`` is shown: in words, or in the same fields, as
-far as it knows them.
+The JSON has the fields of ``GetJobStatusResponse``, described in
+``protos/psrpc/v1/coordinator.proto``. Names and meanings stay; fields may be added. For a run that
+has ended and whose coordinator is gone, it shows ``summary.json``, in words or in the same fields
+as far as the summary has them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 EVERY_S = 1.0
-"""Between two looks with ``--watch``."""
+"""Interval of ``--watch``."""
 
 AWAY_S = 60.0
-"""How long ``--watch`` looks for a coordinator that is started again meanwhile."""
+"""How long ``--watch`` waits for a coordinator that is being restarted."""
 
 CLEAR = "\x1b[H\x1b[J"
-"""Makes a terminal begin at its first line again."""
+"""Clears a terminal."""
 
 
 LEGEND = """\
@@ -78,13 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status of a job, or how the run ended that is meant; returns 0, or 130 if
+    """Prints the status of a job, or the result of a run that has ended; returns 0, or 130 if
     ``--watch`` was interrupted.
 
     Raises:
-        CoordinatorUnreachable: no coordinator answers there, and no run has ended there; names the
+        CoordinatorUnreachable: no coordinator answers, and no run has ended there; names the
             address or the run.
-        PsError: an option that cannot be used, or an answer that did not come in time.
+        PsError: an option is invalid, or an answer did not come in time.
     """
     run_dir = whereabouts.find_run(args)
     if args.watch and run_dir is not None:
@@ -100,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def await_start(run_dir: Path, pause: Callable[[float], None] = time.sleep) -> None:
-    """Waits while somebody starts the run: until its coordinator serves, or the start has come to
-    nothing."""
+    """Waits while a run is being started: until its coordinator serves, or the start has failed."""
     if is_starting(run_dir):
         _say(f"waiting for the coordinator of {run_dir}, which is being started")
     while is_starting(run_dir):
@@ -139,10 +138,10 @@ def watch(
     as_json: bool,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows ``status`` and what follows it, until the job ends.
+    """Shows ``status`` and the statuses after it, until the job ends.
 
     Raises:
-        CoordinatorUnreachable: it has not answered for a minute.
+        CoordinatorUnreachable: the coordinator has not answered for a minute.
     """
     from coordinator.core.lifecycle import ENDED
 
@@ -158,7 +157,7 @@ def watch(
 
 
 def _show_ended(run_dir: Path, ending: dict[str, Any], as_json: bool) -> None:
-    """The figures that a run has left."""
+    """Prints the figures of a run that has ended."""
     from coordinator.process.result import as_status, show_result
 
     if as_json:

@@ -1,4 +1,4 @@
-"""The dashboard's pages: read-only, for whoever can reach its address, and for no other site."""
+"""The dashboard's read-only pages, for any client that reaches its address but no other site."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PAGES = {
     "/vendor/uPlot.js": ("vendor/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/vendor/uPlot.css": ("vendor/uPlot.min.css", "text/css; charset=utf-8"),
 }
-"""All files that are served, by their path."""
+"""All served files by URL path."""
 
 HEADERS = {
-    # Nothing from elsewhere, nothing inline: a name that slipped through as HTML could not run.
+    # No foreign and no inline scripts: a name that slipped through as HTML could not run.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -51,21 +51,21 @@ HEADERS = {
 
 
 class Shown(Protocol):
-    """What the pages show; asked from the server's thread. Both raise PsError where that is not
-    known now, with the reason."""
+    """The data of the pages; the server's thread calls it. Both methods raise PsError with the
+    reason while the data is not available."""
 
     def status(self) -> Any:
-        """What ``/status.json`` says, see ``Board.status``."""
+        """Returns the content of ``/status.json``, see ``Board.status``."""
 
     def history(self) -> Any:
-        """What ``/history.json`` says, see ``Board.history``."""
+        """Returns the content of ``/history.json``, see ``Board.history``."""
 
 
 def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
-    """The pages.
+    """Returns the application that serves the pages.
 
     Args:
-        names: host names by which it may be asked for, besides localhost and any IP address.
+        names: host names that requests may use besides localhost and any IP address.
     """
 
     contents = {path: (WEB / name).read_bytes() for path, (name, _) in PAGES.items()}
@@ -77,7 +77,7 @@ def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
                 text = json.dumps(source(), separators=(",", ":"), allow_nan=False)
             except PsError as error:
                 return PlainTextResponse(error.coded, 503)
-            # A page of another version than ours is to load itself again.
+            # A page of another version reloads itself when the edition differs.
             return Response(text, headers={"x-edition": edition}, media_type="application/json")
 
         return respond
@@ -95,7 +95,7 @@ def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
 
 
 class _Guard:
-    """Asks for a known host and a method that only reads, and adds the headers to every answer."""
+    """Admits only known hosts and reading methods, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
         self._app = app
@@ -103,7 +103,7 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            # There is nothing else here; websockets are refused by not being accepted.
+            # Only HTTP is served; a websocket is refused if it is not accepted.
             return
 
         async def send_guarded(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The options that say where the dashboard is. Imports nothing that takes time."""
+"""The options for the dashboard's address. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import argparse
 DEFAULT_PORT = 5080
 
 ANYWHERE = "127.0.0.1:0"
-"""At a free port of this machine, for this machine alone."""
+"""A free port of this machine, reachable from this machine alone."""
 
 
 def add_dashboard_argument(parser: argparse.ArgumentParser) -> None:
-    """For a process that shows nothing unless it is told to."""
+    """Defines ``--dashboard`` for a process without a dashboard by default."""
     parser.add_argument(
         "--dashboard",
         metavar="HOST:PORT",
@@ -21,7 +21,7 @@ def add_dashboard_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
-    """For a command that shows the job unless it is told not to."""
+    """Defines the options for a command with a dashboard by default."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--dashboard",

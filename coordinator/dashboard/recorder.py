@@ -1,4 +1,4 @@
-"""What the dashboard remembers of a run: its curves and what happened to it. Pure."""
+"""Records the dashboard's history of a run: curves and events. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from psrpc.core.document import Check, anything, choice, listed, maybe, real, re
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 FORMAT = 1
-"""Of the JSON. Load-bearing."""
+"""Version of the JSON. Load-bearing."""
 
 EVENTS = 400
-"""The newest are kept; of those that every epoch brings at most half as many, so that they do not
-push out what went wrong."""
+"""Number of newest events kept. At most half of them are routine ones of every epoch, so that these
+do not push out failures."""
 
 _ROUTINE = ("evaluation", "checkpoint")
 
 LONGEST_TEXT = 500
-"""Characters of an event; what is longer is cut."""
+"""Maximum of characters of an event's text."""
 
 _ONCE = ("evaluation", "checkpoint", "mode", "warning")
-"""What a coordinator that was started again hears of anew."""
+"""Kinds of events that a restarted coordinator would report again."""
 
 _TRAINS = ("training", "finishing", "stopping")
-"""Phases in which rates say something."""
+"""Phases in which rates are meaningful."""
 
 
 class Recorder:
-    """Looks at a job about once a second. All times are Unix time in seconds. Not thread-safe."""
+    """Reads a job's status about once a second. Times are Unix seconds. Not thread-safe."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -47,11 +47,11 @@ class Recorder:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """All events, oldest first."""
         return sorted([*self._routine, *self._others], key=itemgetter("number"))
 
     def look(self, status: GetJobStatusResponse, now: float) -> None:
-        """The state of the job at ``now``."""
+        """Records the state of the job at ``now``."""
         last, self._last = self._last, GetJobStatusResponse()
         self._last.CopyFrom(status)
         self._looked = now
@@ -69,7 +69,7 @@ class Recorder:
             self.points.add(_point(last, status, now))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; the inverse of :meth:`resume`."""
+        """Returns plain JSON types; the inverse of :meth:`resume`."""
         return {
             "format": FORMAT,
             "run_id": self.run_id,
@@ -79,8 +79,8 @@ class Recorder:
         }
 
     def resume(self, document: Any, now: float) -> bool:
-        """Goes on from what an earlier coordinator of the same run has left; False, and nothing
-        has changed, if it is not that."""
+        """Continues the history of an earlier coordinator of the same run. Returns False, without
+        a change, if the document is not such a history."""
         try:
             if _KEPT(document, "")["run_id"] != self.run_id:
                 return False
@@ -97,7 +97,7 @@ class Recorder:
         away = ""
         if looked is not None and 0 <= looked <= now:
             away = f", {duration(now - looked)} after it was last seen"
-            # Nothing is known of the time between.
+            # A gap, since nothing is known of the time between.
             self.points.add(Point(now, step))
         self._note(Event("restart", f"coordinator started again{away}"), now, step)
         return True
@@ -108,13 +108,7 @@ class Recorder:
             return
         self._number += 1
         self._keep(
-            {
-                "number": self._number,
-                "at": now,
-                "step": step,
-                "kind": event.kind,
-                "text": text,
-            }
+            {"number": self._number, "at": now, "step": step, "kind": event.kind, "text": text}
         )
 
     def _keep(self, event: dict[str, Any]) -> None:
@@ -135,7 +129,7 @@ def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float)
 
 
 def _mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
-    """Of the pushes since; None where there were none, or a shard was restarted and counts anew."""
+    """Returns the mean of the new pushes; None without any, or if a restarted shard counts anew."""
     new = [count - (before[s] if s < len(before) else 0) for s, count in enumerate(now)]
     if not any(new) or min(new) < 0:
         return None

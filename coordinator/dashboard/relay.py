@@ -1,4 +1,4 @@
-"""What a coordinator elsewhere has told last, for browsers that ask this process."""
+"""Keeps the last answer of a remote coordinator for the browsers that this process serves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from psrpc.v1.coordinator_pb2 import GetDashboardResponse
 
 
 class Relay:
-    """Shows the same as the coordinator's own board. Thread-safe: one lock guards everything."""
+    """Mirrors the coordinator's own board. Thread-safe: one lock guards everything."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic seconds."""
+        """``clock`` returns monotonic seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._told = GetDashboardResponse()
@@ -26,13 +26,13 @@ class Relay:
         self.audience = Audience(clock)
 
     def took(self, told: GetDashboardResponse) -> None:
-        """The coordinator has answered; nobody changes the answer any more."""
+        """Stores an answer of the coordinator, which must not change any more."""
         with self._lock:
             self._told, self._when, self._away = told, self._clock(), None
         self.audience.changed()
 
     def lost(self, error: PsError) -> None:
-        """The coordinator has not answered, and why."""
+        """Records the reason why the coordinator has not answered."""
         with self._lock:
             self._away = error
 
@@ -43,8 +43,8 @@ class Relay:
             return self._told.status.phase in ENDED
 
     def status(self) -> dict[str, Any]:
-        """As :meth:`Board.status`, by the coordinator's clock. Raises PsError: it does not answer;
-        why."""
+        """Returns :meth:`Board.status` by the coordinator's clock. Raises PsError with the reason
+        if the coordinator does not answer."""
         told, since_s = self._newest()
         self.audience.asked(PAGE)
         return {
@@ -56,7 +56,7 @@ class Relay:
         }
 
     def history(self) -> dict[str, Any]:
-        """As :meth:`Board.history`. Raises PsError: the coordinator does not answer; why."""
+        """Returns :meth:`Board.history`. Raises PsError as :meth:`status`."""
         told, _ = self._newest()
         return {
             "run_id": told.status.run_id,
@@ -67,9 +67,9 @@ class Relay:
         }
 
     def _newest(self) -> tuple[GetDashboardResponse, float]:
-        """The newest answer, and how many seconds ago it came."""
+        """Returns the newest answer and its age in seconds."""
         with self._lock:
             if self._away is not None:
-                # Each time anew: or it would collect the places where it was raised.
+                # Cleared each time, or the error would collect a traceback entry per raise.
                 raise self._away.with_traceback(None)
             return self._told, self._clock() - self._when

@@ -1,4 +1,4 @@
-"""Curves of bounded length: the last minutes second by second, the whole run thinned. Pure."""
+"""Curves of bounded length: the last minutes by second, the whole run thinned out. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from psrpc.core.document import listed, maybe, real, record, whole
 
 RECENT = 600
-"""Points that are kept as they came."""
+"""Number of newest points kept unchanged."""
 
 WHOLE = 1024
-"""Points of the whole run, at most."""
+"""Maximum of points for the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some seconds of a job: ``at`` is when they ended (Unix time, seconds) and ``step`` the global
-    step by then, the others are means. None is what was not known; a point that knows nothing is a
-    gap."""
+    """Some seconds of a job. ``at`` is their end (Unix time in seconds), ``step`` the global step
+    at that time; the other fields are means. None is an unknown value; a point of unknown values
+    is a gap."""
 
     at: float
     step: int
@@ -32,11 +32,11 @@ class Point:
 
 
 MEANS = tuple(field.name for field in fields(Point))[2:]
-"""What a point has besides its place."""
+"""The fields of a point that are means."""
 
 
 def mean_point(points: Sequence[Point]) -> Point:
-    """What several points in a row, at least one, come to."""
+    """Returns the mean of one or more successive points."""
     return Point(
         points[-1].at,
         points[-1].step,
@@ -45,14 +45,15 @@ def mean_point(points: Sequence[Point]) -> Point:
 
 
 class Points:
-    """Takes a point at a time, in the order of time. Not thread-safe.
+    """Takes one point at a time, in the order of time. Not thread-safe.
 
-    The whole run is kept as means of ``width`` points each. When there are too many, every two
-    become one and ``width`` doubles.
+    Keeps the whole run as means of ``width`` points each. When there are too many, it merges them
+    in pairs and doubles ``width``.
+    """
     """
 
     def __init__(self, recent: int = RECENT, whole: int = WHOLE) -> None:
-        """``whole`` is even."""
+        """``whole`` must be even."""
         self._recent: deque[Point] = deque(maxlen=recent)
         self._whole: list[Point] = []
         self._open: list[Point] = []
@@ -60,7 +61,7 @@ class Points:
         self.width = 1
 
     def add(self, point: Point) -> None:
-        """The newest point."""
+        """Adds the newest point."""
         self._recent.append(point)
         self._open.append(point)
         if len(self._open) < self.width:
@@ -74,16 +75,16 @@ class Points:
 
     @property
     def recent(self) -> list[Point]:
-        """The newest ones, oldest first."""
+        """The newest points, oldest first."""
         return list(self._recent)
 
     @property
     def whole(self) -> list[Point]:
-        """All, oldest first; the last one may still change."""
+        """The points of the whole run, oldest first; the last one may still change."""
         return [*self._whole, *([mean_point(self._open)] if self._open else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; the inverse of :meth:`from_json`."""
+        """Returns plain JSON types; the inverse of :meth:`from_json`."""
         return {
             "width": self.width,
             "whole": columns(self.whole),
@@ -92,10 +93,10 @@ class Points:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Points:
-        """As it was stored.
+        """Restores stored points.
 
         Raises:
-            ValueError: it is not such a document.
+            ValueError: the document is not valid.
         """
         _KEPT(document, "")
         made = Points()
@@ -108,7 +109,7 @@ class Points:
 
 
 def columns(points: Sequence[Point]) -> dict[str, list[float | None]]:
-    """By name, one entry per point."""
+    """Returns one column per field, with an entry per point."""
     names = (field.name for field in fields(Point))
     return {name: [getattr(point, name) for point in points] for name in names}
 

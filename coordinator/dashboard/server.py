@@ -1,4 +1,4 @@
-"""The dashboard on the network: a thread with an event loop of its own."""
+"""The dashboard's web server: a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -24,32 +24,30 @@ if TYPE_CHECKING:
 log = get_logger()
 
 CONNECTIONS = 64
-"""At once; who comes on top is told to come again. A browser takes six at most."""
+"""Maximum of connections at once; further ones are asked to retry. A browser opens six at most."""
 
 MOST_CONNECTIONS = 2 * CONNECTIONS
-"""Who comes on top of these is told nothing."""
+"""Connections beyond these are closed without an answer."""
 
 PATIENCE_S = 15.0
-"""A connection on which no answer was completed for so long is closed, whatever came meanwhile. A
-page that nobody looks at asks every ten seconds."""
+"""A connection without a completed answer for so long is closed, even if data arrives. A page in
+the background asks every ten seconds."""
 
 GRACE_S = 1
-"""What answers get that are under way when it stops."""
+"""Time for answers in progress when the server stops."""
 
 _BACKLOG = 64
 _OPTION = "--dashboard"
-
 
 ELSEWHERE = (
     "and look from another machine with `coordinator dashboard --coordinator HOST:PORT --certs "
     "DIR` there; only a job without certificates, in plaintext (--insecure), is shown to everybody"
 )
-"""How to look at a job with certificates."""
+"""Advice on how to view a job with certificates from another machine."""
 
 
 class DashboardServer:
-    """Answers from ``start`` to ``stop``; used from one thread. Without an address it does nothing
-    at all."""
+    """Serves from ``start`` to ``stop``; used from one thread. Does nothing without an address."""
 
     def __init__(
         self,
@@ -64,10 +62,10 @@ class DashboardServer:
         Args:
             address: HOST:PORT; port 0 lets the system choose.
             shown: what the pages show.
-            insecure: whether others than this machine may look.
-            option: which one says the address.
-            instead: what is said to whoever wants others to look, and may not.
-            patience_s: how long a connection may be of no use, asked for each time.
+            insecure: other machines may view the pages.
+            option: the name of the option that sets the address.
+            instead: advice in the error for an address that other machines reach.
+            patience_s: how long a connection may go without a completed answer, read each time.
         """
         self._address = address
         self._shown = shown
@@ -81,15 +79,15 @@ class DashboardServer:
         self.url = ""
 
     def start(self) -> None:
-        """Takes the port and begins to answer; ``url`` says where.
+        """Takes the port and serves from now on; sets ``url``.
 
         Raises:
-            InvalidArgument: the address is not this machine's, or others could reach it.
-            PortInUse: somebody else has the port.
+            InvalidArgument: the address is not this machine's, or other machines could reach it.
+            PortInUse: another process has the port.
         """
         if self._address is None:
             return
-        # For those who want it only.
+        # Imported only if the dashboard is on.
         import uvicorn
 
         from coordinator.dashboard.app import make_app
@@ -122,7 +120,7 @@ class DashboardServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answers no more; blocks for a moment. May be called twice."""
+        """Stops serving; blocks for a moment. May be called twice."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join(GRACE_S + 2)
@@ -135,13 +133,13 @@ class DashboardServer:
         try:
             asyncio.run(server.serve(sockets=[listener]))
         except Exception as error:
-            # Whoever trains goes on; who looks sees that nobody answers.
+            # Training goes on; browsers see that the server does not answer.
             log.exception("the dashboard has stopped", why=repr(error))
 
 
 def check_address(address: str, insecure: bool) -> None:
-    """Whether the dashboard of a job can be served at HOST:PORT now. Raises as
-    :meth:`DashboardServer.start` does."""
+    """Checks that the dashboard of a job can be served at HOST:PORT now. Raises as
+    :meth:`DashboardServer.start`."""
     host, port = parse_address(address, default_port=DEFAULT_PORT)
     _listen(host, port, insecure, _OPTION, ELSEWHERE).close()
 
@@ -163,7 +161,7 @@ def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> 
         )
     listener = socket.socket(family, kind, proto)
     try:
-        # A coordinator that is started again gets the port of the one before.
+        # Lets a restarted coordinator take the port of its predecessor.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -176,15 +174,15 @@ def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> 
 
 
 def bounded(patience_s: Callable[[], float], most: int) -> type[H11Protocol]:
-    """The protocol of a server that closes a connection on which no answer was completed in time.
+    """Returns the protocol of a server that closes connections without a completed answer in time.
 
-    The time runs from the beginning of the connection, and again from each answer that is whole,
-    whatever comes meanwhile: who sends nothing, a head or a body byte by byte, or does not read
-    what was asked for, is gone after it.
+    The time runs from the start of the connection, and anew from each completed answer, whatever
+    arrives meanwhile. So it also ends connections that send nothing, send byte by byte, or do not
+    read their answers.
 
     Args:
-        patience_s: that time, in seconds.
-        most: connections at once; one more is closed before it has said anything.
+        patience_s: returns that time in seconds.
+        most: maximum of connections at once; a further one is closed without an answer.
     """
 
     class Connection(H11Protocol):
@@ -208,7 +206,7 @@ def bounded(patience_s: Callable[[], float], most: int) -> type[H11Protocol]:
         def _wait(self) -> None:
             if self._end is not None:
                 self._end.cancel()
-            # Not `close`, which waits until everything has been read.
+            # Not `close`, which waits until the client has read everything.
             self._end = self.loop.call_later(patience_s(), lambda: self.transport.abort())
 
     return Connection

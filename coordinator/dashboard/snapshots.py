@@ -1,4 +1,4 @@
-"""What the coordinator's event loop tells those who look on: newest status and history."""
+"""Passes the newest status and history from the coordinator's event loop to viewers."""
 
 from __future__ import annotations
 
@@ -25,40 +25,37 @@ from psrpc.v1.coordinator_pb2 import (
 )
 
 LOOK_EVERY_S = 0.9
-"""Between two looks at the job, at least: a bit less than two of the coordinator's ticks."""
+"""Minimum interval between two status readings: a bit less than two of the coordinator's ticks."""
 
 LAST_LOOK_S = 4.0
-"""How long the coordinator stays for those who look on to see how the job has ended."""
+"""How long the coordinator stays for viewers to see the end of the job."""
 
 SAVE_EVERY_S = 10.0
-"""Seconds of history that a coordinator that is killed loses at most."""
-
+"""Seconds of history that a killed coordinator loses at most."""
 
 WATCHED_S = 5.0
-"""Whoever has asked within this time is taken to look on."""
+"""A viewer counts as present for so long after its last request."""
 
 PAGE = "page"
-"""All browsers that ask this process, as one viewer."""
-
-
+"""The viewer that stands for all browsers of this process."""
 log = get_logger()
 
 NAME = "dashboard.json"
-"""Of the file in the run directory."""
+"""Name of the file in the run directory."""
 
 LARGEST = 16 << 20
-"""Bytes of a file that is read; our own are a tenth of a megabyte."""
+"""Maximum size of a file to read, in bytes; actual files have a tenth of a megabyte."""
 
 
 class Board:
-    """Thread-safe: one lock guards everything but the file, and nothing slow happens while it is
-    held."""
+    """Holds the newest status and the history. Thread-safe: one lock guards everything but the
+    file, and no slow work happens under it."""
 
     def __init__(self, job: str, wall_clock: Callable[[], float]) -> None:
         """
         Args:
-            job: how the job is called until it has been read.
-            wall_clock: Unix time, in seconds.
+            job: name of the job until its description is known.
+            wall_clock: returns Unix time in seconds.
         """
         self._lock = threading.Lock()
         self._wall_clock = wall_clock
@@ -73,17 +70,17 @@ class Board:
         self.audience = Audience(wall_clock)
 
     def open(self, run_id: str, run_dir: Path) -> None:
-        """The job was read and its run directory is known: goes on with the history there."""
+        """Begins to record a run, continuing the history in its run directory."""
         recorder, path = Recorder(run_id), run_dir / NAME
         recorder.resume(_read(path), self._wall_clock())
         with self._lock:
             self._recorder, self._path = recorder, path
-        # Whoever takes over knows from it that there was one before, however soon this one dies.
+        # Shows a successor that there was a coordinator before, however soon this one dies.
         self.save()
 
     def show(self, status: GetJobStatusResponse) -> None:
-        """The newest state of the job, which nobody changes any more. Not more than about once a
-        second: each is a point of the curves."""
+        """Records the newest status, which must not change any more. Call it about once a second
+        at most: each status is a point of the curves."""
         with self._lock:
             self._status, self._looked = status, self._wall_clock()
             if self._recorder is not None:
@@ -91,9 +88,9 @@ class Board:
         self.audience.changed()
 
     def status(self) -> dict[str, Any]:
-        """``now``, when it was ``looked`` last and when this coordinator ``started`` (Unix time,
-        seconds), and ``status``, which is what ``coordinator status --json`` prints; null before
-        the job has been read."""
+        """Returns ``now``, the time ``looked`` of the last status and the start time ``started`` of
+        this coordinator (Unix time in seconds), and ``status`` as ``coordinator status --json``
+        prints it, null before the job has been read."""
         with self._lock:
             status, looked = self._status, self._looked
         self.audience.asked(PAGE)
@@ -106,8 +103,8 @@ class Board:
         }
 
     def history(self) -> dict[str, Any]:
-        """Curves, of the last minutes and of the whole run, and events; all empty before the job
-        has been read."""
+        """Returns curves of the last minutes and of the whole run, and events; all empty before the
+        job has been read."""
         with self._lock:
             recorder = self._recorder or Recorder("")
             recent, whole = recorder.points.recent, recorder.points.whole
@@ -121,14 +118,14 @@ class Board:
         }
 
     def message(self, viewer: str) -> GetDashboardResponse:
-        """Both, of one moment.
+        """Returns status and history of one moment.
 
         Args:
-            viewer: who asks; another one from each connection.
+            viewer: identifies the connection of the viewer.
         """
         with self._lock:
             recorder = self._recorder or Recorder("")
-            told = GetDashboardResponse(
+            message = GetDashboardResponse(
                 now_s=self._wall_clock(),
                 looked_s=self._looked,
                 started_s=self._started,
@@ -139,16 +136,16 @@ class Board:
                 events=[DashboardEvent(**event) for event in recorder.events],
             )
         self.audience.asked(viewer)
-        return told
+        return message
 
     def save(self) -> None:
-        """Writes the history to the run directory. A disk that refuses costs the history, and is
-        said once."""
+        """Writes the history to the run directory. A disk that refuses costs the history, with one
+        warning."""
         with self._lock:
             if self._recorder is None or self._path is None:
                 return
             path, document = self._path, self._recorder.to_json()
-        # One at a time, but nobody who looks waits for the disk.
+        # One save at a time, without making readers wait for the disk.
         with self._saving:
             try:
                 replace_text(path, json.dumps(document, separators=(",", ":")), private=True)
@@ -169,7 +166,7 @@ def _curves(points: Sequence[Point]) -> Curves:
 
 
 def _read(path: Path) -> Any:
-    """None where there is nothing that can be read."""
+    """Returns the JSON document in a file; None if there is no readable one."""
     try:
         return read_json(path, LARGEST)
     except (OSError, ValueError):
@@ -177,17 +174,17 @@ def _read(path: Path) -> Any:
 
 
 class Audience:
-    """Thread-safe."""
+    """Tracks which viewers have seen the newest state. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: seconds, since whenever."""
+        """``clock`` returns seconds from any origin."""
         self._clock = clock
         self._changed = threading.Condition()
         self._asked: dict[str, float] = {}
         self._waits: set[str] = set()
 
     def asked(self, viewer: str) -> None:
-        """Somebody is shown the newest state."""
+        """Records that a viewer gets the newest state."""
         with self._changed:
             self._asked = self._watching()
             self._asked[viewer] = self._clock()
@@ -195,22 +192,22 @@ class Audience:
             self._changed.notify_all()
 
     def changed(self) -> None:
-        """There is a newer state, which nobody has seen yet."""
+        """Records that there is a newer state, which no viewer has seen yet."""
         with self._changed:
             self._waits = set(self._watching())
 
     def wait_until_seen(self, timeout_s: float) -> bool:
-        """Waits until all who looked on have seen the newest state; returns whether they have."""
+        """Waits until all present viewers have seen the newest state; returns whether they have."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waits, timeout_s)
 
     def _watching(self) -> dict[str, float]:
         now = self._clock()
-        return {who: at for who, at in self._asked.items() if now - at < WATCHED_S}
+        return {viewer: at for viewer, at in self._asked.items() if now - at < WATCHED_S}
 
 
 class Chronicle:
-    """Writes a board from ``open`` to ``close``, and does nothing before. Used within one event
+    """Updates a board from ``open`` to ``close``, and does nothing before. Used within one event
     loop."""
 
     def __init__(self, board: Board) -> None:
@@ -220,13 +217,13 @@ class Chronicle:
         self._saving: asyncio.Future[None] | None = None
 
     def open(self, run_id: str, run_dir: Path, status: Callable[[], GetJobStatusResponse]) -> None:
-        """The job has been read; ``status`` says how it stands."""
+        """Starts the updates; ``status`` returns the job's status."""
         self._board.open(run_id, run_dir)
         self._status = status
         self._save_due = time.monotonic() + SAVE_EVERY_S
 
     def tick(self) -> None:
-        """Looks at the job if it is time to; the disk is written to on another thread."""
+        """Reads the status if due; saves the history on another thread if due."""
         if self._status is None:
             return
         now = time.monotonic()
@@ -238,8 +235,8 @@ class Chronicle:
             self._saving = asyncio.get_running_loop().run_in_executor(None, self._board.save)
 
     async def close(self) -> None:
-        """Looks at the job for the last time, waits for a moment until those who look on have seen
-        it, and keeps the history. May be called twice."""
+        """Reads the status for the last time, waits a moment until the viewers have seen it, and
+        saves the history. May be called twice."""
         if self._status is None:
             return
         self._board.show(self._status())

@@ -1,4 +1,4 @@
-"""Everything that has to be right between this process and a coordinator, one step at a time."""
+"""Checks the path from this process to a coordinator, one step at a time."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 MOST_APART_S = 30.0
-"""By how much two clocks may differ: certificates are made an hour early, and logs of several
-machines are read side by side."""
+"""Maximum difference of two clocks: certificates are valid from an hour before their making, and
+people read logs of several machines side by side."""
 
 
 def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator[Step]:
-    """The way of a process to the coordinator at ``address``, and what it needs there; nothing
-    comes after a step that failed. It changes nothing.
+    """Yields the steps of the path to the coordinator at ``address`` and of what a process needs
+    there, up to the first failure. Changes nothing.
 
     Args:
-        security: of an operator or, where only its files are there, of another role, which is
-            told less.
-        run_dir: where the job's run directory is on this machine; None skips it.
+        security: the credentials of an operator or, without them, of another role, which sees less.
+        run_dir: the job's run directory on this machine; None skips its check.
     """
     failed = False
     for step in reach(address, security, Role.COORDINATOR):
@@ -55,7 +54,7 @@ def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator
     try:
         client = CoordinatorClient(address, security)
     except InvalidArgument as error:
-        # Plaintext to another machine, and nobody has said that this is meant.
+        # Plaintext to another machine without --insecure.
         yield Step("TLS", error=error)
         return
     with client:
@@ -77,7 +76,7 @@ def _ask(client: CoordinatorClient) -> Iterator[Step]:
 
 
 def _as_other(client: CoordinatorClient) -> Iterator[Step]:
-    """Asks for health alone: a shard's calls change something, and a coordinator has none."""
+    """Checks health alone: a shard's calls change state, and a coordinator has no calls."""
     reason = why_unhealthy(client.address, "", CALL_S, client.security)
     if reason:
         yield Step("authorisation", error=CoordinatorUnreachable(reason))
@@ -101,7 +100,7 @@ def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
 
 
 def _as_viewer(client: CoordinatorClient) -> Iterator[Step]:
-    """Asks for the job's status, as operators and readers may."""
+    """Checks the job's status, which operators and readers may read."""
     began = time.time()
     try:
         status = client.get_job_status()
@@ -148,8 +147,8 @@ def _job(status: pb.GetJobStatusResponse) -> Step:
 
 
 def _free(status: pb.GetJobStatusResponse) -> Step:
-    """Whether the run directory, as the coordinator sees it, has room for a checkpoint. Parameters
-    are the least of one; optimizers add up to twice as much."""
+    """Checks that the coordinator's run directory has room for a checkpoint. That needs at least
+    the size of the parameters; optimizers add up to twice as much."""
     needed = sum(shard.nbytes for shard in status.shards) + RESERVE_NBYTES
     free = status.free_nbytes
     if free < 0:
@@ -178,7 +177,7 @@ def _clock(ahead_s: float) -> Step:
 
 
 def _routes(status: pb.GetJobStatusResponse) -> Step:
-    """Whether workers reach shards, and go on."""
+    """Checks that workers reach shards and make progress."""
     if status.stuck:
         return Step("routes", error=ShardUnreachable("; ".join(status.stuck), code="PS214"))
     active = sum(worker.state == "active" for worker in status.workers)

@@ -1,4 +1,4 @@
-"""``coordinator doctor``: why a process cannot take part in a job, and what to do about it."""
+"""``coordinator doctor``: diagnoses why a process cannot take part in a job, and advises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 WIDTH = 13
 
 ROLES = (Role.OPERATOR, Role.WORKER, Role.SHARD, Role.COORDINATOR, Role.READER)
-"""As whom it asks, of those whose certificates are there: who may see most comes first."""
+"""Roles to call as, in order of preference among those with certificates: the widest rights come
+first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints a line for each step; returns 0 if all are passed, 1 otherwise.
+    """Prints a line for each step; returns 0 if all pass, 1 otherwise.
 
     Raises:
-        InvalidArgument: no such address.
-        CoordinatorUnreachable: none is named, and none runs on the run directory.
+        InvalidArgument: an invalid address.
+        CoordinatorUnreachable: no address is given, and no coordinator runs on the run directory.
     """
     for step in examine(args):
         _say(step)
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(args: argparse.Namespace) -> Iterator[Step]:
-    """The steps, up to the first that failed. Raises as :func:`run`."""
+    """Yields the steps, up to the first failure. Raises as :func:`run`."""
     from coordinator.doctor.checks import check_up
     from psrpc.net.channel import COORDINATOR_PORT, format_address, parse_address
     from psrpc.net.reach import Step
@@ -90,13 +91,14 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
 
 
 def find_security(args: argparse.Namespace) -> Security:
-    """As the options and the environment say, otherwise the run's own. Raises InvalidArgument."""
+    """Returns the credentials of the options and environment, otherwise those of the run. Raises
+    InvalidArgument."""
     certs = certificates_directory(args)
     of_run = args.run_dir / CERTS if args.run_dir is not None else None
     if certs is None and of_run is not None and of_run.exists() and not is_insecure(args):
         certs = args.certs = of_run
     if certs is None or token_path(args) is not None:
-        # Whoever has the token may ask everything, whatever files are beside it.
+        # A token grants all calls, whatever certificates exist beside it.
         return from_arguments(Role.OPERATOR, args)
     return from_arguments(who_asks(args, ROLES), args)
 

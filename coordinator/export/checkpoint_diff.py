@@ -1,4 +1,4 @@
-"""What two checkpoints hold that is not the same, whatever the number of their shards."""
+"""Compares the contents of two checkpoints, whatever the number of their shards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Two arrays of one name. ``norm`` is the Euclidean norm of their difference, ``greatest`` its
-    greatest magnitude; both are NaN where the shapes differ or one is missing."""
+    """Two different arrays of one name. ``norm`` is the Euclidean norm of their difference,
+    ``greatest`` its greatest magnitude; both are NaN if the shapes differ or one is missing."""
 
     name: str
     shape: str
@@ -34,7 +34,7 @@ class ArrayDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """``facts`` are lines on all that is no array; ``equal`` counts arrays of the same bits."""
+    """``facts`` are lines on differences outside arrays; ``equal`` counts bitwise equal arrays."""
 
     facts: tuple[str, ...]
     arrays: tuple[ArrayDifference, ...]
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether the checkpoints differ at all."""
         return bool(self.facts or self.arrays)
 
 
@@ -50,7 +50,7 @@ def diff_checkpoints(one: Path, other: Path) -> Difference:
     """Compares two checkpoints; both are held in memory.
 
     Raises:
-        CheckpointError: one is damaged, or none.
+        CheckpointError: one is damaged or not a checkpoint.
     """
     manifests = read_manifest(one), read_manifest(other)
     states = _load(one, manifests[0]), _load(other, manifests[1])
@@ -97,7 +97,7 @@ def _load(directory: Path, manifest: Manifest) -> ShardState:
 
 
 def _arrays(manifest: Manifest, state: ShardState) -> dict[str, NDArray]:
-    """Everything by the name that it has in the files, whole and in shape."""
+    """Returns all arrays by their names in the files, whole and in shape."""
     plan = make_plan(manifest.plan.variables, 1, "cut", manifest.plan.tables)
     found: dict[str, NDArray] = {}
     for arena in plan.arenas:
@@ -143,7 +143,7 @@ def _compare_arrays(
 def compare_rows(
     name: str, one: RowsBlock | None, other: RowsBlock | None
 ) -> tuple[list[str], list[ArrayDifference], int]:
-    """Facts, differences and the number of equal columns of two tables whose ids ascend."""
+    """Returns facts, differences and the number of equal columns of two tables whose ids ascend."""
     if one is None or other is None:
         sizes = ["none" if rows is None else counted(rows.ids.size, "row") for rows in (one, other)]
         return [f"table {name}: {sizes[0]} and {sizes[1]}"], [], 0

@@ -1,7 +1,8 @@
-"""``coordinator export``: a run's checkpoint as a file that plain Keras loads, and its tables.
+"""``coordinator export``: writes a run's checkpoint as a file that plain Keras loads, and its
+tables.
 
-The coordinator chooses the checkpoint and finds the job; the model is built by the user's code,
-so ``worker export`` does that in a process of its own. Tables need neither job nor TensorFlow.
+The coordinator chooses the checkpoint and finds the job. The user's code builds the model, so
+``worker export`` runs in a process of its own. Tables need neither job nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _export_tables(
 
 
 def _in(place: Path | str, written: Path) -> str:
-    """What ``written`` is called in ``place``."""
+    """Returns the path of ``written`` within ``place``."""
     return f"{str(place).rstrip('/')}/{written.name}"
 
 
@@ -111,7 +112,7 @@ def _export_model(source: Source, to: str) -> int:
 
 @dataclass(frozen=True)
 class Source:
-    """What to export, and what a person should know of the choice."""
+    """The checkpoint to export, with remarks on the choice for the user."""
 
     checkpoint: Path
     global_step: int
@@ -125,12 +126,12 @@ def find_source(source: Path, step: int | None, job: str | None) -> Source:
 
     Args:
         source: a run directory, or the directory of one checkpoint.
-        step: the global step of the checkpoint; None takes the newest good one.
-        job: where the job file is; None takes the run's.
+        step: the global step of the checkpoint; None selects the newest good one.
+        job: the path of the job file; None selects the run's.
 
     Raises:
         CheckpointError: no such checkpoint, or it is damaged.
-        InvalidJob: the job file is not to be found.
+        InvalidJob: the job file cannot be read.
     """
     checkpoint, manifest, remarks = _choose(source, step)
     path = job if job is not None else _job_of(checkpoint.parent.parent)
@@ -180,7 +181,7 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
     if step is not None:
         found = find_checkpoints(checkpoints)
         there = {path: manifest.global_step for path, manifest in found.manifests}
-        # Several generations may have come as far; the newest is the first.
+        # Several generations may have reached the step; the newest comes first.
         source = next((path for path, its in there.items() if its == step), source)
         if source not in there:
             names = ", ".join(sorted(path.name for path in there)) or "none"
@@ -193,13 +194,13 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
 
 
 def _better(run_dir: Path, chosen: Manifest) -> list[str]:
-    """Says which checkpoint was best, where the run keeps it and another one was ``chosen``."""
+    """Returns a remark if the run keeps a better checkpoint than the ``chosen`` one."""
     found = best_checkpoint(run_dir)
     if found is None or found[0].name == chosen.name:
         return []
     manifest, objective, score = found
     step = manifest.global_step
-    # Of a step that a resumed run has come to once more, --step takes the newest.
+    # If a resumed run has reached the step again, --step selects its newest checkpoint.
     of_step = [m for _, m in find_checkpoints(run_dir / CHECKPOINTS).manifests]
     one = sum(m.global_step == step for m in of_step) == 1
     takes = f"--step {step}" if one else f"{run_dir / CHECKPOINTS / manifest.name} in place of it"
@@ -210,7 +211,7 @@ def _better(run_dir: Path, chosen: Manifest) -> list[str]:
 
 
 def _job_of(run_dir: Path) -> str:
-    """The job's path as the run was given it."""
+    """Returns the job's path as the run was given it."""
     path = run_dir / JOB
     try:
         return str(record({"job": text}, more=True)(read_json(path), "")["job"])

@@ -1,9 +1,9 @@
-"""``coordinator export --tables`` and ``--evicted``: the rows of each embedding table of a
-checkpoint, or those that it has evicted, as a file of ids and rows; and all its other variables.
+"""``coordinator export --tables`` and ``--evicted``: writes the rows of each embedding table of a
+checkpoint, or its evicted rows, as a file of ids and rows, and all other variables as a file.
 
-A file is safetensors with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32
-``[n, width]``, or with a tensor for each variable, by its path and in its shape. Unlike .npz it can
-be mapped into memory, and a table is written without holding it.
+Files are safetensors. A table's has the tensors ``ids`` int64 ``[n]``, ascending, and ``rows``
+float32 ``[n, width]``; the other has a tensor for each variable, by its path and in its shape.
+Unlike .npz they can be mapped into memory, and a table is written without holding it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from psrpc.core.tables import Ids, TableSpec
 Values = npt.NDArray[np.float32]
 
 VARIABLES = "model.safetensors"
-"""The file of the variables that are no tables. Load-bearing."""
+"""The file of the variables that are not tables. Load-bearing."""
 
 Fill = Callable[[str, Ids, Values], None]
 """Writes the rows of a table, by name, into an array, in the order of ids."""
@@ -50,7 +50,7 @@ class ExportedTable:
 
 @dataclass(frozen=True)
 class ExportedVariables:
-    """The file of all variables that are no tables: how many, and their elements together."""
+    """The file of all variables that are not tables; counts them and their elements."""
 
     path: Path
     variables: int
@@ -58,15 +58,15 @@ class ExportedVariables:
 
 
 def table_file_name(table: str) -> str:
-    """The name of a table's file; what a file's name may not have is percent-encoded."""
+    """Returns the name of a table's file, percent-encoding invalid characters."""
     name = f"{quote(table, safe='')}.safetensors"
-    # That name is taken; a program that decodes names reads this one like the others.
+    # VARIABLES is taken; programs that decode names read this one like the others.
     return name if name != VARIABLES else f"%6D{name[1:]}"
 
 
 def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[ExportedTable]:
-    """Writes all tables of a checkpoint into the directory ``to``, over what is there of the same
-    names. About 30 bytes are held for each row of a table, whatever its width.
+    """Writes all tables of a checkpoint into the directory ``to``, replacing files of the same
+    names. Holds about 30 bytes for each row of a table, whatever its width.
 
     Raises:
         CheckpointError: its files are damaged, or the operating system refused.
@@ -79,9 +79,9 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
 
 
 def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedVariables:
-    """Writes the variables of a checkpoint that are no tables into the directory ``to``, over what
-    is there of that name; moving averages in place of the parameters that have them. They are all
-    held at once.
+    """Writes the variables of a checkpoint that are not tables into the directory ``to``, replacing
+    a file of that name. Moving averages replace the parameters that have them. Holds all values at
+    once.
 
     Raises:
         CheckpointError: its files are damaged, or the operating system refused.
@@ -101,8 +101,8 @@ def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedV
 def export_evicted(
     directory: Path, manifest: Manifest, to: Path
 ) -> tuple[list[ExportedTable], list[str]]:
-    """The same with all rows that were evicted until the checkpoint: of a row that was evicted
-    several times the last. Only of tables that keep them; and lines on what was passed over.
+    """Writes, as :func:`export_tables`, all rows evicted before the checkpoint from tables that
+    keep them; of a row evicted several times, the last. Also returns remarks on skipped files.
 
     Raises:
         InvalidArgument: no table keeps evicted rows.
@@ -141,7 +141,7 @@ def _export(
 
 @contextmanager
 def _placed(path: Path) -> Iterator[Path]:
-    """Where to write the file that then takes its place at ``path``, whole or not at all."""
+    """Yields a temporary path, and moves its file to ``path`` at the end, whole or not at all."""
     unfinished = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path
     with path.open("w+b") as file:
         file.write(head)
         file.write(ids.data)
-        # At once, so that a disk that is too small is found here and not while it is mapped.
+        # Allocated at once, so that a full disk fails here and not in a mapped page.
         os.posix_fallocate(file.fileno(), 0, len(head) + sum(t.nbytes for t in tensors))
         file.flush()
         if ids.size:

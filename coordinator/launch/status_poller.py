@@ -17,6 +17,7 @@ STATUS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
     """A status, and the monotonic time of the request: the status itself is newer."""
 
     status: GetJobStatusResponse

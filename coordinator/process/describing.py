@@ -15,21 +15,21 @@ from psrpc.ops.process import child_environment, module_command
 from psrpc.options.config_keys import variable as variable_of
 
 _NOT_FOR_JOBS = {variable_of(key) for key in ("certs", "token_file", "config")}
-"""Variables that lead to keys."""
+"""Environment variables that lead to keys."""
 
 _SAID_CHARS = 64 << 10
-"""Of what a child says that finds the job unusable."""
+"""Maximum of characters of the child's error output."""
 
 
 class DescribeFailed(PsError):
-    """The child found the job unusable. The message is all that it said, its last line being the
-    error, ready to be shown as it is."""
+    """The child found the job unusable. The message is its whole error output, whose last line is
+    the error, ready to print."""
 
 
 def describe_command(
     job: Path, mode: str | None, replicas: int | None, overrides: Sequence[str]
 ) -> list[str]:
-    """The command line of the child. ``--replicas`` comes last, so it beats an override."""
+    """Returns the child's command line. ``--replicas`` comes last, so it beats an override."""
     command = module_command("worker.cli", "describe", str(job))
     if mode is not None:
         command += ["--mode", mode]
@@ -41,8 +41,8 @@ def describe_command(
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what says where keys and secrets of this process are: the child runs
-    the job's code, and has no use for them."""
+    """Returns the environment without the locations of this process's keys and secrets: the child
+    runs the job's code and does not need them."""
     return {name: value for name, value in environment.items() if name not in _NOT_FOR_JOBS}
 
 
@@ -50,8 +50,8 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
     """Runs the child and reads what it prints. Cancelling ends the child.
 
     Raises:
-        DescribeFailed: the job cannot be used; holds the child's own words.
-        InvalidJob: the child printed something else than a description.
+        DescribeFailed: the job is unusable; holds the child's error output.
+        InvalidJob: the child printed something other than a description.
     """
     child = await asyncio.create_subprocess_exec(
         *command,
@@ -68,8 +68,8 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
                 child.kill()
             await child.wait()
     if child.returncode:
-        # The job's own code may have written there.
-        said = told_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
+        # The job's own code may have written to standard error, too.
+        words = told_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
         how = f"`worker describe` ended with exit status {child.returncode}"
-        raise DescribeFailed(said or f"error: {how} and no word; its log may say why")
+        raise DescribeFailed(words or f"error: {how} and no word; its log may say why")
     return parse_description(out.decode())

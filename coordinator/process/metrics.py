@@ -1,4 +1,4 @@
-"""A job's figures as Prometheus wants them: ``coordinator_*``, made of its status."""
+"""The metrics of a job for Prometheus: ``coordinator_*``, derived from its status."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _OF_SHARDS: dict[str, tuple[type[Family], str, str]] = {
 
 
 def families(status: pb.GetJobStatusResponse) -> Iterator[Family]:
-    """All metrics of a job. ``status`` is what ``coordinator status`` shows, too."""
+    """Yields all metrics of a job, from the same ``status`` as ``coordinator status`` shows."""
     info = GaugeMetricFamily("coordinator_info", "Always 1.", labels=("name", "run", "version"))
     info.add_metric((status.job, status.run_id, status.software), 1)
     yield info

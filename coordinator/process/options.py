@@ -17,10 +17,10 @@ from psrpc.security.identity import Role
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What ``coordinator serve`` was asked for; None leaves a choice to the job.
+    """The options of ``coordinator serve``; None leaves a choice to the job.
 
     Raises:
-        InvalidArgument: a value that cannot be meant; names the option and the value.
+        InvalidArgument: an invalid value; names the option and the value.
     """
 
     job: Path
@@ -47,7 +47,7 @@ class ServeOptions:
 
 
 def options_from(args: argparse.Namespace) -> ServeOptions:
-    """The checked options. Raises InvalidArgument."""
+    """Returns the checked options. Raises InvalidArgument."""
     return ServeOptions(
         job=args.job,
         shards=args.shards,

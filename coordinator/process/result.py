@@ -21,22 +21,22 @@ from psrpc.v1 import coordinator_pb2 as pb
 
 
 def write_failure(run_dir: Path, job: str, reason: str, known: Mapping[str, Any]) -> None:
-    """Records that the job failed for a reason that its coordinator could not know.
+    """Records that the job failed for a reason unknown to its coordinator.
 
     Args:
-        known: what the coordinator had written, kept as it is beside the phase and the reason.
+        known: the coordinator's summary, kept except for the phase and the reason.
     """
     write_summary(run_dir, {"job": job, **known, "phase": "failed", "reason": reason})
 
 
 def write_restarts(run_dir: Path, restarts: Mapping[str, int], known: Mapping[str, Any]) -> None:
-    """Adds to a summary how often each process was started again, which its coordinator could not
-    know; processes that never were are left out."""
+    """Adds to a summary the restarts of each process that had any, which are unknown to its
+    coordinator."""
     write_summary(run_dir, {**known, "restarts": dict(sorted(restarts.items()))})
 
 
 def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusResponse:
-    """What the coordinator would say of a run that has ended, as far as its summary knows."""
+    """Returns the status of a run that has ended, as far as its summary knows it."""
     policy = summary.get("policy") or {}
     steps = summary.get("global_step") or 0
     done = summary.get("phase") == "done"
@@ -44,7 +44,7 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
         phase=summary.get("phase") or "",
         policy=policy.get("policy") or 0,
         settings=policy.get("words") or "",
-        # Earlier versions did not write it.
+        # Earlier versions did not write total_steps.
         total_steps=summary.get("total_steps") or (steps if done else 0),
         loss=math.nan,
         newest_checkpoint=summary.get("checkpoint") or "",
@@ -66,7 +66,7 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
         status.evaluations.add(
             evaluation=found["evaluation"],
             global_step=found["global_step"],
-            # JSON knows no NaN.
+            # JSON has no NaN.
             results={k: math.nan if v is None else v for k, v in values.items()},
         )
     return status
@@ -91,12 +91,12 @@ _SAME = (
     "failed",
     "generation",
 )
-"""Fields of a summary and of a status that mean the same. Its rates are means, and do not."""
+"""Fields of the same meaning in a summary and a status. Rates differ: a summary's are means."""
 
 
 def show_result(summary: Mapping[str, Any], run_dir: Path) -> None:
-    """Prints the figures of a finished run, and the command that takes its model in one line, to be
-    copied."""
+    """Prints the figures of a finished run and the command that exports its model, in one line to
+    copy."""
     console = Console()
     console.print(result_table(summary, run_dir))
     command = export_command(summary, run_dir)
@@ -105,14 +105,14 @@ def show_result(summary: Mapping[str, Any], run_dir: Path) -> None:
 
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
-    """The figures of a finished run, two columns; what the summary lacks is left out."""
-    # For those who stop a job that is no failure.
+    """Returns the figures of a finished run in two columns; skips those the summary lacks."""
+    # For a user who stops a job, that is no failure.
     phase = "stopped" if summary.get("reason") == STOPPED else summary.get("phase", "?")
     title = escape(told(f"{summary.get('job', run_dir.name)}: {phase}"))
     table = Table("", "", title=title)
     table.show_header = False
     table.columns[1].justify = "right"
-    # A path is of no use unless it is whole.
+    # Fold, not cut: a shortened path is useless.
     table.columns[1].overflow = "fold"
     for label, value in _rows(summary, run_dir):
         if value is not None:
@@ -151,7 +151,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("micro-batches per second", number("batches_per_s", "{:.1f}")),
         ("examples per second", number("examples_per_s", "{:.0f}")),
         ("mean staleness", None if replicas else number("mean_staleness", "{:.2f}")),
-        # JSON knows no NaN: it is null there.
+        # JSON has no NaN: it is null in the summary.
         *(
             (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
@@ -168,7 +168,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
 
 
 def _after_early_stop(summary: Mapping[str, Any]) -> str | None:
-    """Why, of a run that has stopped by itself."""
+    """Returns the reason of a run that stopped early by itself."""
     reason = summary.get("reason") if summary.get("phase") == "done" else None
     return reason.removeprefix("stopped early ") if reason else None
 
@@ -177,24 +177,24 @@ def _best(summary: Mapping[str, Any]) -> str | None:
     best = summary.get("best")
     if best is None:
         return None
-    said = f"{best['epoch']}, in {best['checkpoint']}"
+    words = f"{best['epoch']}, in {best['checkpoint']}"
     if best.get("restored", True) or best["checkpoint"] == summary.get("checkpoint"):
-        return said
+        return words
     value = best.get(best.get("by", ""))
     result = f" ({best['by']} {value:.4g})" if isinstance(value, int | float) else ""
     step = best.get("global_step")
-    # Of a run that an earlier version began.
+    # None in a run that an earlier version began.
     takes = "" if step is None else f"; coordinator export takes it with --step {step}"
-    return f"{said}{result}{takes}"
+    return f"{words}{result}{takes}"
 
 
 def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
-    """Makes a file of what a run has trained; empty where the job is not done."""
+    """Returns the command that exports the model of a run; empty if the job is not done."""
     if summary.get("phase") != "done" or not summary.get("checkpoint"):
         return ""
     into = "--to model.keras"
     if summary.get("growing_tables"):
-        # They may be larger than any one machine.
+        # Growing tables may be larger than any one machine.
         into = "--tables tables"
     elif summary.get("tables"):
         # A Keras file has no combiner, no padding and no strings.
@@ -203,7 +203,7 @@ def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """What the shards have applied, by their last checkpoint; nothing where that is not known."""
+    """Returns the batches in the last checkpoint of the shards; empty if unknown."""
     found = summary.get("counted")
     if not found:
         return []
@@ -217,7 +217,7 @@ def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
             f"{_grouped(counted)} of {_grouped(batches)}",
         ),
         ("twice on some shards, at most", _grouped(twice) if twice else None),
-        # Nobody misses what a run that was stopped, or stopped early, has yet to do.
+        # Runs that were stopped, or stopped early, have batches left to do.
         ("missing", missing if done and not summary.get("reason") else None),
         ("skipped", _named(found["skipped_batches"], found["skipped"])),
     ]
@@ -229,7 +229,7 @@ def _named(names: Sequence[str], of_all: int) -> str | None:
 
 
 def _evaluated_before(summary: Mapping[str, Any]) -> str | None:
-    """At which step, of a run that has gone on since."""
+    """Returns the step of the last evaluation of a run that has trained on since."""
     step = summary.get("eval_step")
     return None if step in (None, summary.get("global_step")) else _grouped(step)
 

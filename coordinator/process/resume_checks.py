@@ -1,4 +1,4 @@
-"""Refuses to go on with a run that does not fit the job."""
+"""Refuses to continue a run that does not fit the job."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ log = get_logger()
 
 
 def check_ledger(path: Path, *, resume: bool) -> None:
-    """Refuses a run directory whose ledger is damaged, or whose run has ended, before anything in
-    it is touched and before seconds are spent on the job. What cannot be read for another reason is
-    for :func:`settle` to say.
+    """Refuses a run directory whose ledger is damaged or whose run has ended, before it is changed
+    and before seconds go into describing the job. Leaves other read errors to :func:`settle`.
 
     Args:
-        resume: a run that has ended is gone on with.
+        resume: a run that has ended may continue.
 
     Raises:
         CheckpointError: the ledger is damaged.
-        AlreadyExists: the run has ended, and nobody said --resume.
+        AlreadyExists: the run has ended, and --resume is not set.
     """
     if not (path / LEDGER).exists():
         return
@@ -68,13 +67,13 @@ def _check_not_ended(path: Path, ended: Any) -> None:
 
 
 def ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
-    """Whether a run has ended, but not well, with nothing saved that a new beginning could lose."""
+    """Whether a run has failed or was stopped without a checkpoint that a new start could lose."""
     phase = (store.get(ENDED) or {}).get("phase")
     return phase not in (None, "done") and not saved(path, store, storage)
 
 
 def saved(path: Path, store: Store, storage: Storage) -> bool:
-    """Whether there is or was a checkpoint, good or not."""
+    """Whether the run has or had a checkpoint, good or not."""
     found = find_checkpoints(path / CHECKPOINTS, storage)
     return bool(store.newest_checkpoint() or found.manifests or found.refused)
 
@@ -113,13 +112,14 @@ def check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str,
 
 
 def left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    """Of a run that is resumed, the settings that it was started with and that nobody says now."""
-    said = identity["overrides"]
+    """Returns remarks on the settings that a resumed run was started with and that are not repeated
+    now."""
+    repeated = identity["overrides"]
     return [
         f"the run was started with --set {key}={value}, which is not said now: what the job file "
         "says holds"
         for key, value in known.get("overrides", {}).items()
-        if key not in said
+        if key not in repeated
     ]
 
 
@@ -128,7 +128,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-    """What two jobs differ in; empty if they are the same."""
+    """Returns the first key in which two jobs differ; empty if they are the same."""
     return next((key for key, value in identity.items() if known.get(key) != value), "")
 
 

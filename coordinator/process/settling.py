@@ -1,4 +1,4 @@
-"""What is settled before anyone is let in: a new run, or one that goes on."""
+"""Settles which run to serve, before any shard or worker is admitted: a new or an earlier one."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ FREE_TO_CHANGE = (
     "stop_early",
     "unsummed_metrics",
 )
-"""Settings of a job that a run may go on with other values of."""
+"""Settings of a job that may change when a run continues."""
 
 
 class Options(Protocol):
-    """What a run is settled from; see ServeOptions."""
+    """The options that settle a run; see ServeOptions."""
 
     @property
     def job(self) -> Path: ...
@@ -81,17 +81,17 @@ def settle(
     store: Store,
     storage: Storage = DISK,
 ) -> Run:
-    """The run to serve, which is stored.
+    """Returns the run to serve, and stores it.
 
-    A directory without a run gets one. A run that has not ended goes on, with the same job; its
-    shards may be there still. One that has ended before anything was saved begins anew, since
-    nothing is trained before the first checkpoint. One that has ended, or is to go on as another
-    job, is resumed. The policy that it followed last stands, unless it is resumed with another one
-    than it was started with. With ``auto_resume`` each of these is done where it is due.
+    A directory without a run gets one. A run that has not ended continues with the same job; its
+    shards may still be alive. A run that ended before its first checkpoint begins anew, since
+    nothing is trained before that. A run that has ended, or continues as another job, is resumed.
+    Its last policy stays, unless it is resumed with another one than it was started with. With
+    ``auto_resume`` the state of the run selects among these.
 
     Raises:
-        JobDone: the run is done, and ``auto_resume`` asks for no more than that.
-        AlreadyExists: the run has ended, and nobody said --resume.
+        JobDone: the run is done; only with ``auto_resume``.
+        AlreadyExists: the run has ended, and --resume is not set.
         InvalidJob: the run is of another job, or the job does not fit the checkpoint to resume.
         CheckpointError: there is no good checkpoint to resume.
         OSError: the operating system refused.
@@ -109,13 +109,13 @@ def settle(
         elif not resume:
             check_goes_on(directory.path, known, identity, ended)
         if ended is None and not difference(known, identity):
-            # Its shards may be there, and look again for the word that they know.
+            # Its shards may still be alive, and present the token that they know.
             token = directory.token()
     policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
     if known is not None and not resume and difference(known, identity):
-        # Nothing was trained as it was.
+        # Nothing was trained with the earlier policy.
         first = identity["policy"]
     remarks: list[str] = []
     twice = store.get(TWICE) or 0
@@ -129,7 +129,7 @@ def settle(
                 raise
             raise nothing_to_resume(directory.path, error) from None
         run_id = chosen.run_id
-        # A ledger that is new, in place of one that was damaged, knows of none of them.
+        # A new ledger, in place of a damaged one, knows no generation.
         generation = max(generation, _highest_generation(directory.path, storage))
         twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
@@ -192,7 +192,7 @@ def settle(
 
 
 def _of_empty_shards(plan: Plan) -> list[str]:
-    """In words, that there are shards without parameters; any shard may have rows of a table."""
+    """Returns a remark on shards without parameters; with tables, any shard may have rows."""
     empty = sum(not plan.shard_nbytes(shard) for shard in range(plan.shards))
     if not empty or plan.tables:
         return []
@@ -203,14 +203,14 @@ def _of_empty_shards(plan: Plan) -> list[str]:
 
 
 def overrides_for_workers(options: Options) -> tuple[str, ...]:
-    """The overrides as a worker must apply them; --replicas is one of them."""
+    """Returns the overrides as a worker must apply them, including --replicas."""
     if options.replicas is None:
         return options.overrides
     return (*options.overrides, f"replicas={options.replicas}")
 
 
 def _identity(options: Options, description: JobDescription, plan: Plan) -> dict[str, Any]:
-    """By what a run is known again, as JSON gives it back."""
+    """Returns the properties that identify a run's job, as JSON types."""
     split = (override.partition("=") for override in overrides_for_workers(options))
     overrides = {key.strip(): value for key, _, value in split}
     return {
@@ -227,12 +227,12 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
 def _resumes(
     path: Path, store: Store, known: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> bool:
-    """Whether a run goes on from its newest checkpoint, as with --resume, rather than where its
-    shards stand, or from the beginning: nothing is trained before the first checkpoint.
+    """Whether a run continues from its newest checkpoint, as with --resume. Otherwise it continues
+    from its shards' state or, without a checkpoint, from the beginning.
 
     Raises:
-        JobDone: it is done.
-        InvalidJob: it is of a job file of another name.
+        JobDone: the run is done.
+        InvalidJob: the run is of a job file of another name.
     """
     ended, key = store.get(ENDED), difference(known, identity)
     check_same_name(path, known, identity)
@@ -244,13 +244,13 @@ def _resumes(
 
 
 def _highest_generation(run_dir: Path, storage: Storage) -> int:
-    """Of all checkpoints of a run: what is saved from now on has to count as newer than each."""
+    """Returns the highest generation of all checkpoints; new ones have to count as newer."""
     found = find_checkpoints(run_dir / CHECKPOINTS, storage)
     return max((manifest.generation for _, manifest in found.manifests), default=0)
 
 
 def _store(store: Store, values: Mapping[str, Any]) -> None:
-    """Nothing is written that is there already: the disk may be full."""
+    """Writes only changed values: the disk may be full."""
     changed = {key: value for key, value in values.items() if store.get(key) != value}
     if changed:
         store.put_all(changed)

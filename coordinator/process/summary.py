@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to."""
+"""``summary.json``: the result of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from psrpc.files.storage import replace_text
 
 
 def summarize(course: Course) -> dict[str, Any]:
-    """The figures of a run that has ended. Rates are means over this run's training time:
+    """Returns the figures of a run that has ended. Rates are means over this run's training time:
     ``steps_per_s`` of global steps, ``batches_per_s`` of micro-batches. ``epoch`` counts from 1,
     and ``loss`` is the mean of the last steps, as in a status; ``eval`` is the newest evaluation,
-    at ``eval_step``, empty where there was none. Histograms (entry s counts the applied pushes of
-    staleness s) and times (seconds) are those of the processes that were there last."""
+    at ``eval_step``, empty if there is none. Histograms (entry s counts the applied pushes of
+    staleness s) and times (seconds) are those of the last processes."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = training.notes.results
@@ -99,8 +99,9 @@ def _of_policy(followed: Followed) -> dict[str, Any]:
 
 
 def _best(course: Course) -> dict[str, Any] | None:
-    """The epoch that the run comes to, of a job that restores its best when it is done, or the best
-    of those whose checkpoints are kept, ``by`` what: its state is not what an export takes."""
+    """Returns the epoch whose state the run ends with, if the job restores its best when done;
+    otherwise the best epoch with a kept checkpoint, which an export does not select. ``by`` names
+    the metric."""
     training, description = course.training, course.run.description
     best = training.best if course.phase == "done" else None
     restored = best is not None
@@ -131,10 +132,10 @@ def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
 
 
 def still_holds(before: Mapping[str, Any], course: Course) -> bool:
-    """Whether the summary ``before`` is still that of the run: it was done, and has only been
-    served since, or gone on with when nothing was left to do."""
+    """Whether the summary ``before`` still describes the run: it was done, and has trained nothing
+    since."""
     ended_well = course.phase == "done" or course.reason == STOPPED
-    # An earlier coordinator may have trained, and died before it summed up.
+    # An earlier coordinator may have trained and died before it wrote a summary.
     trained = course.training.progress.batches or course.checkpoints.newest != before.get(
         "checkpoint"
     )
@@ -142,12 +143,12 @@ def still_holds(before: Mapping[str, Any], course: Course) -> bool:
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Writes the file whole. Raises OSError."""
+    """Writes the file atomically. Raises OSError."""
     replace_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def _resume(course: Course) -> str:
-    """The options that go on with a run that came to no good end; empty where there are none."""
+    """Returns the options that resume a failed or stopped run; empty if it cannot be resumed."""
     if course.phase != "failed" or not course.checkpoints.newest:
         return ""
     return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
@@ -158,5 +159,5 @@ def _plain(values: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON knows no NaN."""
+    """Returns None for values that are not finite: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None
