@@ -1,1 +1,1 @@
-"""What shards, workers and commands call."""
+"""The client of the coordinator, for shards, workers and commands."""

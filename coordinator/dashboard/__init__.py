@@ -1,1 +1,1 @@
-"""The web page of a run, and what it shows."""
+"""The web page of a run, and its data."""

@@ -50,7 +50,6 @@ class Points:
     Keeps the whole run as means of ``width`` points each. When there are too many, it merges them
     in pairs and doubles ``width``.
     """
-    """
 
     def __init__(self, recent: int = RECENT, whole: int = WHOLE) -> None:
         """``whole`` must be even."""

@@ -1,1 +1,1 @@
-"""Says why a cluster does not work."""
+"""Diagnoses why a cluster does not work."""

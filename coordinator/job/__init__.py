@@ -1,1 +1,1 @@
-"""Puts the pure parts together, on one event loop."""
+"""Combines the pure parts into a running job, on one event loop."""

@@ -30,7 +30,7 @@ export class Chart {
     this.resizing.observe(this.box);
   }
 
-  /** xs, ys: numbers, null for a gap; steps: what step each point is of; events: [{at, kind}]. */
+  /** xs, ys: numbers, null for a gap; steps: the step of each point; events: [{at, kind}]. */
   set(xs, ys, steps = [], events = []) {
     this.data = [xs, ys];
     this.steps = steps;
@@ -49,7 +49,7 @@ export class Chart {
     this.figure.remove();
   }
 
-  /** Colours belong to the theme. */
+  /** Takes the colours from the theme. */
   recolour() {
     if (!this.plot) return;
     this.plot.destroy();

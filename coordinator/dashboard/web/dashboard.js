@@ -1,4 +1,4 @@
-// Asks the coordinator once a second how the job stands, and shows it.
+// Fetches the job's status once a second, and shows it.
 import { Chart } from "./charts.js";
 import { lanes, list, newest } from "./lanes.js";
 import { head, histogram, progress, shards, tiles, workers } from "./tables.js";
@@ -31,11 +31,11 @@ function makeCharts() {
 
 async function ask(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-  // `coordinator dashboard` says why it has no answer.
+  // `coordinator dashboard` answers with the reason if the coordinator is away.
   if (!answer.ok) throw Object.assign(new Error(`${path} answered ${answer.status}`), { why: await answer.text() });
   const edition = answer.headers.get("x-edition");
   seen.edition ??= edition;
-  // Another version of the coordinator has taken over, and has a page of its own.
+  // A coordinator of another version has taken over, and has another page.
   if (seen.edition !== edition) location.reload();
   return answer.json();
 }
@@ -118,7 +118,7 @@ function drawCharts(status, history) {
   charts.examples.set(found.at, found.examples_per_s, found.step, events);
   charts.steps.set(found.at, found.steps_per_s, found.step, events);
   charts.staleness.set(found.at, found.staleness, found.step, events);
-  // In rounds there is none, unless a policy lets some come late.
+  // Rounds have no staleness, unless a policy admits late gradients.
   at("stale").hidden = status?.mode === "sync" && !status.staleness_counts.slice(1).some((n) => n);
   const kinds = new Set(events.map((event) => event.kind));
   const words = [["failure", "a failure"], ["restart", "a restart"], ["mode", "another mode"]].filter(([kind]) => kinds.has(kind));

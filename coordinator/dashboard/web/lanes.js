@@ -1,4 +1,4 @@
-// The timeline: what happened when, as marks on lanes and as a list.
+// The timeline of events, as marks on lanes and as a list.
 import { clock, count, el } from "./words.js";
 
 const LANES = [
@@ -9,7 +9,7 @@ const LANES = [
   ["Failures", ["failure", "warning"], "cross"],
 ];
 const WORDS = { phase: "Phase", mode: "Mode", member: "Member", failure: "Failure", restart: "Restart", evaluation: "Evaluation", checkpoint: "Checkpoint", waiting: "Waiting", warning: "Warning" };
-// What every epoch, or every start of a coordinator, brings.
+// Routine events of every epoch, or of every start of a coordinator.
 const ROUTINE = ["checkpoint", "evaluation", "member", "waiting"];
 const LABEL = 104;
 const ROW = 24;
@@ -42,7 +42,7 @@ function mark(shape, x, y) {
   return el("path", { class: "hollow thick", d: `M${x - 4} ${y - 4}l8 8m0-8l-8 8` });
 }
 
-/** The newest, at least half of them not routine, if there are so many. */
+/** The newest events; at least half are not routine, if there are so many. */
 export function newest(events, most) {
   const found = new Set(events.filter((event) => !ROUTINE.includes(event.kind)).slice(-most / 2));
   for (const event of [...events].reverse()) {

@@ -1,11 +1,11 @@
-// The parts of the page that are text and bars: each a function of a status, giving elements.
+// The text and bars of the page: each function turns a status into elements.
 import { bytes, count, duration, el, measure, plural, ranges, rate } from "./words.js";
 
 const CAUSES = { compute: "computing", network: "network", apply: "updating", barrier: "waiting for others", data: "reading data" };
 const GOOD = new Set(["active", "ready", "training", "done"]);
 const BAD = new Set(["silent", "failed"]);
 
-/** A state is told by its word; the mark before it has a shape of its own. */
+/** Shows a state as a word after a mark of its own shape. */
 export function state(word, detail = "") {
   const look = GOOD.has(word) ? "good" : BAD.has(word) ? "bad" : "idle";
   return el("span", { class: `state ${look}` }, word + detail);
@@ -35,7 +35,7 @@ export function progress(status) {
   ];
 }
 
-/** What a job goes on from, while nobody knows at which step. */
+/** The checkpoint that a job continues from, while its step is unknown. */
 function whence(status) {
   if (status.phase !== "recovering") return "";
   if (status.restored) return `Restoring from ${status.restored}`;
@@ -74,7 +74,7 @@ export function histogram(status) {
   return el("table", { class: "histogram" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "updates behind"), el("th", { scope: "col" }, el("span", { class: "unseen" }, "bar")), el("th", { scope: "col", class: "n" }, "share"), el("th", { scope: "col", class: "n" }, "pushes"))), el("tbody", {}, rows));
 }
 
-/** How long nothing has been heard of a member, once two signs of life have not come. */
+/** How long a member has been silent, once it has missed two heartbeats. */
 function silence(member) {
   if (member.state === "silent") return ` for ${duration(member.silent_s)}`;
   const missed = !["left", "missing"].includes(member.state) && member.silent_s >= 3;
@@ -126,7 +126,7 @@ export function shards(status) {
   return table(["Shard", "State", "Updates/s", "Gradients in", "Parameters", "Memory", "Updating"], rows, [2, 3, 4, 5, 6]);
 }
 
-/** By the name of the worker: in words, what it is late with. */
+/** Lateness in words, by the name of the worker. */
 export const stragglers = (status) => new Map(status.stragglers.map((line) => [line.split(" ")[0].replace(/[:,]$/, ""), line]));
 
 function table(titles, rows, figures) {

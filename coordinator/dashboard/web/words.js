@@ -1,5 +1,5 @@
-// Figures as a person reads them, and elements made of text. Nothing here parses HTML: what a job,
-// a worker or an error is called is only ever text.
+// Readable figures, and elements made of text. Nothing here parses HTML: names of jobs and workers
+// and texts of errors stay text.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const oneDigit = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
@@ -8,7 +8,7 @@ export const count = (n) => whole.format(n);
 
 export const rate = (n) => (n === null || n === undefined ? "–" : Math.abs(n) < 99.95 ? oneDigit.format(n) : whole.format(n));
 
-/** Four digits that say something: 0.02431, 1.204, 3.1e-7. */
+/** Four significant digits: 0.02431, 1.204, 3.1e-7. */
 export function measure(n) {
   if (n === null || n === undefined) return "–";
   const size = Math.abs(n);
