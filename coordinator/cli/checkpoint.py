@@ -179,7 +179,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _named(name: Path, run_dir: Path | None) -> Path:
-    """Returns the directory ``name`` or, if it does not exist, the run's checkpoint of that name."""
+    """Returns the directory ``name`` or, if it does not exist, the checkpoint of that name."""
     if run_dir is not None and not name.exists():
         name = run_dir / CHECKPOINTS / name
     return Path(os.path.realpath(name))

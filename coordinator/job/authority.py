@@ -101,7 +101,7 @@ class Authority:
 
 
 def check_software(who: str, software: str) -> None:
-    """Raises JobMismatch if ``who`` runs another version than this process."""
+    """Raises JobMismatch if the peer ``who`` runs another version than this process."""
     if software != SOFTWARE:
         raise JobMismatch(
             f"{who} runs version {software or 'unknown'} of this software, the coordinator "
@@ -111,8 +111,8 @@ def check_software(who: str, software: str) -> None:
 
 
 def check_job(run: Run, who: str, job_sha256: str, settings_sha256: str) -> None:
-    """Raises JobMismatch if ``who`` has loaded another job file than the coordinator's, or the
-    same with other settings; empty ones are not compared."""
+    """Raises JobMismatch if the worker ``who`` has loaded another job file than the coordinator's,
+    or other settings; an empty settings hash is not compared."""
     if job_sha256 != run.description.job_sha256:
         raise JobMismatch(
             f"the job file of {who} has SHA-256 {job_sha256}, the coordinator's {run.job_path} "

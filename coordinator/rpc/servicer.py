@@ -303,7 +303,7 @@ class Servicer(CoordinatorServicer):
         self, _request: pb.GetDashboardRequest, context: Any
     ) -> pb.GetDashboardResponse:
         if self._board is None:
-            raise NotReady("nobody keeps the history of this run")
+            raise NotReady("the coordinator keeps no history of this run")
         return self._board.message(context.peer())
 
     def status(self) -> pb.GetJobStatusResponse:

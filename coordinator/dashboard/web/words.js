@@ -79,8 +79,8 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Makes the children of `parent` what is wanted and touches only what differs, so that a selection,
- *  the focus and a reader's place stay. */
+/** Replaces the children of `parent` by those wanted; touches only differing ones, so that the
+ *  selection, the focus and the scroll position stay. */
 export function show(parent, ...wanted) {
   const nodes = wanted.flat(Infinity).filter((node) => node !== null && node !== undefined);
   const made = nodes.map((node) => (typeof node === "string" ? document.createTextNode(node) : node));
