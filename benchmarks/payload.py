@@ -13,7 +13,7 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec
 from worker.describe.describe import describe
 from worker.job.loader import load_job
-from worker.runtime.waits import Waits
+from worker.runtime.waits import WorkerWaits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def measure_payload(path: Path, shards: int, settings: Sequence[str]) -> Payload
     """
     # These import TensorFlow, which tables need not.
     from worker.runtime.devices import HOST, Device
-    from worker.step.compute import BatchReader, Compute
+    from worker.step.compute import BatchReader, GradientComputer
     from worker.step.replica import Replica
 
     loaded = load_job(path, settings)
@@ -52,7 +52,9 @@ def measure_payload(path: Path, shards: int, settings: Sequence[str]) -> Payload
     device = Device(HOST, "CPU")
     workspace = Workspace(plan, wire_encoding(job.wire_dtype), shared=False)
     read = BatchReader(job, device, replica.num_seeds())
-    with Compute(replica, plan, device, read, Waits(lambda _reason, _waited_s: None)) as compute:
+    with GradientComputer(
+        replica, plan, device, read, WorkerWaits(lambda _reason, _waited_s: None)
+    ) as compute:
         compute.renew(workspace)
         for name, values in replica.values(plan).items():
             compute.spare.arrays[name][:] = values

@@ -33,8 +33,8 @@ from worker.describe.describe import describe
 from worker.embedding.row_sets import ReceivedRows
 from worker.job.loader import load_job
 from worker.runtime.devices import Device, configure_devices
-from worker.runtime.waits import Waits
-from worker.step.compute import BatchReader, Compute
+from worker.runtime.waits import WorkerWaits
+from worker.step.compute import BatchReader, GradientComputer
 from worker.step.evaluator import Evaluator
 from worker.step.replica import Replica
 
@@ -80,8 +80,8 @@ class Model:
         self._replica = Replica(self.job)
         self.initial: Mapping[str, Array] = self._replica.values(self.plan)
         read = BatchReader(self.job, device, self._replica.num_seeds())
-        waits = Waits(lambda _reason, _waited_s: None)
-        self._compute = Compute(self._replica, self.plan, device, read, waits)
+        waits = WorkerWaits(lambda _reason, _waited_s: None)
+        self._compute = GradientComputer(self._replica, self.plan, device, read, waits)
         self._evaluator = Evaluator(self._replica, self.plan, device)
         self._evaluations = 0
         self._open = ExitStack()

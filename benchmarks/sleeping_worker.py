@@ -29,16 +29,16 @@ from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Array
 from worker.loop.performer import Performer
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import Pull, WithoutTables
+from worker.step.gradient_source import PullSnapshot, WithoutTables
 
 log = get_logger()
 
 
 @dataclass(frozen=True)
 class SleptResult:
-    """See ``worker.step.gradient_source.Result``."""
+    """See ``worker.step.gradient_source.GradientResult``."""
 
     gradients: tuple[Gradient, ...]
     loss: float = 1.0
@@ -121,7 +121,7 @@ class SleepingSource(WithoutTables):
         self,
         task: pb.EvaluateTask,  # noqa: ARG002  # of the protocol
         generation: int,  # noqa: ARG002
-        pull: Pull,  # noqa: ARG002
+        pull: PullSnapshot,  # noqa: ARG002
     ) -> pb.EvaluateDone:
         raise AssertionError("there is nothing to evaluate")
 
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure("console", "worker")
     with (
         CoordinatorClient(asked.coordinator) as client,
-        Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
+        WorkerSession(client, incarnation(), connect_timeout_s=120.0) as standing,
     ):
         on_stop_signals(lambda number: standing.stop(after_signal(number)))
         try:

@@ -1,4 +1,4 @@
-"""What a job file imports: ``from pserver import Job, Npz``.
+"""The names that users import: ``from pserver import Job, Npz``.
 
 Each name is looked up on first use, so ``import pserver`` loads no TensorFlow. A module of the
 user's that is called ``worker`` or ``coordinator`` does not stand in for ours.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pserver.client.lookup import RowReader
     from worker.data.arrays import Arrays
     from worker.data.csv import Csv
     from worker.data.function import Function
@@ -36,6 +37,7 @@ __all__ = [
     "Job",
     "Npz",
     "Ragged",
+    "RowReader",
     "RowwiseAdagrad",
     "TfRecords",
     "setting",
@@ -52,6 +54,7 @@ _HOMES = {
     "Job": "worker.job.job",
     "Npz": "worker.data.npz",
     "Ragged": "worker.data.ragged",
+    "RowReader": "pserver.client.lookup",
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
     "setting": "worker.job.settings",

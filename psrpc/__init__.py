@@ -1,1 +1,1 @@
-"""What more than one role needs. Knows no role."""
+"""The contract that all roles share: values, formats, transport, security."""

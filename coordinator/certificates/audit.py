@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from psrpc.core.document import LARGEST
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.files.storage import read_bounded
 from psrpc.ops.logs import get_logger
 from psrpc.security.peer_certificate import NO_CERTIFICATE, Peer
@@ -200,7 +200,7 @@ def _earlier(path: Path, number: int) -> Path:
 
 def _clean(value: object) -> object:
     if isinstance(value, str):
-        return told(value, TEXT_CHARS)
+        return sanitize(value, TEXT_CHARS)
     if isinstance(value, list | tuple):
         return [_clean(one) for one in value[:64]]
     return value

@@ -30,7 +30,7 @@ from psrpc.security.certificates import (
     certificate_name,
     job_of,
     key_name,
-    read_file,
+    read_pem_file,
     read_secret,
 )
 from psrpc.security.identity import Identity, Role, ca_uri, check_job_name
@@ -154,7 +154,7 @@ def first_end(directory: Path) -> datetime:
 def load_certificate(path: Path) -> x509.Certificate:
     """Reads the certificate in a file. Raises InvalidArgument."""
     try:
-        return x509.load_pem_x509_certificate(read_file(path))
+        return x509.load_pem_x509_certificate(read_pem_file(path))
     except ValueError:
         raise InvalidArgument(f"{path} holds no certificate in PEM form", code="PS311") from None
 

@@ -33,7 +33,7 @@ from psrpc.security.certificates import (
     authorities_of,
     certificate_name,
     job_of,
-    read_file,
+    read_pem_file,
 )
 from psrpc.security.identity import Identity, Role
 from psrpc.security.peer_certificate import Peer, peer_of_pem, serial_text
@@ -74,7 +74,7 @@ def add_member(
         try:
             for file in (CA_CERTIFICATE, CRL):
                 if (directory / file).exists():
-                    write_private(made / file, read_file(directory / file))
+                    write_private(made / file, read_pem_file(directory / file))
             identity = Identity(job_of(authority), role)
             write_leaf(made, identity, authority, key, now, days, name, directory)
             if target.exists():
@@ -157,7 +157,7 @@ def revoke(directory: Path, which: str, now: datetime) -> list[str]:
     )
     number = 1
     if path.exists():
-        before = load_crl(read_file(path), path)
+        before = load_crl(read_pem_file(path), path)
         number = crl_number(before) + 1
         for entry in before:
             builder = builder.add_revoked_certificate(entry)
@@ -241,7 +241,7 @@ def _by_serial(directory: Path, which: str) -> list[str]:
 
 def _peer(path: Path) -> Peer:
     load_certificate(path)
-    return peer_of_pem(read_file(path))
+    return peer_of_pem(read_pem_file(path))
 
 
 def _second_line(name: str, serial: str, fingerprint: str, revoked: frozenset[str]) -> str:

@@ -34,7 +34,7 @@ Warnings = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class WrittenManifest:
     """The result of a commit: ``error`` says why there is no checkpoint. ``damaged`` means that
     reading it back gave something other than what was written."""
 
@@ -46,7 +46,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DiskChoice:
     """The newest good checkpoint, or None and the reason. ``seen`` means that there are bad ones,
     ``again`` that the disk failed and may answer later."""
 
@@ -109,13 +109,13 @@ class DiskWork:
         generation: int,
         scores: Mapping[tuple[int, int], float],
         in_use: Collection[str],
-        done: Callable[[Committed], None],
+        done: Callable[[WrittenManifest], None],
     ) -> None:
         """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
         :meth:`Checkpoints.retain` does."""
         self.start(
             f"the commit of checkpoint {taken.order.name}",
-            lambda: commit(self._checkpoints, taken, generation, scores, in_use),
+            lambda: commit_checkpoint(self._checkpoints, taken, generation, scores, in_use),
             done,
         )
 
@@ -132,7 +132,7 @@ class DiskWork:
             done,
         )
 
-    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+    def choose(self, refused: Mapping[str, str], done: Callable[[DiskChoice], None]) -> None:
         """Finds the newest good checkpoint, except those ``refused``: name to reason."""
         lasting = self._checkpoints.lasting
         self.start(
@@ -205,24 +205,24 @@ def _on_thread(work: Callable[[], Result]) -> Future[Result]:
     return future
 
 
-def commit(
+def commit_checkpoint(
     checkpoints: Checkpoints,
     taken: Taken,
     generation: int,
     scores: Mapping[tuple[int, int], float],
     in_use: Collection[str],
-) -> Committed:
+) -> WrittenManifest:
     """Commits a checkpoint and removes old ones. Blocks."""
     try:
         with span("checkpoint", checkpoint=taken.order.name):
             checkpoints.commit(taken, generation)
     except CheckpointError as error:
-        return Committed(taken, generation, error.coded)
+        return WrittenManifest(taken, generation, error.coded)
     except Exception as error:  # not foreseen; without an answer the job would wait for ever
-        return Committed(taken, generation, repr(error))
+        return WrittenManifest(taken, generation, repr(error))
     warnings = retain(checkpoints, scores, in_use)
     damaged = checkpoints.is_damaged(taken.order.name)
-    return Committed(taken, generation, warnings=warnings, damaged=damaged)
+    return WrittenManifest(taken, generation, warnings=warnings, damaged=damaged)
 
 
 def retain(
@@ -240,7 +240,7 @@ def choose(
     refused: Mapping[str, str],
     storage: Storage = DISK,
     lasting: MutableSet[str] | None = None,
-) -> Choice:
+) -> DiskChoice:
     """Finds the newest good checkpoint of a run and makes its name durable; see
     :func:`choose_checkpoint`. Blocks."""
     present: list[str] = []
@@ -250,12 +250,12 @@ def choose(
             run.run_dir, run.description, run.run_id, refused, storage, run.plan, lasting
         )
     except OSError as error:
-        return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be used: {error}", again=True)
+        return DiskChoice(None, f"{run.run_dir / CHECKPOINTS} cannot be used: {error}", again=True)
     except (CheckpointError, InvalidJob) as error:
-        return Choice(None, str(error), seen=bool(present))
+        return DiskChoice(None, str(error), seen=bool(present))
     except Exception as error:  # as above
-        return Choice(None, repr(error), seen=bool(present))
-    return Choice(chosen)
+        return DiskChoice(None, repr(error), seen=bool(present))
+    return DiskChoice(chosen)
 
 
 def _present(run: Run, storage: Storage) -> list[str]:

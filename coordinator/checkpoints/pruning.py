@@ -10,10 +10,10 @@ from pathlib import Path
 from coordinator.checkpoints.evicted import keep_evicted
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import read_description
-from coordinator.core.retention import Kept, Objective, best_of, superfluous
+from coordinator.core.retention import KeptCheckpoint, Objective, best_of, superfluous
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store, unreadable_ledger
-from psrpc.checkpoint.choice import Found, find_checkpoints
+from psrpc.checkpoint.choice import FoundCheckpoints, find_checkpoints
 from psrpc.checkpoint.manifest import Manifest, remove_checkpoint, verify
 from psrpc.core.document import anything, record
 from psrpc.core.errors import CheckpointError, InvalidJob, PsError
@@ -108,7 +108,7 @@ class Pruner:
                 warnings.append(str(error))
         return warnings
 
-    def _verify_newest(self, found: Found) -> list[str]:
+    def _verify_newest(self, found: FoundCheckpoints) -> list[str]:
         """Verifies from the newest back to a good one; returns what is wrong with those before."""
         warnings = []
         for directory, manifest in found.manifests:
@@ -144,7 +144,7 @@ def best_checkpoint(run_dir: Path) -> tuple[Manifest, Objective, float] | None:
     return None
 
 
-def run_checkpoints(run_dir: Path) -> Found:
+def run_checkpoints(run_dir: Path) -> FoundCheckpoints:
     if not (run_dir / CHECKPOINTS).is_dir():
         raise CheckpointError(
             f"{run_dir} has no {CHECKPOINTS}/; expected the directory of a run", code="PS404"
@@ -152,8 +152,8 @@ def run_checkpoints(run_dir: Path) -> Found:
     return find_checkpoints(run_dir / CHECKPOINTS)
 
 
-def as_kept(found: Found) -> list[Kept]:
-    return [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests]
+def as_kept(found: FoundCheckpoints) -> list[KeptCheckpoint]:
+    return [KeptCheckpoint(m.name, m.generation, m.global_step) for _, m in found.manifests]
 
 
 def described_job(run_dir: Path) -> JobDescription:

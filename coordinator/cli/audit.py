@@ -48,15 +48,15 @@ def run(args: argparse.Namespace) -> int:
         )
     lines.sort(key=lambda line: str(line.get("time", "")))
     for line in lines:
-        sys.stdout.write((json.dumps(line) if args.json else as_text(line)) + "\n")
+        sys.stdout.write((json.dumps(line) if args.json else record_as_text(line)) + "\n")
     return 0
 
 
-def as_text(line: dict[str, Any]) -> str:
+def record_as_text(line: dict[str, Any]) -> str:
     """Returns a readable line: time, change, author and details, without terminal sequences."""
-    from psrpc.core.text import told
+    from psrpc.core.text import sanitize
 
     who = " ".join(f"{key}={line[key]}" for key in _WHO if key in line)
     rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in _SHOWN)
     parts = (line.get("time", "-"), line.get("what", "-"), who, rest)
-    return told("  ".join(str(part) for part in parts if part)).replace("\n", " ")
+    return sanitize("  ".join(str(part) for part in parts if part)).replace("\n", " ")

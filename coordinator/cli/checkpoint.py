@@ -30,13 +30,13 @@ from coordinator.core.wording import duration
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.records.run_directory import RunDirectory
 from psrpc.checkpoint.checkpoint import check_file
-from psrpc.checkpoint.choice import Found, find_checkpoints
+from psrpc.checkpoint.choice import FoundCheckpoints, find_checkpoints
 from psrpc.checkpoint.evicted_file import check_evicted, evicted_sizes
 from psrpc.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from psrpc.checkpoint.rows_chain import check_chain, table_sizes
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError, error_line
 from psrpc.core.names import CHECKPOINTS
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.files.run_paths import newest_run
 
 UNLIMITED = 1 << 16
@@ -72,7 +72,7 @@ def _ls(args: argparse.Namespace) -> int:
             str(row["global_step"]),
             "" if age is None else f"{duration(age)} ago",
             f"{row['nbytes'] / 1e6:.1f} MB",
-            *[Text(told(_rows(row["tables"], row["evicted"])))] * tables,
+            *[Text(sanitize(_rows(row["tables"], row["evicted"])))] * tables,
             Text(", ".join(row["marks"]), "green"),
         )
     _console().print(table if rows else "no checkpoints")
@@ -82,7 +82,7 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def list_checkpoints(
-    found: Found, objective: Objective | None, run_dir: Path, now: datetime
+    found: FoundCheckpoints, objective: Objective | None, run_dir: Path, now: datetime
 ) -> list[dict[str, Any]]:
     """Returns one row for each manifest, newest first, as ``ls --json`` prints them. Reads files
     only for their table sizes, so the newest checkpoint may still be damaged."""
@@ -168,10 +168,10 @@ def _diff(args: argparse.Namespace) -> int:
         table.add_column(title, justify="right" if "difference" in title else "left", no_wrap=True)
     for row in difference.arrays:
         table.add_row(
-            Text(told(row.name)), Text(row.shape), f"{row.norm:.6g}", f"{row.greatest:.6g}"
+            Text(sanitize(row.name)), Text(row.shape), f"{row.norm:.6g}", f"{row.greatest:.6g}"
         )
     for line in difference.facts:
-        _console().print(Text(told(line)), soft_wrap=True)
+        _console().print(Text(sanitize(line)), soft_wrap=True)
     if difference.arrays:
         _console().print(table)
     _console().print(f"{difference.equal} equal, {len(difference.arrays)} different arrays")
@@ -229,7 +229,7 @@ def _age_s(manifest: Manifest, now: datetime) -> float | None:
 
 
 def _say(what: str, how: str, style: str) -> None:
-    _console().print(Text.assemble(f"{told(what)}  ", (told(how), style)), soft_wrap=True)
+    _console().print(Text.assemble(f"{sanitize(what)}  ", (sanitize(how), style)), soft_wrap=True)
 
 
 def _console() -> Console:

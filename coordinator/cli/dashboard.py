@@ -104,14 +104,14 @@ def run(args: argparse.Namespace) -> int:
             server.start()
             if args.connect_timeout:
                 on_stop_signals(lambda _number: stopped.set())
-                told = client.persist(client.get_dashboard, args.connect_timeout, say, stopped)
+                told = client.persist(client.get_dashboard, args.connect_timeout, announce, stopped)
             else:
                 check_way(client, run_dir)
                 told = client.get_dashboard()
                 on_stop_signals(lambda _number: stopped.set())
             relay.took(told)
-            say(f"dashboard {server.url} of the job at {client.address}")
-            return follow(client, relay, stopped.wait, args.away_timeout)
+            announce(f"dashboard {server.url} of the job at {client.address}")
+            return follow_status(client, relay, stopped.wait, args.away_timeout)
         except CoordinatorUnreachable:
             if stopped.is_set():
                 return INTERRUPTED
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             server.stop()
 
 
-def follow(
+def follow_status(
     client: CoordinatorClient,
     relay: Relay,
     pause: Callable[[float], bool],
@@ -154,17 +154,17 @@ def follow(
                 raise why from None
             if why.code != said:
                 said = why.code
-                say(f"the coordinator is away: {why.coded}")
+                announce(f"the coordinator is away: {why.coded}")
         else:
             heard = clock()
             if said:
                 said = ""
-                say("the coordinator is back")
-    say("the job has ended")
+                announce("the coordinator is back")
+    announce("the job has ended")
     relay.audience.wait_until_seen(LAST_LOOK_S)
     return 0
 
 
-def say(line: str) -> None:
+def announce(line: str) -> None:
     """Prints a line and flushes it."""
     print(line, flush=True)  # noqa: T201

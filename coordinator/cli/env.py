@@ -63,14 +63,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidArgument: ``--run-dir`` holds no run.
     """
-    found = describe(os.environ)
+    found = describe_environment(os.environ)
     if args.run_dir is not None:
         found["run"] = _run(args.run_dir)
-    sys.stdout.write((json.dumps(found, indent=1) if args.json else as_text(found)) + "\n")
+    sys.stdout.write(
+        (json.dumps(found, indent=1) if args.json else environment_as_text(found)) + "\n"
+    )
     return 0
 
 
-def describe(environment: Mapping[str, str]) -> dict[str, Any]:
+def describe_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Returns versions, machine, packages, devices and settings, as plain JSON types. Does not
     import TensorFlow, which takes seconds and may itself be broken."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -99,7 +101,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def as_text(found: Mapping[str, Any]) -> str:
+def environment_as_text(found: Mapping[str, Any]) -> str:
     """Returns a line for each fact."""
     lines = []
     for name, value in found.items():

@@ -38,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
     peer = Role.COORDINATOR
     # All roles may call it: in a container the server itself does.
     security = whereabouts.find_security(args, who_asks(args, (peer, *Role)))
-    return healthcheck.check(args, address, security, peer, "psrpc.v1.Coordinator")
+    return healthcheck.check_health(args, address, security, peer, "psrpc.v1.Coordinator")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import ADDRESS, JOB, RUNS
-from psrpc.core.text import told, told_lines
+from psrpc.core.text import sanitize, sanitize_lines
 from psrpc.files.run_paths import newest_run
 from psrpc.files.storage import open_regular, unreadable
 from psrpc.options.command_line import run_path
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _show(logs)
         if args.follow:
-            follow(run_dir, args.processes, logs)
+            follow_logs(run_dir, args.processes, logs)
     except KeyboardInterrupt:
         return 130
     finally:
@@ -98,11 +98,11 @@ class Log:
 
     def _stamped(self) -> tuple[float, str]:
         line, self._rest = self._rest.decode(errors="replace").rstrip("\n"), b""
-        self._stamp = stamp_of(line) or self._stamp
+        self._stamp = line_stamp(line) or self._stamp
         return self._stamp, line
 
 
-def stamp_of(line: str) -> float | None:
+def line_stamp(line: str) -> float | None:
     """Returns the time of a structured log line in seconds since 1970; None if it has none. Console
     logs have local time, JSON logs UTC."""
     from datetime import datetime
@@ -139,7 +139,7 @@ def merged(logs: Sequence[Log], last: bool = False) -> Iterator[tuple[str, str]]
         yield logs[number].name, line
 
 
-def follow(
+def follow_logs(
     run_dir: Path,
     processes: Sequence[str],
     logs: list[Log],
@@ -195,7 +195,7 @@ def _show(logs: Sequence[Log], last: bool = False) -> bool:
     said = False
     for name, line in merged(logs, last):
         # Lines contain the output of user code and text from peers.
-        sys.stdout.write(f"{told(name):{width}} | {told_lines(line, LONGEST)}\n")
+        sys.stdout.write(f"{sanitize(name):{width}} | {sanitize_lines(line, LONGEST)}\n")
         said = True
     sys.stdout.flush()
     return said

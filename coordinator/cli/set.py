@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             asked = client.set_policy(args.settings)
         except CoordinatorUnreachable:
             raise nobody_answers(client, run_dir=run_dir) from None
-        say(await_policy(client, asked))
+        announce_change(await_policy(client, asked))
     return 0
 
 
@@ -77,7 +77,7 @@ def await_policy(
     wanted = f"policy {asked.policy}: {asked.settings}"
     said = ""
     while True:
-        status = client.persist(client.get_job_status, CONNECT_S, say)
+        status = client.persist(client.get_job_status, CONNECT_S, announce_change)
         for change in status.policies:
             if (change.policy, change.settings) == (asked.policy, asked.settings):
                 return f"policy {change.policy}: {change.settings} from step {change.global_step}"
@@ -90,10 +90,10 @@ def await_policy(
             )
         if status.switching != said:
             said = status.switching
-            say(said)
+            announce_change(said)
         pause(POLL_S)
 
 
-def say(line: str) -> None:
+def announce_change(line: str) -> None:
     """Prints a line and flushes it."""
     print(line, flush=True)  # noqa: T201

@@ -172,7 +172,7 @@ def _written(status: GetJobStatusResponse, as_json: bool, indent: int | None = N
 
     if not as_json:
         return status_page.render_page(status)
-    return json.dumps(status_page.as_json(status), indent=indent)
+    return json.dumps(status_page.status_as_json(status), indent=indent)
 
 
 def _say(line: str) -> None:

@@ -22,7 +22,7 @@ from psrpc.core.errors import (
 )
 from psrpc.net.channel import open_channel
 from psrpc.net.reach import why_unreachable
-from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, retry
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
@@ -294,7 +294,7 @@ class CoordinatorClient:
             # A call to a host that does not answer at all takes its whole deadline.
             if cause is not None and not isinstance(cause, NotConnected):
                 say("", 0.0)
-        return persist(
+        return retry(
             once,
             RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
             give_up,

@@ -26,7 +26,7 @@ ScaleLr = Literal["linear"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyChange:
     """A job switches to ``policy`` after its first ``epoch`` epochs."""
 
     policy: Policy
@@ -66,7 +66,7 @@ class JobDescription:
     total_updates: int
     metrics: tuple[str, ...]
     document: dict[str, Any]
-    then: Rule | None = None
+    then: PolicyChange | None = None
     local_steps: int = 1
     local_learning_rate: float | None = None
     scale_lr: ScaleLr | None = None

@@ -11,7 +11,7 @@ from coordinator.core.description import (
     STOP_EARLY,
     Engine,
     JobDescription,
-    Rule,
+    PolicyChange,
     ScaleLr,
     WireDtype,
 )
@@ -153,7 +153,7 @@ class _Reader:
         return value
 
 
-def _rule(document: Any, epochs: int) -> Rule | None:
+def _rule(document: Any, epochs: int) -> PolicyChange | None:
     if document is None:
         return None
     try:
@@ -165,7 +165,7 @@ def _rule(document: Any, epochs: int) -> Rule | None:
             f"the job's rule is to follow {policy} after epoch {epoch!r}; expected a whole number "
             f"of at least 1 and below its {counted(epochs, 'epoch')}"
         )
-    return Rule(policy, epoch)
+    return PolicyChange(policy, epoch)
 
 
 def _interval(value: Any) -> SaveInterval:

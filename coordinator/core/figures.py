@@ -18,7 +18,7 @@ MAX_COUNTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class EpochTotals:
+class ReportedTotals:
     """Sums over the ``records`` of an epoch that a shard has applied: :mod:`psrpc.core.batch`."""
 
     epoch: int
@@ -48,11 +48,11 @@ class ShardFigures:
     memory_nbytes: int = 0
     table_rows: int = 0
     table_nbytes: int = 0
-    epochs: tuple[EpochTotals, ...] = ()
+    epochs: tuple[ReportedTotals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class ReportedTransport:
     """The transport of a worker's tensors to a shard; see the message of the same name."""
 
     shard: int

@@ -19,7 +19,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCheckpoint:
     """A present checkpoint. A higher generation is newer, then a higher step."""
 
     name: str
@@ -33,7 +33,9 @@ class Kept:
 
 
 def best_of(
-    present: Sequence[Kept], objective: Objective | None, scores: Mapping[tuple[int, int], float]
+    present: Sequence[KeptCheckpoint],
+    objective: Objective | None,
+    scores: Mapping[tuple[int, int], float],
 ) -> str | None:
     """Returns the name of the best evaluated checkpoint, the oldest of equals, or None."""
     if objective is None:
@@ -48,7 +50,7 @@ def best_of(
 
 
 def superfluous(
-    present: Sequence[Kept],
+    present: Sequence[KeptCheckpoint],
     keep: int,
     objective: Objective | None,
     scores: Mapping[tuple[int, int], float],
@@ -80,7 +82,7 @@ def superfluous(
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class EarlyStop:
     """An early stop after ``epoch``, which counts from 1 as ``best`` does (0 for none), and why."""
 
     epoch: int
@@ -98,7 +100,7 @@ class StopEarly:
     min_delta: float = 0.0
     restore_best: bool = False
 
-    def judge(self, results: Sequence[float | None]) -> Stopped | None:
+    def judge(self, results: Sequence[float | None]) -> EarlyStop | None:
         """Decides whether to stop after ``results``, by epoch; None where not evaluated."""
         best, at, waited, over = math.nan, 0, 0, False
         for epoch, value in enumerate(results, 1):
@@ -115,7 +117,7 @@ class StopEarly:
         epoch = len(results)
         what = f"{self.objective.metric} did not improve for {counted(waited, 'epoch')}"
         known = f"best epoch {at}" if at else "it was never a number"
-        return Stopped(epoch, at, f"stopped early at epoch {epoch}: {what}; {known}")
+        return EarlyStop(epoch, at, f"stopped early at epoch {epoch}: {what}; {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class Review:
 
     until: int
     awaited: int | None = None
-    stopped: Stopped | None = None
+    stopped: EarlyStop | None = None
     rate: float = 1.0
 
 
@@ -189,10 +191,10 @@ def review(
         return Review(done, done - 1, None, before.rate)
     stopped = None
     if stop_early is not None and at_end:
-        stopped = stop_early.judge(results_of(evaluations, stop_early.objective))
+        stopped = stop_early.judge(evaluations_of(evaluations, stop_early.objective))
     rate = 1.0
     if reduce_lr is not None:
-        rate = reduce_lr.rate(results_of(evaluations, reduce_lr.objective), first_rate)
+        rate = reduce_lr.rate(evaluations_of(evaluations, reduce_lr.objective), first_rate)
     return Review(done if stopped else done + 1, None, stopped, rate)
 
 
@@ -206,7 +208,7 @@ def best_epoch(results: Sequence[float | None], objective: Objective) -> int | N
     return best_at
 
 
-def results_of(
+def evaluations_of(
     evaluations: Sequence[Mapping[str, float]], objective: Objective
 ) -> list[float | None]:
     """Returns the objective's results, epoch by epoch."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.core.description import JobDescription, Rule
+from coordinator.core.description import JobDescription, PolicyChange
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
@@ -146,7 +146,7 @@ class Run:
         return self.followed[-1].settings
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> PolicyChange | None:
         """The rule to switch the policy, until the first change."""
         return None if self.policies else self.description.then
 

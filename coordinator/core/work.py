@@ -19,7 +19,7 @@ Positions: TypeAlias = Mapping[int, IntervalSet]
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LeasedAttempt:
     """One try at a batch; ``number`` is unique in a job and rises."""
 
     batch: BatchId
@@ -66,7 +66,7 @@ class Decision:
 
     generation: int
     round: int
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[LeasedAttempt, ...]
     snapshots: tuple[SnapshotOrder, ...] = ()
 
 
@@ -101,7 +101,7 @@ class Revocation:
 
     number: int
     worker: str
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[LeasedAttempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Initialize:
+class InitializationWork:
     """Orders a worker to initialize every shard."""
 
 
@@ -121,7 +121,7 @@ class Initialize:
 class Train:
     """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first."""
 
-    batches: tuple[Attempt, ...]
+    batches: tuple[LeasedAttempt, ...]
     fresh: bool = False
 
 
@@ -131,13 +131,13 @@ class Round:
     ``round``, or from the ``newest``."""
 
     round: int
-    attempt: Attempt
+    attempt: LeasedAttempt
     decision: Decision | None
     newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class EvaluationWork:
     """Evaluate records ``[start, stop)`` of the evaluation data on a kept snapshot."""
 
     evaluation: str
@@ -156,7 +156,7 @@ class MetricVariable:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeWork:
     """Turn the summed metric states of an evaluation into results; those of ``training`` data are
     the mean loss's, and one flat variable of all others."""
 
@@ -174,11 +174,11 @@ class Wait:
 
 
 Command: TypeAlias = Decision | SnapshotOrder | Release | Begin | Revocation | Ended
-Work: TypeAlias = Initialize | Train | Round | Evaluate | Merge | Wait | Ended
+Work: TypeAlias = InitializationWork | Train | Round | EvaluationWork | MergeWork | Wait | Ended
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TrainingPosition:
     """The training position. ``step`` is the global step, ``batches`` counts micro-batches,
     ``examples`` those that took part (skipped ones do not); all over the whole job."""
 
@@ -213,7 +213,7 @@ class Schedule(Protocol):
         """All epochs that are done."""
 
     @property
-    def span(self) -> Span:
+    def span(self) -> TrainingPosition:
         """The training position."""
 
     def lease(
@@ -225,7 +225,7 @@ class Schedule(Protocol):
     def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
         """Records batches that are done on all shards; returns those that count now."""
 
-    def revoke(self, worker: str) -> list[Attempt]:
+    def revoke(self, worker: str) -> list[LeasedAttempt]:
         """Returns what a departed ``worker`` holds uncommitted; it stays reserved."""
 
     def release(self, worker: str) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.core.lifecycle import ENDED
-from coordinator.dashboard.snapshots import PAGE, Audience
-from coordinator.display.status_page import as_json
+from coordinator.dashboard.snapshots import PAGE, Subscribers
+from coordinator.display.status_page import status_as_json
 from psrpc.core.errors import CoordinatorUnreachable, PsError
 from psrpc.v1.coordinator_pb2 import GetDashboardResponse
 
@@ -23,7 +23,7 @@ class Relay:
         self._told = GetDashboardResponse()
         self._when = 0.0
         self._away: PsError | None = CoordinatorUnreachable("it has not been asked yet")
-        self.audience = Audience(clock)
+        self.audience = Subscribers(clock)
 
     def took(self, told: GetDashboardResponse) -> None:
         """Stores an answer of the coordinator, which must not change any more."""
@@ -52,7 +52,7 @@ class Relay:
             "looked": told.looked_s,
             "started": told.started_s,
             "job": told.status.job,
-            "status": as_json(told.status) if told.HasField("status") else None,
+            "status": status_as_json(told.status) if told.HasField("status") else None,
         }
 
     def history(self) -> dict[str, Any]:
@@ -60,10 +60,10 @@ class Relay:
         told, _ = self._newest()
         return {
             "run_id": told.status.run_id,
-            "recent": as_json(told.recent),
-            "whole": as_json(told.whole),
+            "recent": status_as_json(told.recent),
+            "whole": status_as_json(told.whole),
             "width": told.width,
-            "events": [as_json(event) for event in told.events],
+            "events": [status_as_json(event) for event in told.events],
         }
 
     def _newest(self) -> tuple[GetDashboardResponse, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.dashboard.recorder import Recorder
 from coordinator.dashboard.series import Point, columns
-from coordinator.display.status_page import as_json
+from coordinator.display.status_page import status_as_json
 from psrpc.files.storage import read_json, replace_text
 from psrpc.ops.logs import get_logger
 from psrpc.v1.coordinator_pb2 import (
@@ -47,7 +47,7 @@ LARGEST = 16 << 20
 """Maximum size of a file to read, in bytes; actual files have a tenth of a megabyte."""
 
 
-class Board:
+class DashboardSnapshots:
     """Holds the newest status and the history. Thread-safe: one lock guards everything but the
     file, and no slow work happens under it."""
 
@@ -67,7 +67,7 @@ class Board:
         self._path: Path | None = None
         self._refused = False
         self._saving = threading.Lock()
-        self.audience = Audience(wall_clock)
+        self.audience = Subscribers(wall_clock)
 
     def open(self, run_id: str, run_dir: Path) -> None:
         """Begins to record a run, continuing the history in its run directory."""
@@ -99,7 +99,7 @@ class Board:
             "looked": looked,
             "started": self._started,
             "job": self._job,
-            "status": None if status is None else as_json(status),
+            "status": None if status is None else status_as_json(status),
         }
 
     def history(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-class Audience:
+class Subscribers:
     """Tracks which viewers have seen the newest state. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -206,11 +206,11 @@ class Audience:
         return {viewer: at for viewer, at in self._asked.items() if now - at < WATCHED_S}
 
 
-class Chronicle:
+class DashboardSampler:
     """Updates a board from ``open`` to ``close``, and does nothing before. Used within one event
     loop."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DashboardSnapshots) -> None:
         self._board = board
         self._status: Callable[[], GetJobStatusResponse] | None = None
         self._look_due = self._save_due = 0.0

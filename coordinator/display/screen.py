@@ -11,7 +11,7 @@ from rich.text import Text
 
 from coordinator.core.wording import duration
 from coordinator.display.terminal import ProgressLog, render
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.ops.retry import FIRST_S, Announcer
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
@@ -55,7 +55,7 @@ class TerminalScreen:
         """See :class:`Screen`: one line that counts the seconds."""
         self._since = (now if self._since is None else self._since) if what else None
         waited_s = 0.0 if self._since is None else now - self._since
-        line = f"waiting for {told(what)} ({waited_s:.0f} s)" if waited_s >= FIRST_S else ""
+        line = f"waiting for {sanitize(what)} ({waited_s:.0f} s)" if waited_s >= FIRST_S else ""
         if line != self._waiting:
             self._waiting = line
             self._draw()
@@ -69,7 +69,7 @@ class TerminalScreen:
 
     def note(self, line: str) -> None:
         """See :class:`Screen`."""
-        self._live.console.print(Text(told(line)))
+        self._live.console.print(Text(sanitize(line)))
 
     def close(self) -> None:
         """See :class:`Screen`."""
@@ -95,7 +95,7 @@ class LineScreen:
     def note(self, line: str) -> None:
         """See :class:`Screen`."""
         stamp = f"[{duration(time.monotonic() - self._began):>7}]"
-        self._console.print(Text(f"{stamp} {told(line)}"), soft_wrap=True)
+        self._console.print(Text(f"{stamp} {sanitize(line)}"), soft_wrap=True)
 
     def waiting(self, what: str, now: float) -> None:
         """See :class:`Screen`: prints a line at growing intervals."""

@@ -20,7 +20,7 @@ from coordinator.core.wording import (
     whence,
 )
 from coordinator.display.timeline import newest_evaluations
-from psrpc.core.text import counted, told
+from psrpc.core.text import counted, sanitize
 from psrpc.v1.coordinator_pb2 import (
     GetJobStatusResponse,
     ShardStatus,
@@ -47,10 +47,10 @@ def render_page(status: GetJobStatusResponse) -> str:
         _counts(status),
         _news(status),
     ]
-    return told("\n\n".join("\n".join(lines) for lines in blocks if lines), PAGE_CHARS)
+    return sanitize("\n\n".join("\n".join(lines) for lines in blocks if lines), PAGE_CHARS)
 
 
-def as_json(message: Message) -> dict[str, Any]:
+def status_as_json(message: Message) -> dict[str, Any]:
     """Returns all fields of a message by name, zeros too, as plain JSON types. Whole numbers stay
     numbers and enums become names in lower case; NaN, infinity and absent messages become null."""
     document: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def as_json(message: Message) -> dict[str, Any]:
     return document
 
 
-def histogram(counts: Sequence[int]) -> str:
+def status_histogram(counts: Sequence[int]) -> str:
     """Returns the count of each staleness, ``"0:812 1:377 2:9 4-7:3"``; ``-`` without a push."""
     parts = []
     first = 0
@@ -95,7 +95,7 @@ def _enum_name(kind: Any, number: int) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
-        return as_json(value)
+        return status_as_json(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -129,7 +129,7 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
     ]
     lines.append("  ".join(figures))
     lines.append(
-        f"staleness {histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
+        f"staleness {status_histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
         f"version skew {status.version_skew}"
     )
     origin = f"  from {checkpoint(status.restored)}" if status.restored else ""
@@ -149,7 +149,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
                     str(shard.version),
                     _size(shard),
                     f"{shard.apply_s:.1f} s",
-                    histogram(shard.staleness_counts),
+                    status_histogram(shard.staleness_counts),
                     shard.waiting_for,
                 )
                 for shard in shards
@@ -182,7 +182,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
                 f"{worker.examples_per_s:.0f}",
                 *(f"{100 * seconds / total:.0f} %" if total else "-" for seconds in spent),
                 f"{worker.slowness:.2f}" if worker.slowness else "-",
-                histogram(worker.staleness_counts),
+                status_histogram(worker.staleness_counts),
                 worker.waiting_for,
             )
         )

@@ -80,7 +80,7 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
         address = whereabouts.find_coordinator(args)
         args.run_dir = whereabouts.find_run(args)
     try:
-        security = find_security(args)
+        security = doctor_security(args)
         identity = security.identity
     except PsError as error:
         yield Step("certificates", error=error)
@@ -90,7 +90,7 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
     yield from check_up(address, security, args.run_dir)
 
 
-def find_security(args: argparse.Namespace) -> Security:
+def doctor_security(args: argparse.Namespace) -> Security:
     """Returns the credentials of the options and environment, otherwise those of the run. Raises
     InvalidArgument."""
     certs = certificates_directory(args)

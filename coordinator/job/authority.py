@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.core.run import Run
-from coordinator.core.work import Attempt, Report
+from coordinator.core.work import LeasedAttempt, Report
 from psrpc.core.errors import AccessDenied, JobMismatch
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
@@ -21,7 +21,7 @@ from psrpc.security.signatures import (
     NONCE_BYTES,
     SESSION,
     Keys,
-    Session,
+    SessionIdentity,
     SignedDecision,
     grant_of,
     receipt_of,
@@ -47,14 +47,14 @@ class Authority:
     def open_session(self, worker: str, certificate: str) -> bytes:
         """Returns the token of a new session of ``worker``. ``certificate`` is the common name of
         the certificate that it calls with; empty without certificates."""
-        body = session_body(Session(worker, certificate), self._random(NONCE_BYTES))
+        body = session_body(SessionIdentity(worker, certificate), self._random(NONCE_BYTES))
         return self._key.sign(SESSION + body) + body
 
     def sign(self, decision: bytes) -> SignedDecision:
         """Signs a serialized decision, so that it can travel through workers."""
         return SignedDecision(decision, self._key.sign(DECISION + decision))
 
-    def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
+    def grant(self, worker: str, generation: int, attempt: LeasedAttempt) -> bytes:
         """Returns the proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
 
@@ -97,7 +97,7 @@ class Authority:
 
     def grant_initialize(self, worker: str, generation: int) -> bytes:
         """Returns the proof that ``worker`` is to initialize the shards in ``generation``."""
-        return self.grant(worker, generation, Attempt(INITIALIZE, 0))
+        return self.grant(worker, generation, LeasedAttempt(INITIALIZE, 0))
 
 
 def check_software(who: str, software: str) -> None:

@@ -13,18 +13,18 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.checkpoints.snapshots import ShardFile
-from coordinator.core.figures import EpochTotals, ShardFigures, Transport, WorkerTimes
+from coordinator.core.figures import ReportedTotals, ReportedTransport, ShardFigures, WorkerTimes
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
 from coordinator.core.wording import Position
 from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority, check_job, check_software
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.membership.members import Shard, Worker
-from coordinator.membership.recovery import Holding
+from coordinator.membership.recovery import HeldState
 from coordinator.records.store import BARRED, Store
-from coordinator.training.generations import Standing
+from coordinator.training.generations import ShardReport
 from coordinator.training.streams import Stream
 from psrpc.core.errors import (
     AccessDenied,
@@ -69,7 +69,7 @@ class Engine:
         authority: issues the sessions, grants and signatures that shards check.
     """
 
-    def __init__(self, course: Course, store: Store, authority: Authority | None = None) -> None:
+    def __init__(self, course: JobRun, store: Store, authority: Authority | None = None) -> None:
         self.course = course
         self.authority = authority or Authority()
         self._members = course.members
@@ -95,7 +95,7 @@ class Engine:
             self.course.shard_replaced(index)
         return self.run
 
-    def report_shard_ready(self, index: int, standing: Standing, error: str) -> None:
+    def report_shard_ready(self, index: int, standing: ShardReport, error: str) -> None:
         """Records that a shard has begun a generation, or cannot. Raises StaleGeneration."""
         holding, now = standing.holding, self.course.now()
         self._members.shard_seen(index, holding.incarnation, now)
@@ -136,7 +136,7 @@ class Engine:
         """Returns what keeps shards from beginning, in words; empty once all have begun."""
         return self.course.waiting_for() if self.course.phase in FORMING else ""
 
-    def watch_now(self, index: int, holding: Holding) -> Stream:
+    def watch_now(self, index: int, holding: HeldState) -> Stream:
         """Opens a shard's command stream, which begins with the commands that the shard may have
         missed. Give the stream to :meth:`watch_ended` when its connection ends. Raises
         StaleGeneration."""
@@ -151,7 +151,7 @@ class Engine:
             self._members.shard_stopped_watching(stream.shard, stream.incarnation)
             self.course.unwatched(stream.shard)
 
-    async def watch(self, index: int, holding: Holding) -> AsyncGenerator[Command, None]:
+    async def watch(self, index: int, holding: HeldState) -> AsyncGenerator[Command, None]:
         """Yields the commands for a shard, from those that it may have missed to the end of the
         job. Raises StaleGeneration."""
         stream = self.watch_now(index, holding)
@@ -168,7 +168,7 @@ class Engine:
         name: str,
         file: ShardFile,
         error: str,
-        epochs: Sequence[EpochTotals] = (),
+        epochs: Sequence[ReportedTotals] = (),
     ) -> None:
         """Records a shard's snapshot (and its file), with the shard's totals as of then. Raises
         StaleGeneration, InvalidArgument."""
@@ -260,7 +260,7 @@ class Engine:
         times: WorkerTimes | None = None,
         unreachable: Mapping[int, float] | None = None,
         position: Position | None = None,
-        transports: tuple[Transport, ...] = (),
+        transports: tuple[ReportedTransport, ...] = (),
     ) -> tuple[bool, Ended | None]:
         """Records a worker's heartbeat. Returns whether it must register again, and the end of the
         job if it has ended.

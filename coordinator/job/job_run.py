@@ -15,12 +15,12 @@ from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
 from coordinator.core.run import Run
 from coordinator.core.work import Command, Report
 from coordinator.membership.members import WorkerSilent
-from coordinator.membership.recovery import Holding, went_back
+from coordinator.membership.recovery import HeldState, went_back
 from coordinator.records.curves import Curves
 from coordinator.records.store import ENDED as ENDED_KEY
 from coordinator.records.store import Store
 from coordinator.training.gauges import read_gauges
-from coordinator.training.generations import Standing
+from coordinator.training.generations import ShardReport
 from coordinator.training.job_state import JobState
 from coordinator.training.streams import Stream
 from coordinator.transitions.changes import Changes
@@ -28,7 +28,7 @@ from coordinator.transitions.checkpointing import Checkpointing
 from coordinator.transitions.departures import Departures
 from coordinator.transitions.stopping import DRAINED, Stopping
 from coordinator.transitions.stuck import Stuck
-from coordinator.transitions.waits import Assignments, Waits, held_up, waiting_for
+from coordinator.transitions.waits import Assignments, JobWaits, held_up, waiting_for
 from psrpc.core.errors import StaleGeneration
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
@@ -36,7 +36,7 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 
-class Course(JobState):
+class JobRun(JobState):
     """One run of a job from its first shard to its end. ``bell`` rings at every change."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Course(JobState):
         self.began = clock.now()
         self._store = store
         self._at_end = at_end
-        self._waits = Waits()
+        self._waits = JobWaits()
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint(), self.advance)
         self.departures = Departures(self, run.plan.shards, self.advance)
         self.stuck = Stuck(self, self.departures.dismiss)
@@ -146,7 +146,7 @@ class Course(JobState):
         self.streams.end(shard)
         self.advance()
 
-    def watched(self, shard: int, holding: Holding) -> Stream:
+    def watched(self, shard: int, holding: HeldState) -> Stream:
         """Opens the command stream of a shard that holds ``holding``."""
         self.generations.formation.stands(shard, holding)
         missed: list[Command] = []
@@ -167,7 +167,7 @@ class Course(JobState):
         self.generations.formation.absent(shard)
         self.bell.ring()
 
-    def shard_ready(self, shard: int, standing: Standing, error: str) -> None:
+    def shard_ready(self, shard: int, standing: ShardReport, error: str) -> None:
         """Records that a shard has begun the present generation, or cannot. Raises
         StaleGeneration."""
         self.check_generation(standing.holding.generation)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from coordinator.launch.process_health import Sample
-from psrpc.core.text import told, told_lines
+from psrpc.core.text import sanitize, sanitize_lines
 from psrpc.files.storage import check_regular, open_regular
 
 _PROC = Path("/proc")
@@ -82,7 +82,7 @@ def event_of(line: str) -> str:
     if line.startswith("{"):
         with contextlib.suppress(ValueError):
             line = str(json.loads(line).get("event", line))
-    return told(_LOG_PREFIX.sub("", line).strip(), EVENT_CHARS)
+    return sanitize(_LOG_PREFIX.sub("", line).strip(), EVENT_CHARS)
 
 
 def _opened(log: Path) -> io.BufferedWriter:
@@ -98,7 +98,7 @@ def _opened(log: Path) -> io.BufferedWriter:
 
 
 def _shown(line: str) -> str:
-    return told_lines(line, OUTPUT_BYTES)
+    return sanitize_lines(line, OUTPUT_BYTES)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
     if outcome.refused:
-        say("\n".join(outcome.details))
+        print_error("\n".join(outcome.details))
         if made:
             # Nothing was trained, and a run directory would suggest otherwise.
             shutil.rmtree(run_dir)
@@ -68,14 +68,14 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     if summary.get("global_step"):
         show_result(summary, run_dir)
     if served and not status:
-        say(f"nothing was left to train; {_more_of_it(summary)}")
+        print_error(f"nothing was left to train; {_more_of_it(summary)}")
     if status:
-        say("\n".join(details))
+        print_error("\n".join(details))
         interrupted = status == INTERRUPTED
-        say(reason if interrupted else error_line(JobFailed(reason), before))
+        print_error(reason if interrupted else error_line(JobFailed(reason), before))
     if status == INTERRUPTED:
-        say(_lost(summary))
-        say(_how_to_go_on(options))
+        print_error(_lost(summary))
+        print_error(_how_to_go_on(options))
     return status
 
 
@@ -132,7 +132,7 @@ def _lost(summary: Mapping[str, Any]) -> str:
 def say_refused(what: str, error: OSError, run_dir: Path) -> None:
     code = disk_code(error)
     left = f"; {_on_disk(run_dir)}" if code == "PS502" else ""
-    say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
+    print_error(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
 
 
 def _probe(run_dir: Path) -> None:
@@ -141,7 +141,7 @@ def _probe(run_dir: Path) -> None:
         file.write(bytes(PROBE_NBYTES))
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     if text:
         print(text, file=sys.stderr)  # noqa: T201
 

@@ -20,7 +20,7 @@ from coordinator.dashboard.options import ANYWHERE
 from coordinator.dashboard.server import check_address
 from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters
-from coordinator.launch.conclusion import Earlier, conclude, say, say_refused
+from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
 from coordinator.launch.crowding import check_counts, crowded
 from coordinator.launch.fleet import stamp
 from coordinator.launch.supervisor import Supervisor
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args, run_dir, _security(asked, args.job, run_dir, args.workers))
     except PsError as error:
         if isinstance(error, UserCodeFailed):
-            say(error.user_traceback.rstrip())
-        say(error_line(error))
+            print_error(error.user_traceback.rstrip())
+        print_error(error_line(error))
         return 2
     earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
     screen = open_screen(Console())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.core.wording import shards
-from coordinator.core.work import Attempt, Revocation
+from coordinator.core.work import LeasedAttempt, Revocation
 
 OFTEN = 3
 """Lapses in a row that cause a warning."""
@@ -20,7 +20,7 @@ KEPT = 200
 """Processes that are remembered."""
 
 
-class Revocations:
+class FencingOrders:
     """The revocations of one generation that some shard has not obeyed. Not thread-safe.
 
     Their numbers rise by one, and a shard obeys them in order, so the greatest obeyed number
@@ -37,7 +37,7 @@ class Revocations:
         self._pending: list[Revocation] = []
         self._obeyed = [0] * self._shards
 
-    def add(self, worker: str, attempts: Sequence[Attempt]) -> Revocation:
+    def add(self, worker: str, attempts: Sequence[LeasedAttempt]) -> Revocation:
         """Revokes ``worker``, which had these attempts in flight; returns the order for all
         shards."""
         self._number += 1
@@ -66,7 +66,7 @@ class Revocations:
         return "; ".join(parts)
 
 
-class Lapses:
+class FlapDetector:
     """Counts lapses by incarnation: a process that counted as gone and comes back keeps it, under
     another name. Not thread-safe."""
 

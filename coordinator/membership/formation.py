@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from coordinator.core.wording import shards
 from coordinator.core.work import Begin
-from coordinator.membership.recovery import Holding
+from coordinator.membership.recovery import HeldState
 
 
 class Formation:
@@ -19,13 +19,13 @@ class Formation:
     def __init__(self, shards: int, generation: int = 0) -> None:
         """``generation`` is the one that was stored last."""
         self.generation = generation
-        self._holdings: list[Holding | None] = [None] * shards
+        self._holdings: list[HeldState | None] = [None] * shards
         self._told: list[tuple[int, Begin] | None] = [None] * shards
         self._watching: set[int] = set()
         self._ready: set[int] = set()
 
     @property
-    def holdings(self) -> tuple[Holding, ...]:
+    def holdings(self) -> tuple[HeldState, ...]:
         """The holdings of all shards, which must be known."""
         holdings = tuple(holding for holding in self._holdings if holding is not None)
         assert len(holdings) == len(self._holdings)
@@ -60,7 +60,7 @@ class Formation:
             for holding, told in zip(self._holdings, self._told, strict=True)
         )
 
-    def stands(self, shard: int, holding: Holding) -> None:
+    def stands(self, shard: int, holding: HeldState) -> None:
         """Notes that a shard has opened its command stream."""
         self._holdings[shard] = holding
         self._watching.add(shard)
@@ -94,7 +94,7 @@ class Formation:
             return None
         return None if shard in self._ready else told[1]
 
-    def begun(self, shard: int, holding: Holding) -> None:
+    def begun(self, shard: int, holding: HeldState) -> None:
         """Notes that a shard has carried out its order, and what it holds now."""
         assert holding.generation == self.generation
         self._holdings[shard] = holding

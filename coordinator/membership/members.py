@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coordinator.core.figures import ShardFigures, Transport, WorkerTimes
+from coordinator.core.figures import ReportedTransport, ShardFigures, WorkerTimes
 from coordinator.core.wording import Position
 from coordinator.membership.progress import TotalsMeter
 
@@ -59,7 +59,7 @@ class Worker:
     seen: float = 0.0
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
-    transports: tuple[Transport, ...] = ()
+    transports: tuple[ReportedTransport, ...] = ()
     position: Position = field(default_factory=Position)
     unreachable: dict[int, float] = field(default_factory=dict)
     """The shards that it cannot reach, and since when."""

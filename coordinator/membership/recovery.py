@@ -16,7 +16,7 @@ from psrpc.core.text import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldState:
     """The state of a shard: parameters of ``version`` if it is ``initialized``, last changed in
     ``generation``."""
 
@@ -37,7 +37,7 @@ class Origin:
 
 
 def why_restore(
-    holdings: Sequence[Holding], settings: Policy, since: int, decision: Decision | None
+    holdings: Sequence[HeldState], settings: Policy, since: int, decision: Decision | None
 ) -> str:
     """Says why the shards cannot all keep their state; empty if they can.
 
@@ -62,7 +62,7 @@ def why_restore(
 
 
 def choose_origin(
-    holdings: Sequence[Holding],
+    holdings: Sequence[HeldState],
     settings: Policy,
     generation: int,
     policy: int,
@@ -107,7 +107,7 @@ def choose_origin(
     return Origin(begins, f"{lost}: {they} {checkpoint}", kept=False)
 
 
-def _lacking(holdings: Sequence[Holding]) -> list[int]:
+def _lacking(holdings: Sequence[HeldState]) -> list[int]:
     return [index for index, holding in enumerate(holdings) if not holding.initialized]
 
 
@@ -134,7 +134,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
 
 
 def go_over(
-    holdings: Sequence[Holding], settings: Policy, generation: int, policy: int, step: int
+    holdings: Sequence[HeldState], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:
     """Returns each shard's order at a policy change without loss: all shards hold the same batches,
     and their versions become the global ``step``."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import parse_description
 from psrpc.core.errors import PsError
-from psrpc.core.text import told_lines
+from psrpc.core.text import sanitize_lines
 from psrpc.ops.process import child_environment, module_command
 from psrpc.options.config_keys import variable as variable_of
 
@@ -69,7 +69,7 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
             await child.wait()
     if child.returncode:
         # The job's own code may have written to standard error, too.
-        words = told_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
+        words = sanitize_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
         how = f"`worker describe` ended with exit status {child.returncode}"
         raise DescribeFailed(words or f"error: {how} and no word; its log may say why")
     return parse_description(out.decode())

@@ -16,7 +16,7 @@ from rich.text import Text
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.wording import duration
 from coordinator.process.summary import write_summary
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.v1 import coordinator_pb2 as pb
 
 
@@ -108,7 +108,7 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """Returns the figures of a finished run in two columns; skips those the summary lacks."""
     # For a user who stops a job, that is no failure.
     phase = "stopped" if summary.get("reason") == STOPPED else summary.get("phase", "?")
-    title = escape(told(f"{summary.get('job', run_dir.name)}: {phase}"))
+    title = escape(sanitize(f"{summary.get('job', run_dir.name)}: {phase}"))
     table = Table("", "", title=title)
     table.show_header = False
     table.columns[1].justify = "right"
@@ -116,7 +116,7 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     table.columns[1].overflow = "fold"
     for label, value in _rows(summary, run_dir):
         if value is not None:
-            table.add_row(escape(told(label)), escape(told(value)))
+            table.add_row(escape(sanitize(label)), escape(sanitize(value)))
     return table
 
 

@@ -20,9 +20,9 @@ from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import Board, Chronicle
+from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.process.describing import describe_command, describe_job
 from coordinator.process.metrics import families
 from coordinator.process.options import ServeOptions
@@ -48,7 +48,7 @@ from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, read_summary, unfinished_run
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
-from psrpc.net.channel import check_metrics, format_address, parse_address
+from psrpc.net.channel import check_metrics_address, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import StopSignals
@@ -95,13 +95,13 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     signals.install()
     host, port = parse_address(options.bind, default_port=5000)
     server = Server(format_address(host, port), options.security, options.reflection)
-    board = Board(options.job.stem, time.time)
-    chronicle = Chronicle(board)
+    board = DashboardSnapshots(options.job.stem, time.time)
+    chronicle = DashboardSampler(board)
     dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
     try:
         # Before the run directory exists.
         if options.metrics != OFF:
-            check_metrics(options.metrics, options.security)
+            check_metrics_address(options.metrics, options.security)
         port = server.bind()
         dashboard.start()
         if dashboard.url:
@@ -129,7 +129,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             store.check()
             run = settle(options, description, plan, directory, store)
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
-            course = Course(
+            course = JobRun(
                 run,
                 store,
                 MonotonicClock(),
@@ -195,7 +195,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         await asyncio.to_thread(dashboard.stop)
 
 
-def warn_of_key(course: Course, security: Security) -> None:
+def warn_of_key(course: JobRun, security: Security) -> None:
     """Warns once if the certificate authority's key lies where no process needs it. Certificates
     that the run made for itself serve this machine alone and are exempt."""
     directory = security.directory
@@ -265,7 +265,7 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
     return new_run_directory(description.name, datetime.now(UTC))
 
 
-async def _until_over(course: Course, chronicle: Chronicle) -> None:
+async def _until_over(course: JobRun, chronicle: DashboardSampler) -> None:
     """Ticks until the job is over and all processes know it, or :data:`LEAVE_S` have passed."""
     ticking = asyncio.create_task(_tick_forever(course, chronicle))
     over = asyncio.create_task(_wait_until_over(course))
@@ -280,14 +280,14 @@ async def _until_over(course: Course, chronicle: Chronicle) -> None:
         await asyncio.gather(ticking, over, return_exceptions=True)
 
 
-async def _tick_forever(course: Course, chronicle: Chronicle) -> None:
+async def _tick_forever(course: JobRun, chronicle: DashboardSampler) -> None:
     while True:
         course.tick()
         chronicle.tick()
         await asyncio.sleep(TICK_S)
 
 
-async def _wait_until_over(course: Course) -> None:
+async def _wait_until_over(course: JobRun) -> None:
     loop = asyncio.get_running_loop()
     while not (course.phase in ENDED or course.drained):
         await course.bell.wait(loop.time() + LEAVE_S)
@@ -303,7 +303,7 @@ async def _wait_until_over(course: Course) -> None:
             return
 
 
-def _write_summary(course: Course) -> None:
+def _write_summary(course: JobRun) -> None:
     """Writes the summary; a full disk costs the summary, not the job's result."""
     run_dir = course.run.run_dir
     before = read_summary(run_dir)
@@ -366,7 +366,7 @@ def _taken(directory: RunDirectory, options: ServeOptions) -> Iterator[RunDirect
         yield directory
 
 
-def _exit_status(course: Course) -> int:
+def _exit_status(course: JobRun) -> int:
     if course.phase == "done":
         return DONE
     if course.phase != "failed":
@@ -407,7 +407,7 @@ class _Signals:
     def __init__(self) -> None:
         self.status = DONE
         """Exit status of a process that a signal ended before it had a course."""
-        self._course: Course | None = None
+        self._course: JobRun | None = None
         self._early: asyncio.Task[Any] | None = None
         self._came: int | None = None
         """The last signal that no course has received yet."""
@@ -431,7 +431,7 @@ class _Signals:
         # The signal may have come after the task finished, when cancelling has no effect.
         return result if self._came is None else None
 
-    def pass_on_to(self, course: Course) -> None:
+    def pass_on_to(self, course: JobRun) -> None:
         """Passes later signals, and one that came before, to ``course``."""
         self._course = course
         if self._came is not None:

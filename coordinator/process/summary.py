@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.run import Followed
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Worker
 from coordinator.membership.progress import WorkerProgress
 from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
@@ -19,7 +19,7 @@ from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
 
 
-def summarize(course: Course) -> dict[str, Any]:
+def summarize(course: JobRun) -> dict[str, Any]:
     """Returns the figures of a run that has ended. Rates are means over this run's training time:
     ``steps_per_s`` of global steps, ``batches_per_s`` of micro-batches. ``epoch`` counts from 1,
     and ``loss`` is the mean of the last steps, as in a status; ``eval`` is the newest evaluation,
@@ -98,7 +98,7 @@ def _of_policy(followed: Followed) -> dict[str, Any]:
     }
 
 
-def _best(course: Course) -> dict[str, Any] | None:
+def _best(course: JobRun) -> dict[str, Any] | None:
     """Returns the epoch whose state the run ends with, if the job restores its best when done;
     otherwise the best epoch with a kept checkpoint, which an export does not select. ``by`` names
     the metric."""
@@ -120,7 +120,7 @@ def _best(course: Course) -> dict[str, Any] | None:
     }
 
 
-def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
+def _of_worker(course: JobRun, worker: Worker) -> dict[str, Any]:
     progress = course.training.progress.workers.get(worker.name, WorkerProgress())
     return {
         "batches": progress.batches,
@@ -131,7 +131,7 @@ def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
     }
 
 
-def still_holds(before: Mapping[str, Any], course: Course) -> bool:
+def still_holds(before: Mapping[str, Any], course: JobRun) -> bool:
     """Whether the summary ``before`` still describes the run: it was done, and has trained nothing
     since."""
     ended_well = course.phase == "done" or course.reason == STOPPED
@@ -147,7 +147,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     replace_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def _resume(course: Course) -> str:
+def _resume(course: JobRun) -> str:
     """Returns the options that resume a failed or stopped run; empty if it cannot be resumed."""
     if course.phase != "failed" or not course.checkpoints.newest:
         return ""

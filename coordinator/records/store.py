@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.core.work import Attempt, Decision, SnapshotOrder
+from coordinator.core.work import Decision, LeasedAttempt, SnapshotOrder
 from psrpc.core.batch import BatchId
 from psrpc.core.document import (
     Check,
@@ -504,7 +504,9 @@ def _decision(document: dict[str, Any]) -> Decision:
     return Decision(
         generation=document["generation"],
         round=document["round"],
-        attempts=tuple(Attempt(BatchId(**a["batch"]), a["number"]) for a in document["attempts"]),
+        attempts=tuple(
+            LeasedAttempt(BatchId(**a["batch"]), a["number"]) for a in document["attempts"]
+        ),
         snapshots=tuple(SnapshotOrder(**s) for s in document["snapshots"]),
     )
 

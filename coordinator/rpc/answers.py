@@ -7,14 +7,14 @@ import math
 
 from coordinator.core.figures import WorkerTimes
 from coordinator.core.work import (
-    Attempt,
     Begin,
     Command,
     Decision,
     Ended,
-    Evaluate,
-    Initialize,
-    Merge,
+    EvaluationWork,
+    InitializationWork,
+    LeasedAttempt,
+    MergeWork,
     Release,
     Revocation,
     Round,
@@ -34,7 +34,7 @@ def write_times(times: WorkerTimes) -> pb.WorkerTimes:
     return pb.WorkerTimes(**times.by_cause())
 
 
-def write_attempt(attempt: Attempt) -> types.Attempt:
+def write_attempt(attempt: LeasedAttempt) -> types.Attempt:
     """Converts one attempt at a batch."""
     batch = types.BatchId(
         epoch=attempt.batch.epoch, first=attempt.batch.first, count=attempt.batch.count
@@ -125,13 +125,13 @@ def write_lease(
     """Converts the next work of ``worker``, with the grants that shards require for it."""
     lease = pb.Lease(generation=generation, policy=policy)
 
-    def leased(attempt: Attempt) -> types.Attempt:
+    def leased(attempt: LeasedAttempt) -> types.Attempt:
         message = write_attempt(attempt)
         message.grant = authority.grant(worker, generation, attempt)
         return message
 
     match work:
-        case Initialize():
+        case InitializationWork():
             lease.initialize.grant = authority.grant_initialize(worker, generation)
         case Train():
             lease.train.batches.extend(map(leased, work.batches))
@@ -145,7 +145,7 @@ def write_lease(
                 signed = authority.sign(decision)
                 lease.round.decision.decision = signed.decision
                 lease.round.decision.signature = signed.signature
-        case Evaluate():
+        case EvaluationWork():
             lease.evaluate.CopyFrom(
                 pb.EvaluateTask(
                     evaluation=work.evaluation,
@@ -155,7 +155,7 @@ def write_lease(
                     stop=work.stop,
                 )
             )
-        case Merge():
+        case MergeWork():
             lease.merge.evaluation = work.evaluation
             lease.merge.training = work.training
             lease.merge.states.variables.extend(

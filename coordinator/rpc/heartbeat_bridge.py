@@ -63,7 +63,7 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs ``work`` on the thread and awaits its result in the caller's loop."""
-        return await run_on(self._loop, work)
+        return await run_on_bridge(self._loop, work)
 
     def stop(self) -> None:
         """Stops the thread; may be called twice, and without a start."""
@@ -75,7 +75,9 @@ class LoopThread:
         self._loop.close()
 
 
-async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_on_bridge(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]
+) -> Result:
     """Runs ``work`` in another thread's loop; cancels it there if the caller is cancelled."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
@@ -98,7 +100,7 @@ class Pulse:
             await asyncio.sleep(BEAT_S)
 
 
-class HealthServicer(AioHealthServicer):
+class BridgedHealthServicer(AioHealthServicer):
     """Reports the health of the job loop without needing that loop."""
 
     def __init__(self, pulse: Pulse) -> None:
@@ -166,7 +168,7 @@ class Crossing(CoordinatorServicer):
 
     def _called(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
-            return await run_on(self._job, self._inner(method)(request, CallOrigin(context)))
+            return await run_on_bridge(self._job, self._inner(method)(request, CallOrigin(context)))
 
         return call
 
@@ -174,7 +176,7 @@ class Crossing(CoordinatorServicer):
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             answers = self._inner(method)(request, CallOrigin(context))
             try:
-                while (answer := await run_on(self._job, _next(answers))) is not None:
+                while (answer := await run_on_bridge(self._job, _next(answers))) is not None:
                     yield answer
             finally:
                 # Not awaited: the caller has gone.

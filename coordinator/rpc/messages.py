@@ -10,22 +10,22 @@ from coordinator.core.figures import (
     CAUSES,
     MAX_COUNTS,
     MAX_WORKERS,
-    EpochTotals,
+    ReportedTotals,
+    ReportedTransport,
     ShardFigures,
-    Transport,
     WorkerTimes,
 )
 from coordinator.core.wording import Phase, Position
 from coordinator.core.work import MetricVariable, Report
-from coordinator.membership.recovery import Holding
+from coordinator.membership.recovery import HeldState
 from coordinator.rpc.answers import seconds
-from coordinator.training.generations import Standing
+from coordinator.training.generations import ShardReport
 from psrpc.checkpoint.manifest import RowsFileEntry
 from psrpc.core.batch import LOSS, MAX_VALUES, BatchId
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.names import check_file_name
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -53,7 +53,7 @@ def read_report(message: pb.BatchReport) -> Report:
         message.skipped,
         message.too_stale,
         tuple(message.receipts),
-        told(message.not_finite),
+        sanitize(message.not_finite),
     )
 
 
@@ -70,7 +70,7 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         already_applied=message.already_applied,
         skipped=message.skipped,
         refused=message.refused,
-        waiting_for=told(message.waiting_for),
+        waiting_for=sanitize(message.waiting_for),
         generation=message.generation,
         staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
         workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
@@ -85,11 +85,11 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
     )
 
 
-def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...]:
+def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[ReportedTotals, ...]:
     """Converts totals of epochs; drops those of a wrong length or with values that are not
     finite."""
     return tuple(
-        EpochTotals(message.epoch, message.records, tuple(message.totals))
+        ReportedTotals(message.epoch, message.records, tuple(message.totals))
         for message in messages
         if LOSS <= len(message.totals) <= MAX_VALUES and all(map(math.isfinite, message.totals))
     )
@@ -115,16 +115,18 @@ def read_position(message: pb.WorkerPosition) -> Position:
     return Position(phase, message.position, seconds(message.median_step_s))
 
 
-def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Transport, ...]:
+def read_transports(
+    message: pb.HeartbeatWorkerRequest, shards: int
+) -> tuple[ReportedTransport, ...]:
     """Converts the transports that carry a worker's tensors to shards below ``shards``."""
     return tuple(
-        Transport(one.shard, one.kind, told(one.why))
+        ReportedTransport(one.shard, one.kind, sanitize(one.why))
         for one in message.transports[:shards]
         if one.shard < shards
     )
 
 
-def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
+def read_manifest_file(message: pb.ReportSnapshotRequest) -> ShardFile:
     """Converts a shard's part of a snapshot.
 
     Raises:
@@ -167,24 +169,26 @@ def read_applied(
     return applied, skipped
 
 
-def read_holding(message: pb.WatchRequest) -> Holding:
+def read_holding(message: pb.WatchRequest) -> HeldState:
     """Converts the holding of a shard that opens its command stream."""
-    return Holding(message.incarnation, message.generation, message.initialized, message.version)
+    return HeldState(message.incarnation, message.generation, message.initialized, message.version)
 
 
-def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
+def read_standing(message: pb.ReportShardReadyRequest) -> ShardReport:
     """Converts the standing of a shard that has begun a generation.
 
     Raises:
         InvalidArgument: as :func:`read_applied`.
     """
-    holding = Holding(message.incarnation, message.generation, message.initialized, message.version)
+    holding = HeldState(
+        message.incarnation, message.generation, message.initialized, message.version
+    )
     applied, skipped = read_applied(message.applied)
     totals = [
         types.EpochTotals(epoch=one.epoch, records=len(applied[one.epoch]), totals=one.totals)
         for one in message.applied
     ]
-    return Standing(holding, applied, skipped, read_totals(totals))
+    return ShardReport(holding, applied, skipped, read_totals(totals))
 
 
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:

@@ -10,14 +10,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.certificates.audit import AuditLog
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.rpc.environment import Surroundings
-from coordinator.rpc.heartbeat_bridge import Crossing, HealthServicer, LoopThread, Pulse
+from coordinator.rpc.heartbeat_bridge import BridgedHealthServicer, Crossing, LoopThread, Pulse
 from coordinator.rpc.servicer import Servicer
 from psrpc.core.errors import CoordinatorRefuses, InvalidJob, JobDone, Preparing, PsError
 from psrpc.net.channel import bind, make_aio_server
-from psrpc.net.health import LIVES, describe
+from psrpc.net.health import LIVES, offer_reflection
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
@@ -57,7 +57,7 @@ class Server:
         self._bound_at = 0.0
         self._pulse = Pulse()
         self._beating: asyncio.Task[None] | None = None
-        self._health = HealthServicer(self._pulse)
+        self._health = BridgedHealthServicer(self._pulse)
         self._refused: PsError | None = None
         self.port = 0
 
@@ -75,7 +75,7 @@ class Server:
         return self.port
 
     async def start(
-        self, engine: Engine, board: Board | None = None, audit: AuditLog | None = None
+        self, engine: Engine, board: DashboardSnapshots | None = None, audit: AuditLog | None = None
     ) -> None:
         """Serves ``engine`` from now on, and ``board`` to dashboards. Records in ``audit`` the
         changes that callers make."""
@@ -113,7 +113,7 @@ class Server:
         server = make_aio_server([AioErrorInterceptor()], self._security)
         add_CoordinatorServicer_to_server(crossing, server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        describe(server, (SERVICE,), self._address, self._reflection)
+        offer_reflection(server, (SERVICE,), self._address, self._reflection)
         await self._health.set(LIVES, health_pb2.HealthCheckResponse.SERVING)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         port = bind(server, self._address, self._security)

@@ -10,15 +10,15 @@ from typing import Any
 
 from coordinator.certificates.audit import AuditLog
 from coordinator.core.work import Report, Work
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
 from coordinator.membership.membership import LEASE_S
 from coordinator.rpc.answers import write_command, write_lease, write_shutdown
 from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.messages import (
     read_figures,
-    read_file,
     read_holding,
+    read_manifest_file,
     read_position,
     read_reports,
     read_standing,
@@ -30,7 +30,7 @@ from coordinator.rpc.messages import (
 )
 from coordinator.rpc.status import write_status
 from psrpc.core.errors import InvalidArgument, NotReady
-from psrpc.core.text import NAME_CHARS, told
+from psrpc.core.text import NAME_CHARS, sanitize
 from psrpc.core.version import SOFTWARE
 from psrpc.security.peer_certificate import peer_of
 from psrpc.security.signatures import SECRET_BYTES
@@ -48,7 +48,7 @@ class Servicer(CoordinatorServicer):
         self,
         engine: Engine,
         surroundings: Surroundings | None = None,
-        board: Board | None = None,
+        board: DashboardSnapshots | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """
@@ -112,7 +112,7 @@ class Servicer(CoordinatorServicer):
             request.shard,
             request.incarnation,
             _address(request.address),
-            told(request.host, NAME_CHARS),
+            sanitize(request.host, NAME_CHARS),
             request.pid,
             request.software,
         )
@@ -135,7 +135,9 @@ class Servicer(CoordinatorServicer):
     async def ReportShardReady(
         self, request: pb.ReportShardReadyRequest, _context: Any
     ) -> pb.ReportShardReadyResponse:
-        self._engine.report_shard_ready(request.shard, read_standing(request), told(request.error))
+        self._engine.report_shard_ready(
+            request.shard, read_standing(request), sanitize(request.error)
+        )
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
@@ -146,7 +148,7 @@ class Servicer(CoordinatorServicer):
             request.incarnation,
             request.generation,
             read_figures(request),
-            told(request.failure),
+            sanitize(request.failure),
             request.revoked,
             request.leaving,
         )
@@ -174,8 +176,8 @@ class Servicer(CoordinatorServicer):
             request.incarnation,
             request.generation,
             request.name,
-            read_file(request),
-            told(request.error),
+            read_manifest_file(request),
+            sanitize(request.error),
             read_totals(request.epochs),
         )
         return pb.ReportSnapshotResponse()
@@ -190,9 +192,9 @@ class Servicer(CoordinatorServicer):
             )
         worker = self._engine.register_worker(
             request.incarnation,
-            told(request.host, NAME_CHARS),
+            sanitize(request.host, NAME_CHARS),
             request.pid,
-            told(request.device, NAME_CHARS),
+            sanitize(request.device, NAME_CHARS),
             request.job_sha256,
             request.software,
             request.settings_sha256,
@@ -213,7 +215,7 @@ class Servicer(CoordinatorServicer):
             worker,
             request.generation,
             self._engine.vouched(worker, request.generation, read_reports(request.done)),
-            told(request.waiting_for),
+            sanitize(request.waiting_for),
             read_times(request.times),
             read_unreachable(request, self._engine.run.plan.shards),
             read_position(request.position),
@@ -275,9 +277,11 @@ class Servicer(CoordinatorServicer):
         self, request: pb.LeaveWorkerRequest, context: Any
     ) -> pb.LeaveWorkerResponse:
         worker = self._worker(request.session, context)
-        self._engine.leave_worker(worker, told(request.reason), request.fatal)
+        self._engine.leave_worker(worker, sanitize(request.reason), request.fatal)
         if request.fatal:
-            self._note("LeaveWorker", context, worker=worker, fatal=told(request.reason) or True)
+            self._note(
+                "LeaveWorker", context, worker=worker, fatal=sanitize(request.reason) or True
+            )
         return pb.LeaveWorkerResponse()
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
@@ -289,7 +293,7 @@ class Servicer(CoordinatorServicer):
         self, request: pb.RevokeWorkerRequest, context: Any
     ) -> pb.RevokeWorkerResponse:
         self._engine.revoke_worker(
-            request.worker, request.incarnation, told(request.reason), request.bar
+            request.worker, request.incarnation, sanitize(request.reason), request.bar
         )
         self._note("RevokeWorker", context, worker=request.worker, bar=request.bar)
         return pb.RevokeWorkerResponse()
@@ -320,7 +324,7 @@ def _caller_address(context: Any) -> str:
 
 def _address(address: str) -> str:
     """Checks a shard's address. Workers dial it unchanged, so sanitizing must not alter it."""
-    if told(address, NAME_CHARS) != address:
+    if sanitize(address, NAME_CHARS) != address:
         raise InvalidArgument(
             f"a shard's address is {address[:NAME_CHARS]!r}; expected HOST:PORT of at most "
             f"{NAME_CHARS} characters"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Shard, Worker
 from coordinator.membership.membership import LEASE_S
 from coordinator.membership.progress import WorkerProgress
@@ -26,7 +26,7 @@ EVALUATIONS = 1000
 readers ask every second."""
 
 
-def write_status(course: Course) -> pb.GetJobStatusResponse:
+def write_status(course: JobRun) -> pb.GetJobStatusResponse:
     """Returns the status; changes nothing but the windows of the rates."""
     now = course.now()
     run, training = course.run, course.training
@@ -94,7 +94,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
     )
 
 
-def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
+def _shard(course: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
     updates_per_s, gradient_nbytes_per_s = shard_rates(shard, now, LEASE_S)
     return pb.ShardStatus(
         shard=shard.index,
@@ -120,7 +120,7 @@ def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
     )
 
 
-def _worker(course: Course, worker: Worker, slowness: float, now: float) -> pb.WorkerStatus:
+def _worker(course: JobRun, worker: Worker, slowness: float, now: float) -> pb.WorkerStatus:
     progress = course.training.progress.workers.get(worker.name, WorkerProgress())
     return pb.WorkerStatus(
         worker=worker.name,

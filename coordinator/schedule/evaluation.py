@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.wording import of
-from coordinator.core.work import Evaluate, Merge, MetricVariable
+from coordinator.core.work import EvaluationWork, MergeWork, MetricVariable
 from psrpc.core.batch import LOSS
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
@@ -23,7 +23,7 @@ TASK_RECORDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """A finished evaluation of the state at ``global_step``: Keras metric name to value."""
 
     evaluation: str
@@ -92,7 +92,7 @@ class Evaluations:
         self._finished.update(dropped)
         return dropped
 
-    def lease(self, worker: str) -> Evaluate | Merge | None:
+    def lease(self, worker: str) -> EvaluationWork | MergeWork | None:
         """Returns work for ``worker``: a task that it holds already, an open task, or the merge.
         None when other workers have all there is."""
         current = self._queue[0] if self._queue and self._queue[0].ready else None
@@ -101,7 +101,7 @@ class Evaluations:
         if len(current.states) == len(current.ranges):
             if current.merger in (None, worker):
                 current.merger = worker
-                return Merge(current.name, _total(current.states), current.training)
+                return MergeWork(current.name, _total(current.states), current.training)
             return None
         held = next((t for t, holder in current.holders.items() if holder == worker), None)
         if held is None:
@@ -111,7 +111,7 @@ class Evaluations:
             return None
         current.holders[held] = worker
         start, stop = current.ranges[held]
-        return Evaluate(current.name, held, current.snapshot, start, stop)
+        return EvaluationWork(current.name, held, current.snapshot, start, stop)
 
     def report(
         self,
@@ -156,7 +156,9 @@ class Evaluations:
         found.states[task] = states
         return True
 
-    def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> Result | None:
+    def merged(
+        self, worker: str, evaluation: str, values: Mapping[str, float]
+    ) -> EvaluationResult | None:
         """Records the results of the merge that ``worker`` does; None when they are known already,
         or another worker does the merge.
 
@@ -172,7 +174,7 @@ class Evaluations:
             return None
         self._queue.remove(found)
         self._finished.add(evaluation)
-        return Result(evaluation, found.global_step, found.snapshot, dict(values))
+        return EvaluationResult(evaluation, found.global_step, found.snapshot, dict(values))
 
     def release(self, worker: str) -> int:
         """Opens what ``worker`` holds to all workers; returns how many tasks."""

@@ -15,7 +15,7 @@ from coordinator.schedule.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Outset:
+class InitialWork:
     """The positions per epoch that all shards have (``done``), those of them without a gradient
     (``skipped``), and those that only some shards have (``partial``)."""
 
@@ -24,10 +24,10 @@ class Outset:
     partial: Positions
 
     @staticmethod
-    def of(applied: Sequence[Positions], skipped: Sequence[Positions]) -> Outset:
+    def of(applied: Sequence[Positions], skipped: Sequence[Positions]) -> InitialWork:
         """Combines the applied-sets of the shards, and the skipped part of each."""
         done = common_positions(applied)
-        return Outset(done, common_positions(skipped), partial_positions(applied, done))
+        return InitialWork(done, common_positions(skipped), partial_positions(applied, done))
 
     def batches_skipped(self, run: Run) -> int:
         """Counts the batches without a gradient."""

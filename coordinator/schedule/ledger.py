@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.core.work import Attempt, Report, Span, Train, Wait
+from coordinator.core.work import LeasedAttempt, Report, Train, TrainingPosition, Wait
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.pace import Clocks, Pace
@@ -104,11 +104,11 @@ class Ledger:
         return self._draining and not under_way
 
     @property
-    def span(self) -> Span:
+    def span(self) -> TrainingPosition:
         """The training position; the epoch is the oldest unfinished one."""
         done = self._todo.batches
         step, total = done + self._step_offset, self._todo.total + self._step_offset
-        return Span(step, total, self._todo.epoch, done, self._examples)
+        return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
 
     def extend(self, until_epoch: int) -> None:
         """Allows batches of epochs before ``until_epoch``."""
@@ -142,7 +142,7 @@ class Ledger:
         holder = self._holders.setdefault(worker, _Holder())
         if not holder.leases:
             holder.pace.since = now  # the time before was not work
-        lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
+        lost = [LeasedAttempt(batch, n) for batch, n in holder.leases.items() if n > received]
         if lost:
             return self._train(lost)
         if not self._has_open():
@@ -157,9 +157,9 @@ class Ledger:
             size = min(size, self._clocks.allowed(worker, len(holder.leases)))
             if not size:
                 return Wait(self._clocks.reason(worker))
-        batches: list[Attempt] = []
+        batches: list[LeasedAttempt] = []
         while len(batches) < size and (batch := self._next_open(worker)) is not None:
-            attempt = Attempt(batch, self._next_attempt)
+            attempt = LeasedAttempt(batch, self._next_attempt)
             self._next_attempt += 1
             holder.leases[batch] = attempt.number
             self._leased[batch] = worker
@@ -209,7 +209,7 @@ class Ledger:
             self._holders[worker].pace.measure(steps, now)
         return counted
 
-    def revoke(self, worker: str) -> list[Attempt]:
+    def revoke(self, worker: str) -> list[LeasedAttempt]:
         """Returns what ``worker`` holds; other workers get it only after :meth:`release`."""
         self._busy_next.discard(worker)
         if self._clocks is not None:
@@ -217,7 +217,7 @@ class Ledger:
         holder = self._holders.get(worker)
         if holder is None:
             return []
-        return [Attempt(batch, number) for batch, number in holder.leases.items()]
+        return [LeasedAttempt(batch, number) for batch, number in holder.leases.items()]
 
     def release(self, worker: str) -> int:
         """Opens what ``worker`` holds to all workers, before anything new, as shards refuse it now;
@@ -261,7 +261,7 @@ class Ledger:
         holder = self._holders.get(worker)
         return holder is not None and bool(holder.leases)
 
-    def _train(self, batches: Sequence[Attempt]) -> Train:
+    def _train(self, batches: Sequence[LeasedAttempt]) -> Train:
         return Train(tuple(batches), fresh=self._clocks is not None)
 
     def _has_open(self) -> bool:

@@ -23,7 +23,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.wording import of
-from coordinator.core.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
+from coordinator.core.work import (
+    Decision,
+    LeasedAttempt,
+    Report,
+    Round,
+    SnapshotOrder,
+    TrainingPosition,
+    Wait,
+)
 from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
@@ -35,7 +43,7 @@ from psrpc.core.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitResult:
     """The effect of a commit: ``counted`` is the report if it is the first of its micro-batch."""
 
     counted: Report | None
@@ -130,10 +138,12 @@ class Rounds:
         return self._open.drained
 
     @property
-    def span(self) -> Span:
+    def span(self) -> TrainingPosition:
         """The training position; the global step counts rounds."""
         batches = self._todo.batches + self._open.commits
-        return Span(self._round, self.total_rounds, self._epoch, batches, self._examples)
+        return TrainingPosition(
+            self._round, self.total_rounds, self._epoch, batches, self._examples
+        )
 
     @property
     def last_decision(self) -> Decision | None:
@@ -213,7 +223,7 @@ class Rounds:
         self._tally.speculative += 1
         return self._hand_out(micro, worker, now)
 
-    def commit(self, worker: str, round_number: int, report: Report, now: float) -> Committed:
+    def commit(self, worker: str, round_number: int, report: Report, now: float) -> CommitResult:
         """Commits an attempt that all shards hold. The first one of a micro-batch counts; a commit
         of a revoked attempt or of a decided round changes nothing. With backup workers an attempt
         of a decided round counts if its micro-batch is still open; ``round_number`` is then the
@@ -226,9 +236,9 @@ class Rounds:
         micro = self._open.find(report.batch)
         passed = round_number < self._round
         if passed and (micro is None or not self._policy.backups):
-            return Committed(None, f"round {round_number} is decided already")
+            return CommitResult(None, f"round {round_number} is decided already")
         if micro is not None and report.attempt in micro.superseded:
-            return Committed(None, f"attempt {report.attempt} was superseded")
+            return CommitResult(None, f"attempt {report.attempt} was superseded")
         if round_number > self._round or micro is None or report.attempt not in micro.attempts:
             raise InvalidArgument(
                 f"commit of attempt {report.attempt} of {report.batch} in round {round_number} "
@@ -247,7 +257,7 @@ class Rounds:
                 # Its worker is done with it.
                 del micro.attempts[report.attempt]
                 micro.superseded.add(report.attempt)
-            return Committed(None, f"attempt {micro.committed.attempt} was committed first")
+            return CommitResult(None, f"attempt {micro.committed.attempt} was committed first")
         # The newest version at the time of the lease, or a newer one that the worker reports.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
@@ -255,13 +265,13 @@ class Rounds:
         self._examples += 0 if report.skipped else report.batch.count
         self._tally.superseded += len(micro.attempts) - 1
         self._tally.late += held.round < self._round
-        return Committed(micro.committed, self.waiting_for())
+        return CommitResult(micro.committed, self.waiting_for())
 
     def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
         """Returns the decision of the open round, which must be complete. Changes nothing; later
         commits do not change the decision."""
         assert self.complete
-        attempts = tuple(Attempt(report.batch, report.attempt) for report in self.reports())
+        attempts = tuple(LeasedAttempt(report.batch, report.attempt) for report in self.reports())
         return Decision(self._generation, self._round, attempts, snapshots)
 
     def reports(self) -> list[Report]:
@@ -296,7 +306,7 @@ class Rounds:
         """Whether ``worker`` has an uncommitted attempt."""
         return self._open.holds(worker)
 
-    def revoke(self, worker: str) -> list[Attempt]:
+    def revoke(self, worker: str) -> list[LeasedAttempt]:
         """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
         only after :meth:`release`."""
         self._speeds.forget(worker)
@@ -359,5 +369,5 @@ class Rounds:
         return self._work(micro, number)
 
     def _work(self, micro: MicroBatch, number: int) -> Round:
-        attempt = Attempt(micro.batch, number)
+        attempt = LeasedAttempt(micro.batch, number)
         return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.checkpoints.choice import Chosen
-from coordinator.checkpoints.disk import Choice, DiskWork
-from coordinator.core.figures import EpochTotals
+from coordinator.checkpoints.disk import DiskChoice, DiskWork
+from coordinator.core.figures import ReportedTotals
 from coordinator.core.run import Followed, Run
 from coordinator.core.work import Begin, Command, Positions
 from coordinator.membership.formation import Formation
-from coordinator.membership.recovery import Holding, Origin, choose_origin, go_over, why_restore
+from coordinator.membership.recovery import HeldState, Origin, choose_origin, go_over, why_restore
 from coordinator.records.store import GENERATION, POLICIES, RESTORED, SINCE, Store
 from psrpc.core.errors import CheckpointError
 from psrpc.ops.logs import get_logger
@@ -25,14 +25,14 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ShardReport:
     """A shard's state once it has begun: its applied-set, the skipped part of it, and the totals of
     its epochs."""
 
-    holding: Holding
+    holding: HeldState
     applied: Positions
     skipped: Positions
-    totals: tuple[EpochTotals, ...] = ()
+    totals: tuple[ReportedTotals, ...] = ()
 
 
 class Generations:
@@ -61,10 +61,10 @@ class Generations:
         self._changed = changed
         self.formed = False
         """Whether this process has formed a generation."""
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, ShardReport] = {}
         self._refused: dict[str, str] = {}
         self._choosing = False
-        self._choice: Choice | None = None
+        self._choice: DiskChoice | None = None
         self._restored: Chosen | None = None
         """The checkpoint that the present generation restored because parameters were lost."""
         self._went_over: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class Generations:
         generation is formed."""
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[ShardReport]:
         """The state of every shard, by index, once the formation is complete."""
         return [self._standings[shard] for shard in range(self.run.plan.shards)]
 
@@ -167,7 +167,7 @@ class Generations:
         self._choice = None if formed else choice
         return formed
 
-    def begun(self, shard: int, standing: Standing) -> None:
+    def begun(self, shard: int, standing: ShardReport) -> None:
         """Notes that a shard stands at the present generation."""
         told = self.formation.told(shard)
         if told is None:
@@ -260,7 +260,7 @@ class Generations:
             self._send_to(shard, begin)
         return True
 
-    def _chosen(self, choice: Choice) -> None:
+    def _chosen(self, choice: DiskChoice) -> None:
         self._choosing = False
         # By the time that all shards are back, there may be a newer one.
         self._choice = choice if self.formation.due else None

@@ -1,7 +1,7 @@
 """The facts about a run that the parts of a job share: members, generation, training, phase.
 
 The parts read these facts and do not know each other: one part triggers another through a function
-that :class:`coordinator.job.job_run.Course` hands to it. Used from one event loop.
+that :class:`coordinator.job.job_run.JobRun` hands to it. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coordinator.records.curves import Curves
 from coordinator.records.notes import JobWarnings
 from coordinator.records.store import BARRED, Store
 from coordinator.training.generations import Generations
-from coordinator.training.streams import Bell, CommandStreams
+from coordinator.training.streams import CommandStreams, Notifier
 from coordinator.training.training import Training
 from psrpc.core.errors import StaleGeneration
 from psrpc.ops.clock import Clock
@@ -59,7 +59,7 @@ class JobState:
         self.begun = 0
         self.drained = False
         self.initializer: str | None = None
-        self.bell = Bell()
+        self.bell = Notifier()
         self.streams = CommandStreams(run.plan.shards)
         self.warnings = JobWarnings()
         self.warnings.add(*run.remarks, *run.description.remarks)

@@ -30,7 +30,7 @@ class Stream:
         self._queue: deque[Command] = deque(missed)
         self._overrun = False
         self._replaced = False
-        self._bell = Bell()
+        self._bell = Notifier()
 
     def put(self, command: Command) -> None:
         """Appends a command."""
@@ -114,7 +114,7 @@ class CommandStreams:
         return True
 
 
-class Bell:
+class Notifier:
     """Wakes many waiters at once, which then look again. Used from one event loop."""
 
     def __init__(self) -> None:

@@ -14,18 +14,25 @@ from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import is_checkpoint
-from coordinator.core.figures import EpochTotals
-from coordinator.core.retention import Objective, Review, Stopped, best_epoch, results_of, review
+from coordinator.core.figures import ReportedTotals
+from coordinator.core.retention import (
+    EarlyStop,
+    Objective,
+    Review,
+    best_epoch,
+    evaluations_of,
+    review,
+)
 from coordinator.core.run import Run
 from coordinator.core.work import (
-    Attempt,
     Command,
     Decision,
+    LeasedAttempt,
     Positions,
     Report,
     Round,
-    Span,
     Train,
+    TrainingPosition,
     Wait,
 )
 from coordinator.membership.progress import Progress, mean_loss
@@ -35,7 +42,7 @@ from coordinator.records.notes import JobWarnings, Notes, NotEvaluated
 from coordinator.records.store import Store
 from coordinator.schedule.evaluation import TRAINING, epoch_of, training_of
 from coordinator.schedule.guard import Guard
-from coordinator.schedule.initial_work import Outset
+from coordinator.schedule.initial_work import InitialWork
 from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
@@ -102,11 +109,11 @@ class Training:
         return self.schedule if isinstance(self.schedule, Rounds) else None
 
     @property
-    def span(self) -> Span:
+    def span(self) -> TrainingPosition:
         """The training position."""
         if self.schedule is not None:
             return self.schedule.span
-        return Span(0, self.run.description.total_updates, 0, 0, 0)
+        return TrainingPosition(0, self.run.description.total_updates, 0, 0, 0)
 
     @property
     def trained(self) -> bool:
@@ -116,7 +123,7 @@ class Training:
         return self.schedule.finished or self._review.stopped is not None
 
     @property
-    def stopped(self) -> Stopped | None:
+    def stopped(self) -> EarlyStop | None:
         """Why the run stops early, or None."""
         return self._review.stopped
 
@@ -188,7 +195,7 @@ class Training:
             sqlite3.Error: the store cannot be read; nothing has changed.
         """
         orders = self._new_orders(run)
-        outset = Outset.of(applied, skipped)
+        outset = InitialWork.of(applied, skipped)
         schedule = outset.schedule(run, version, self.tally)
         self.history.begin(schedule.finished_epochs, run)
         self.run, self.orders, self.schedule = run, orders, schedule
@@ -239,7 +246,7 @@ class Training:
         if self.schedule is not None:
             self.schedule.idle_worker(worker)
 
-    def revoke(self, worker: str, lost: bool) -> list[Attempt]:
+    def revoke(self, worker: str, lost: bool) -> list[LeasedAttempt]:
         """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
         :meth:`release`. Its batches count as failed if it is ``lost``, not if it returned them.
         Its evaluations change nothing on a shard, so other workers may take them at once."""
@@ -343,7 +350,7 @@ class Training:
         log.info("evaluated", evaluation=evaluation, step=step, **values)
         self.orders.release(result.snapshot)
 
-    def take_totals(self, epochs: Sequence[EpochTotals]) -> None:
+    def take_totals(self, epochs: Sequence[ReportedTotals]) -> None:
         """Takes the totals that shard 0 counted in epochs of this generation, and turns those of
         finished epochs without results into results."""
         records = self.run.description.train_records
@@ -396,7 +403,7 @@ class Training:
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)
 
-    def _evaluate_again(self, outset: Outset) -> None:
+    def _evaluate_again(self, outset: InitialWork) -> None:
         """Orders the evaluation of the last finished epoch, if it has no result and the shards
         still hold its state: all of its batches and none of a later epoch. The states of other
         epochs are gone, and their rows stay as they are."""
@@ -478,5 +485,5 @@ class Training:
 
 
 def _best_of(rows: Sequence[EpochRow], objective: Objective) -> EpochRow | None:
-    best = best_epoch(results_of([row.evaluation for row in rows], objective), objective)
+    best = best_epoch(evaluations_of([row.evaluation for row in rows], objective), objective)
     return None if best is None else rows[best - 1]

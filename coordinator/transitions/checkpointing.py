@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinator.checkpoints.disk import Committed, DiskWork
+from coordinator.checkpoints.disk import DiskWork, WrittenManifest
 from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.training.job_state import JobState
 from psrpc.core.names import CHECKPOINTS
@@ -82,7 +82,7 @@ class Checkpointing:
     def _warn(self, warnings: Sequence[str]) -> None:
         self._job.warnings.add(*warnings)
 
-    def _committed(self, result: Committed) -> None:
+    def _committed(self, result: WrittenManifest) -> None:
         """Handles the result of a commit; the generation may have changed since."""
         job = self._job
         order, training = result.taken.order, job.training

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.work import Revocation
-from coordinator.membership.fencing import OFTEN, Lapses, Revocations
+from coordinator.membership.fencing import OFTEN, FencingOrders, FlapDetector
 from coordinator.training.job_state import JobState
 from coordinator.transitions.stopping import SaveRequest
 from psrpc.ops.logs import get_logger
@@ -25,8 +25,8 @@ class Departures:
         """``advance`` takes the job as far as the facts allow."""
         self._job = job
         self._advance = advance
-        self._revocations = Revocations(shards)
-        self._lapses = Lapses()
+        self._revocations = FencingOrders(shards)
+        self._lapses = FlapDetector()
         self._leaving: dict[tuple[int, int], SaveRequest] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
         self._untold: set[tuple[int, int]] = set()

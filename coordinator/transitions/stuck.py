@@ -16,7 +16,7 @@ from psrpc.ops.logs import get_logger
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class BrokenRoutes:
     """Broken connections between present workers and shards.
 
     Attributes:
@@ -45,7 +45,7 @@ class Routes:
         ]
 
 
-def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> Routes:
+def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> BrokenRoutes:
     """Judges the reports of present workers on present shards. Routes to a shard that is away do
     not count, since the job waits for it anyway."""
     active = [worker for worker in workers if worker.state == "active"]
@@ -60,7 +60,7 @@ def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> Routes:
             continue
         for name, since in cut.items():
             broken.setdefault(name, {})[shard.index] = since
-    return Routes(broken, unreached)
+    return BrokenRoutes(broken, unreached)
 
 
 log = get_logger()
@@ -69,7 +69,7 @@ GRACE_S = 2.0
 """Time that a worker must be the only one cut off before it is dismissed: a connection may have
 been lost, the death of a shard is known by then, and routes of several workers heal one by one."""
 
-_NONE = Routes({}, {})
+_NONE = BrokenRoutes({}, {})
 
 
 class Stuck:

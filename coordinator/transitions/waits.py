@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coordinator.core.lifecycle import ENDED, FORMING
-from coordinator.core.work import Initialize, Wait, Work
+from coordinator.core.work import InitializationWork, Wait, Work
 from coordinator.training.job_state import JobState
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.departures import Departures
@@ -59,7 +59,7 @@ def held_up(job: JobState, awaited: str) -> str:
     return awaited
 
 
-class Waits:
+class JobWaits:
     """Logs what the job waits for, less and less often. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Assignments:
         if job.phase == "initializing" and not job.generations.formation.initialized:
             if job.initializer in (None, name):
                 job.initializer = name
-                return Initialize()
+                return InitializationWork()
         elif job.phase in ("training", "finishing"):
             task = job.training.orders.evaluations.lease(name)
             if task is not None:

@@ -217,7 +217,7 @@ def _check_health(arguments: argparse.Namespace) -> int:
         # Any role may check; in a container the server itself does.
         security = from_arguments(who_asks(arguments, (Role.SHARD, *Role)), arguments)
         service = "psrpc.v1.ParameterServer"
-        return healthcheck.check(arguments, arguments.address, security, Role.SHARD, service)
+        return healthcheck.check_health(arguments, arguments.address, security, Role.SHARD, service)
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return BAD_INPUT

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from pserver.client.exchanger import Exchanger, Transport
+from pserver.client.exchanger import CarrierChoice, Exchanger
 from pserver.client.requests import Arrays, PullInfo, Push, Requests, Source
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
@@ -30,7 +30,7 @@ from psrpc.core.errors import (
 from psrpc.core.plan import Plan
 from psrpc.core.tables import MAX_IDS
 from psrpc.net.channel import open_channel
-from psrpc.ops.retry import GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import GaveUp, RetryPolicy, retry
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
@@ -166,7 +166,7 @@ class ShardClient:
         return self._exchanger.attached
 
     @property
-    def transport(self) -> Transport | None:
+    def transport(self) -> CarrierChoice | None:
         """How tensors travel; None before the first exchange. Thread-safe."""
         return self._exchanger.transport
 
@@ -308,7 +308,7 @@ class ShardClient:
                 return tries.last
             return ShardUnreachable(f"{self.peer} did not answer {tries}")
 
-        return persist(
+        return retry(
             self._try(call),
             self._retry,
             give_up,

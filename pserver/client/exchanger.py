@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pserver.client.requests import Target
 from pserver.client.row_outbox import RowOutbox
-from pserver.client.session import Session
+from pserver.client.session import ExchangeSession
 from pserver.core.assembly import VALUES, Extent, check_extents
 from pserver.core.table_ids import RowsWanted, check_row_extents, pairs
 from pserver.transport import mailbox as futex
@@ -42,7 +42,7 @@ NDArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class CarrierChoice:
     """How tensors travel between a worker and a shard; for ``calls``, ``why`` no faster way
     works."""
 
@@ -79,7 +79,7 @@ class Exchanger:
         self._workspace = workspace
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: ExchangeSession | None = None
         self._closed = False
         # Why the segment must not be used any more; empty while it may be.
         self._given_up = ""
@@ -103,14 +103,14 @@ class Exchanger:
         return session is not None and session.attached
 
     @property
-    def transport(self) -> Transport | None:
+    def transport(self) -> CarrierChoice | None:
         """How tensors travel; None before the first exchange. Thread-safe."""
         refusal = self._data_refusal
         if self.attached:
-            return Transport("shared memory")
+            return CarrierChoice("shared memory")
         if refusal is None:
             return None
-        return Transport("calls", refusal) if refusal else Transport("data connection")
+        return CarrierChoice("calls", refusal) if refusal else CarrierChoice("data connection")
 
     def close(self) -> None:
         """Ends the session; the current exchange and every later one fail."""
@@ -149,7 +149,7 @@ class Exchanger:
         with self._lock:
             if self._given_up:
                 raise SegmentLost(self._given_up)
-            session: Session | None = None
+            session: ExchangeSession | None = None
             try:
                 session = self._standing()
                 return self._exchange(session, header, gradient, into, rows or {}, wanted)
@@ -167,7 +167,7 @@ class Exchanger:
 
     def _exchange(
         self,
-        session: Session,
+        session: ExchangeSession,
         header: pb.ExchangeHeader,
         gradient: Gradient | None,
         into: Target | None,
@@ -268,13 +268,13 @@ class Exchanger:
 
     # -- the standing call -------------------------------------------------------------------
 
-    def _standing(self) -> Session:
+    def _standing(self) -> ExchangeSession:
         session = self._session
         if session is not None and session.usable:
             return session
         self._end_session()
         try:
-            session = self._session = Session(self._channel, self._peer, self._deadline_s)
+            session = self._session = ExchangeSession(self._channel, self._peer, self._deadline_s)
         except ValueError:
             if not self._closed:
                 raise
@@ -288,7 +288,7 @@ class Exchanger:
             self._open_data(session)
         return session
 
-    def _attach(self, session: Session, workspace: Workspace) -> None:
+    def _attach(self, session: ExchangeSession, workspace: Workspace) -> None:
         segment = workspace.segment
         assert segment is not None
         offer = segment.offer(self._shard)
@@ -317,7 +317,7 @@ class Exchanger:
                 log.info("tensors stay in shared memory", peer=self._peer)
         self._refusal = refusal
 
-    def _open_data(self, session: Session) -> None:
+    def _open_data(self, session: ExchangeSession) -> None:
         """Moves the exchanges of a session to a data connection; after a refusal this client does
         not try again."""
         host, _ = parse_address(self._address)

@@ -46,7 +46,7 @@ from psrpc.core.errors import (
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Ids, TableSpec, hashed, shard_of
 from psrpc.net.channel import open_channel
-from psrpc.ops.retry import FIRST_S, Announcer, GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import FIRST_S, Announcer, GaveUp, RetryPolicy, retry
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2
@@ -267,7 +267,7 @@ class RowReader:
                         raise hopeless from None
                 raise
 
-        return persist(
+        return retry(
             one_try,
             self._retry,
             give_up,

@@ -28,7 +28,7 @@ WHY_S = 2.0
 connection itself broke."""
 
 
-class Session:
+class ExchangeSession:
     """A standing call. One thread uses it at a time, one exchange after another.
 
     The call's deadline is ``2 * deadline_s``. A caller that begins exchanges only while the session

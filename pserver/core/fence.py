@@ -70,7 +70,7 @@ def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
         )
 
 
-class Revocations:
+class FencedWorkers:
     """The revocations of one generation. The thread that adds one holds the shard's lock; any
     thread may read."""
 

@@ -15,7 +15,7 @@ from psrpc.core.errors import AccessDenied, StaleGeneration
 from psrpc.security.signatures import (
     INITIALIZE,
     Keys,
-    Session,
+    SessionIdentity,
     check_decision,
     check_grant,
     read_session,
@@ -102,7 +102,7 @@ class Credentials:
             raise AssertionError("the coordinator signs only decisions") from None
         return replace(request, worker=session.worker, decision=wire.from_decision(decision))
 
-    def _session(self, fence: Fence, certificate: str) -> tuple[Session, Keys]:
+    def _session(self, fence: Fence, certificate: str) -> tuple[SessionIdentity, Keys]:
         self._admit(fence)
         identity = self._identity()
         if identity.keys is None:

@@ -37,7 +37,7 @@ from pserver.engine.intake import Intake, buffers_for
 from pserver.engine.parameters import Parameters
 from pserver.engine.pulls import Pulls
 from pserver.engine.pushes import Pushes
-from pserver.engine.rounds import Rounds
+from pserver.engine.rounds import StagedRounds
 from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.arrival import Arrival, Arrived
 from pserver.transport.buffers import BufferPool
@@ -85,7 +85,7 @@ class ShardEngine:
         pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
         self._changed = threading.Condition()  # its lock, reentrant, is the shard's
         self._counters = Counters()
-        self._rounds = Rounds(
+        self._rounds = StagedRounds(
             identity.shard, self._held, self._counters, policy, clock, pool.release
         )
         self._pushes = Pushes(self._held, self._counters, policy, clock)

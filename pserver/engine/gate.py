@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from pserver.core.fence import Fence, Revocations, ShardIdentity, admit
+from pserver.core.fence import Fence, FencedWorkers, ShardIdentity, admit
 from pserver.core.requests import Begin, PullRequest, PushRequest
 from pserver.engine.parameters import Parameters
-from pserver.engine.rounds import Rounds
+from pserver.engine.rounds import StagedRounds
 from psrpc.core.errors import InvalidArgument, JobFailed, NotReady, RoundPassed
 
 
@@ -22,11 +22,11 @@ class Gate:
     """
 
     def __init__(
-        self, identity: ShardIdentity, plan_hash: bytes, held: Parameters, rounds: Rounds
+        self, identity: ShardIdentity, plan_hash: bytes, held: Parameters, rounds: StagedRounds
     ) -> None:
         self.identity = identity
         self.begun = identity.generation
-        self.revocations = Revocations(identity.generation)
+        self.revocations = FencedWorkers(identity.generation)
         self._plan_hash = plan_hash
         self._held = held
         self._rounds = rounds
@@ -41,7 +41,7 @@ class Gate:
             settings=order.settings or self.identity.settings,
             keys=order.keys,
         )
-        self.revocations = Revocations(order.generation)
+        self.revocations = FencedWorkers(order.generation)
 
     def admit(self, fence: Fence) -> None:
         """Checks that a message is for this shard in its present state.

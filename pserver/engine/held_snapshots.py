@@ -35,7 +35,7 @@ class SnapshotSink(Protocol):
         """Receives an order that was carried out before; the sink may report its result again."""
 
 
-class Kept(NamedTuple):
+class HeldSnapshot(NamedTuple):
     """A kept snapshot; ``tables`` if the job has some."""
 
     values: Values
@@ -49,7 +49,7 @@ class SnapshotShelf:
     def __init__(self, sink: SnapshotSink, lock: AbstractContextManager[object]) -> None:
         self._sink = sink
         self._lock = lock
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, HeldSnapshot] = {}
         self._seen: dict[str, None] = {}
 
     def take(self, order: SnapshotOrder, held: Parameters) -> None:
@@ -89,7 +89,7 @@ class SnapshotShelf:
                 write = freeze.hold() if order.write else _nothing
                 done()
             if order.keep:
-                self._kept[order.name] = Kept(snapshot.values, snapshot.tables, keep)
+                self._kept[order.name] = HeldSnapshot(snapshot.values, snapshot.tables, keep)
             if snapshot.tables is not None:
                 tables = snapshot.tables if order.write else None
                 snapshot = replace(snapshot, tables=tables, lock=self._lock, let_go=write)
@@ -102,7 +102,7 @@ class SnapshotShelf:
         self._seen.clear()
         self._sink.begun(generation)
 
-    def get(self, name: str) -> Kept:
+    def get(self, name: str) -> HeldSnapshot:
         """Returns a kept snapshot.
 
         Raises:

@@ -24,7 +24,7 @@ from psrpc.core.tables import Rows
 NDArray = npt.NDArray[Any]
 
 
-class Standing(NamedTuple):
+class ShardPosition(NamedTuple):
     """Generation and version of a shard's parameters, and whether it has any."""
 
     generation: int
@@ -47,7 +47,7 @@ class Parameters:
         # Readers of one version share its values. A strong reference here would keep them alive and
         # make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
-        self.standing = Standing(generation)
+        self.standing = ShardPosition(generation)
         self.applied = AppliedSet()
         self.rates = Rates()
         self.compensation: Compensation | None = None
@@ -91,7 +91,7 @@ class Parameters:
         self._touch = 0
         self.applied = AppliedSet()
         self._iterations = 0
-        self.standing = Standing(generation)
+        self.standing = ShardPosition(generation)
 
     def initialize(self, values: Mapping[str, NDArray]) -> None:
         """Takes over all arenas, as ``UpdateEngine.load`` does, and resets the optimizer."""
@@ -121,7 +121,7 @@ class Parameters:
         self._iterations = slots.iterations
         self.applied = restored.applied
         version = restored.version if version is None else version
-        self.standing = Standing(self.standing.generation, version, True)
+        self.standing = ShardPosition(self.standing.generation, version, True)
 
     def compensated(
         self, gradients: Mapping[str, NDArray], pulled: Values | None

@@ -17,7 +17,7 @@ from psrpc.ops.clock import Clock
 from psrpc.ops.tracing import span
 
 
-class Rounds:
+class StagedRounds:
     """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the engine holds
     the shard's lock.
 

@@ -14,7 +14,7 @@ from pserver.transport.data_listener import DataListener
 from pserver.wire.messages import SERVICE
 from psrpc.core.errors import NotReady
 from psrpc.net.channel import bind, make_server, parse_address
-from psrpc.net.health import LIVES, HealthServicer, describe
+from psrpc.net.health import LIVES, HealthServicer, offer_reflection
 from psrpc.net.limits import CONVERSATIONS, MORE_THREADS
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -69,7 +69,7 @@ class ShardServer:
         )
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        describe(server, (SERVICE,), self._address, self._reflection)
+        offer_reflection(server, (SERVICE,), self._address, self._reflection)
         # A shard that waits for the coordinator or restores is alive: supervisors must not restart
         # it. Whether it serves is a separate health service.
         self._set_health(health_pb2.HealthCheckResponse.SERVING, LIVES)

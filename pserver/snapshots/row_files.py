@@ -15,7 +15,7 @@ from pserver.core.requests import Snapshot, SnapshotOrder
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import TablePart
 from pserver.tables.tables import Tables
-from psrpc.checkpoint.rows_chain import Candidates, Removed, RowsStep
+from psrpc.checkpoint.rows_chain import Removed, RowsStep, SavedCandidates
 from psrpc.checkpoint.rows_file import (
     RowsHeader,
     TableRows,
@@ -188,14 +188,14 @@ def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
         CheckpointError: the files are damaged, or of another optimizer.
         ResourceExhausted: out of memory.
     """
-    candidates: dict[int, list[Candidates]] = {}
+    candidates: dict[int, list[SavedCandidates]] = {}
     try:
         for number, step in steps:
             table = tables[number]
             match step:
                 case Removed(ids):
                     table.remove(ids)
-                case Candidates():
+                case SavedCandidates():
                     candidates.setdefault(number, []).append(step)
                 case RowsBlock():
                     table.insert(

@@ -9,7 +9,7 @@ import numpy as np
 
 from pserver.updates.allowlist import check_arguments, check_optimizer
 from pserver.updates.engine import NDArray
-from pserver.updates.rules import Rule, make_rule
+from pserver.updates.rules import UpdateRule, make_rule
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import TableSpec
 
@@ -61,7 +61,8 @@ class RowwiseAdagrad:
         factors: Any,
         scratch: tuple[NDArray, NDArray],
     ) -> None:
-        """As :class:`pserver.updates.rules.Rule`, of ``[n, width]``; the slot is ``[n, 1]``."""
+        """As :class:`pserver.updates.rules.UpdateRule`, of ``[n, width]``; the slot is ``[n,
+        1]``."""
         rate, epsilon = factors
         step, square = scratch
         (accumulator,) = slots
@@ -116,7 +117,7 @@ class Ftrl:
         factors: Any,
         scratch: tuple[NDArray, NDArray],
     ) -> None:
-        """As :class:`pserver.updates.rules.Rule`."""
+        """As :class:`pserver.updates.rules.UpdateRule`."""
         rate, l2 = factors
         real = type(rate)
         step, root = scratch
@@ -146,7 +147,7 @@ class Ftrl:
             np.power(values, values.dtype.type(self._power), out=out)
 
 
-def make_row_rule(spec: TableSpec) -> Rule:
+def make_row_rule(spec: TableSpec) -> UpdateRule:
     """Returns the rule of a table's optimizer. Its slots have ``[width]`` per row, except those of
     :data:`PER_ROW`.
 

@@ -192,7 +192,7 @@ class BufferPool:
             return self._made - len(self._free)
 
 
-class Progress:
+class TransferProgress:
     """Judges whether bytes arrive fast enough. Pure: the caller passes the time.
 
     The rule: at least :data:`psrpc.net.limits.PROGRESS_BYTES` in each
@@ -240,11 +240,11 @@ class AwaitedMessages:
         self._came: SimpleQueue[bytes | BaseException | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def next(self, progress: Progress) -> bytes | None:
+    def next(self, progress: TransferProgress) -> bytes | None:
         """Returns the next message; None at the end.
 
         Raises:
-            Stalled: see :meth:`Progress.left_s`.
+            Stalled: see :meth:`TransferProgress.left_s`.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="push", daemon=True)

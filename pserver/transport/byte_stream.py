@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from pserver.transport.buffers import Progress
+from pserver.transport.buffers import TransferProgress
 from pserver.transport.data_keys import following_key
 
 RECORD_BYTES = 1 << 20
@@ -52,7 +52,7 @@ class ByteStream(Protocol):
     def send(self, views: list[memoryview]) -> None:
         """Sends contiguous bytes, one view after another. Raises OSError; consumes the list."""
 
-    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
+    def fill(self, view: memoryview, progress: TransferProgress | None = None) -> int:
         """Receives into ``view``; returns the bytes that came before the peer ended the stream.
 
         Args:
@@ -97,7 +97,7 @@ class PlainStream:
             if sent:
                 views[0] = views[0][sent:]
 
-    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
+    def fill(self, view: memoryview, progress: TransferProgress | None = None) -> int:
         """See :class:`ByteStream`."""
         place = 0
         while place < len(view):
@@ -176,7 +176,7 @@ class SealedStream:
         if joined:
             self._send_record(self._joined[:joined])
 
-    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
+    def fill(self, view: memoryview, progress: TransferProgress | None = None) -> int:
         """See :class:`ByteStream`."""
         place = 0
         while place < len(view):
@@ -203,7 +203,7 @@ class SealedStream:
         cipher.encrypt_into(nonce, plaintext, record[:_LENGTH_BYTES], record[_LENGTH_BYTES:])
         self._socket.sendall(record)
 
-    def _receive_record(self, progress: Progress | None) -> int:
+    def _receive_record(self, progress: TransferProgress | None) -> int:
         """Receives the next record into ``_received``; returns its bytes of plaintext, 0 at the
         end."""
         head = self._received[:_LENGTH_BYTES]

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pserver.transport.buffers import Progress
+from pserver.transport.buffers import TransferProgress
 from pserver.transport.byte_stream import ByteStream, PlainStream, SealedStream
 from pserver.transport.data_keys import PROOF_BYTES, data_keys
 from psrpc.core.errors import InvalidArgument, Unreachable
@@ -37,7 +37,8 @@ class DataConnection:
         connected: blocking, without a timeout; closed with this object.
         peer: name of the other side in errors.
         sealing: keys for sending and for receiving; None for plaintext.
-        limit_s: announced bytes have to arrive as :class:`pserver.transport.buffers.Progress`
+        limit_s: announced bytes have to arrive as
+        :class:`pserver.transport.buffers.TransferProgress`
             demands, with this limit; None if they may take any time.
         """
         self._limit_s = limit_s
@@ -97,7 +98,7 @@ class DataConnection:
             Unreachable: the connection ended too soon.
         """
         limit_s = self._limit_s
-        progress = None if limit_s is None else Progress(time.monotonic(), limit_s)
+        progress = None if limit_s is None else TransferProgress(time.monotonic(), limit_s)
         if view.nbytes and not self._fill(view, progress):
             raise self._ended()
 
@@ -112,7 +113,7 @@ class DataConnection:
         with self._use, self._end:
             self._socket.close()
 
-    def _fill(self, view: memoryview, progress: Progress | None) -> bool:
+    def _fill(self, view: memoryview, progress: TransferProgress | None) -> bool:
         """Fills ``view``; False if the connection ended before the first byte."""
         try:
             with self._use:

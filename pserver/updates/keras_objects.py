@@ -52,7 +52,7 @@ def rebuild(kind: Kind, document: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Piece:
+class VariablePiece:
     """Elements ``[offset, offset + size)`` of a shard's arena that form one Keras variable."""
 
     arena: str
@@ -67,17 +67,19 @@ class Piece:
         return slice(self.offset, self.offset + prod(self.shape))
 
 
-def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
+def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[VariablePiece]:
     """Returns the pieces of a shard's part of an arena."""
     if plan.placement == "cut":
-        return [Piece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
+        return [VariablePiece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
     return [
-        Piece(arena.name, s.offset, s.variable.name, s.variable.shape, s.variable.constraint)
+        VariablePiece(
+            arena.name, s.offset, s.variable.name, s.variable.shape, s.variable.constraint
+        )
         for s in plan.shard_slices(arena, shard)
     ]
 
 
-def make_variable(piece: Piece, value: Any) -> Any:
+def make_variable(piece: VariablePiece, value: Any) -> Any:
     """Makes the Keras variable of ``piece`` with this value, a tensor."""
     # Optimizers read a variable's path (Muon's exclude_layers) and derive names of their own from
     # it, which TensorFlow limits to certain characters; the constructor takes no path.

@@ -63,7 +63,7 @@ class SlotVariables:
             assert id(v) in accounted, f"{v.path} of {type(optimizer).__name__} is in no attribute"
 
 
-def slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:
+def keras_slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:
     """Returns the names of the slots and scalars of ``optimizer`` in checkpoints, for the variables
     of ``plan``, a plan of one shard. Allocates no memory for the state itself.
 

@@ -24,7 +24,7 @@ _COMMON = {
 }
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """The update of one optimizer."""
 
     slots: Mapping[str, float]
@@ -175,7 +175,7 @@ _OWN = {
 }
 
 
-def make_rule(optimizer: Mapping[str, Any]) -> Rule:
+def make_rule(optimizer: Mapping[str, Any]) -> UpdateRule:
     """Makes the rule of a serialized optimizer.
 
     Raises:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from pserver.core.assembly import Extent
 from pserver.core.requests import Values
 from pserver.core.table_ids import TableIds
-from pserver.transport.buffers import AwaitedMessages, Progress
+from pserver.transport.buffers import AwaitedMessages, TransferProgress
 from pserver.wire.row_messages import pulled_parts
 from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import InvalidArgument
@@ -35,7 +35,8 @@ def read_stream(
     Args:
         announced: returns the number of bytes that follow a header, if another header may come
             after them; otherwise the stream ends with its last chunk.
-        paced: chunks have to arrive as :class:`pserver.transport.buffers.Progress` demands, from
+        paced: chunks have to arrive as :class:`pserver.transport.buffers.TransferProgress` demands,
+        from
             the first request for one on.
 
     Raises:
@@ -73,7 +74,7 @@ def parse_header(data: bytes, header: type[Header]) -> Header:
 def _paced_pieces(
     first: Piece | None, messages: Iterator[bytes], nbytes: int | None
 ) -> Iterator[Piece]:
-    awaited, progress = AwaitedMessages(messages), Progress(time.monotonic())
+    awaited, progress = AwaitedMessages(messages), TransferProgress(time.monotonic())
     try:
         for piece in _pieces(first, partial(awaited.next, progress), nbytes):
             progress.received(len(piece.data), time.monotonic())

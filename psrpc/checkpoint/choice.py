@@ -9,7 +9,7 @@ from pathlib import Path
 from psrpc.checkpoint.manifest import NAMELESS, Manifest, check_identity, read_manifest, verify
 from psrpc.core.errors import CheckpointError, InvalidArgument
 from psrpc.core.names import check_file_name
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.files.durable import RENAMED
 from psrpc.files.storage import DISK, Storage
 
@@ -24,7 +24,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoints:
     """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
     manifests that can be read, and those that cannot, with the reason."""
 
@@ -32,7 +32,7 @@ class Found:
     refused: tuple[tuple[Path, str], ...]
 
 
-def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
+def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpoints:
     """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
 
     Newest is the highest generation, and in it the highest global step.
@@ -48,14 +48,14 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
     refused: list[tuple[Path, str]] = []
     for name in names:
         if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
-            refused.append((checkpoints / told(name).replace("\n", " "), NAMELESS))
+            refused.append((checkpoints / sanitize(name).replace("\n", " "), NAMELESS))
         if name.startswith("."):
             continue
         try:
             check_file_name(name, f"a directory in {checkpoints}")
         except InvalidArgument as error:
             # It goes no further as it is, not even to a terminal.
-            refused.append((checkpoints / told(name).replace("\n", " "), str(error)))
+            refused.append((checkpoints / sanitize(name).replace("\n", " "), str(error)))
             continue
         directory = checkpoints / name
         try:
@@ -66,7 +66,7 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
             continue
         found.append((directory, manifest))
     found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
-    return Found(tuple(found), tuple(refused))
+    return FoundCheckpoints(tuple(found), tuple(refused))
 
 
 def newest_good(

@@ -26,7 +26,7 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SavedCandidates:
     """Ids that have been counted and have no row, and the version that named each last; pieces of
     one table belong together."""
 
@@ -35,7 +35,7 @@ class Candidates:
     touched: Counts
 
 
-RowsStep = Removed | RowsBlock | Candidates
+RowsStep = Removed | RowsBlock | SavedCandidates
 
 
 def load_rows(
@@ -249,7 +249,7 @@ def _steps(reader: RowsReader, table: int, last: bool) -> Iterator[RowsStep]:
     if last:
         # Each part has all that there were when it was written.
         for ids, counts, touched in reader.candidates(table):
-            yield Candidates(ids, counts, touched)
+            yield SavedCandidates(ids, counts, touched)
 
 
 def _own(step: RowsStep, shard: int, shards: int) -> RowsStep:
@@ -257,8 +257,8 @@ def _own(step: RowsStep, shard: int, shards: int) -> RowsStep:
     match step:
         case Removed(ids):
             return Removed(ids[where])
-        case Candidates(ids, counts, touched):
-            return Candidates(ids[where], counts[where], touched[where])
+        case SavedCandidates(ids, counts, touched):
+            return SavedCandidates(ids[where], counts[where], touched[where])
         case RowsBlock():
             return step.chosen(where)
 

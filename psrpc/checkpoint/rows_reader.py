@@ -24,7 +24,7 @@ from psrpc.checkpoint.rows_file import (
     row_nbytes,
     tensor_name,
 )
-from psrpc.checkpoint.safetensors_form import Placed, header_length, parse_header
+from psrpc.checkpoint.safetensors_form import Placed, header_length, parse_safetensors_header
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import Ids
@@ -159,7 +159,9 @@ class RowsReader:
         try:
             length = header_length(self._read(0, min(8, nbytes)), nbytes)
             self._data = 8 + length
-            metadata, placed = parse_header(bytes(self._read(8, length)), nbytes - self._data)
+            metadata, placed = parse_safetensors_header(
+                bytes(self._read(8, length)), nbytes - self._data
+            )
             self.header = RowsHeader.from_json(metadata)
             self._tensors = {tensor.name: tensor for tensor in placed}
             self._step_nbytes = self._steps()

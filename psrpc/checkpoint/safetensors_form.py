@@ -106,7 +106,7 @@ def header_length(start: bytes | bytearray, nbytes: int) -> int:
     return length
 
 
-def parse_header(data: bytes, nbytes: int) -> tuple[Any, list[Placed]]:
+def parse_safetensors_header(data: bytes, nbytes: int) -> tuple[Any, list[Placed]]:
     """The metadata, not looked at, and the tensors by their place. ``data`` is the JSON,
     ``nbytes`` the size of what follows it.
 

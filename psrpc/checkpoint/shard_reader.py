@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from psrpc.checkpoint.safetensors_form import Placed, header_length, parse_header
+from psrpc.checkpoint.safetensors_form import Placed, header_length, parse_safetensors_header
 from psrpc.checkpoint.shard_file import FORMAT, Entry, NDArray, ShardHeader
 from psrpc.core.document import record, whole
 from psrpc.core.errors import CheckpointError
@@ -117,7 +117,7 @@ class ShardReader:
     def _read_header(self, nbytes: int) -> tuple[ShardHeader, list[Tensor]]:
         try:
             length = header_length(self._take(min(8, nbytes)), nbytes)
-            header, placed = parse_header(self._take(length), nbytes - 8 - length)
+            header, placed = parse_safetensors_header(self._take(length), nbytes - 8 - length)
             _FORMAT(header, "its header")
             if header["format"] != FORMAT:
                 raise CheckpointError(

@@ -15,7 +15,7 @@ from psrpc.core.plan import (
     Plan,
     Role,
     VariableSpec,
-    check_tables,
+    check_table_specs,
     check_variables,
 )
 from psrpc.core.tables import TableSpec
@@ -41,7 +41,7 @@ def make_plan(
     variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
         raise InvalidJob(f"shards is {shards}; expected at least 1")
-    check_tables(tables)
+    check_table_specs(tables)
     if not tables and not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
     check_variables(variables)

@@ -189,7 +189,7 @@ class Plan:
             tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
         )
         check_variables(plan.variables)
-        check_tables(plan.tables)
+        check_table_specs(plan.tables)
         return plan
 
 
@@ -224,7 +224,7 @@ def check_variables(variables: Sequence[VariableSpec]) -> None:
             raise InvalidJob(f"variable {v.name!r} is trainable and {v.dtype}; expected a float")
 
 
-def check_tables(tables: Sequence[TableSpec]) -> None:
+def check_table_specs(tables: Sequence[TableSpec]) -> None:
     """Raises InvalidJob for repeated names and impossible settings."""
     for name, uses in Counter(table.name for table in tables).items():
         if uses > 1:

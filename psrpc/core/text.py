@@ -27,12 +27,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def told_lines(text: str, most: int) -> str:
-    """Sanitizes text written for a terminal: :func:`told`, with tabs expanded to spaces."""
-    return told(text.expandtabs(), most)
+def sanitize_lines(text: str, most: int) -> str:
+    """Sanitizes text written for a terminal: :func:`sanitize`, with tabs expanded to spaces."""
+    return sanitize(text.expandtabs(), most)
 
 
-def told(text: str, most: int = WORDS_CHARS) -> str:
+def sanitize(text: str, most: int = WORDS_CHARS) -> str:
     """Sanitizes peer-supplied text for display: cuts it to ``most`` characters and replaces those
     that a terminal obeys or that reorder others; keeps line ends."""
     if len(text) > most:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from psrpc.core.errors import InvalidData, PsError, Unreachable
 from psrpc.ops.clock import MonotonicClock
 from psrpc.ops.logs import get_logger
-from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, retry
 
 Result = TypeVar("Result")
 
@@ -96,7 +96,7 @@ def call(url: str, function: Callable[[], Result], deadline_s: float = CALL_S) -
     def give_up(gave_up: GaveUp) -> PsError:
         return InvalidData(f"{url} cannot be reached: {gave_up}", code=CODE)
 
-    return persist(
+    return retry(
         once,
         _process["patience"],
         give_up,

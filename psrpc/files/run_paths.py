@@ -9,7 +9,7 @@ from typing import Any
 
 from psrpc.core.document import anything, flag, listed, mapped, maybe, real, record, text, whole
 from psrpc.core.names import JOB, LOCK, RUNS, STARTING, SUMMARY
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 from psrpc.files.storage import read_json, unreadable
 
 LONGEST_TOKEN = 1024
@@ -155,8 +155,8 @@ _SUMMARY = record(
 
 def ending_in_words(ending: dict[str, Any]) -> str:
     """Formats ``"done"``, or ``"failed: "`` and the reason."""
-    reason = told(ending.get("reason") or "")
-    return told(ending.get("phase") or "ended") + (f": {reason}" if reason else "")
+    reason = sanitize(ending.get("reason") or "")
+    return sanitize(ending.get("phase") or "ended") + (f": {reason}" if reason else "")
 
 
 def _job_name(path: Path) -> str:

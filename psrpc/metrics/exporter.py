@@ -23,7 +23,7 @@ from psrpc.core.errors import PortInUse
 from psrpc.metrics.address import HEALTH, OFF
 from psrpc.metrics.http_head import Head, known_host
 from psrpc.metrics.http_server import BOUNDS, Answer, Bounds, HttpServer
-from psrpc.net.channel import check_metrics, format_address, is_loopback, parse_address
+from psrpc.net.channel import check_metrics_address, format_address, is_loopback, parse_address
 from psrpc.ops.logs import get_logger
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import may_read_metrics
@@ -72,7 +72,7 @@ class MetricsServer:
         if self._requested == OFF:
             return OFF
         host, port = parse_address(self._requested)
-        check_metrics(self._requested, self._security)
+        check_metrics_address(self._requested, self._security)
         encrypted = self._security.encrypted and not is_loopback(host)
         pages = _Pages(self._collect, self._security, host, encrypted=encrypted)
         context = self._security.https() if encrypted else None

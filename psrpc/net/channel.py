@@ -159,7 +159,7 @@ def bind(
     raise PortInUse(f"cannot listen on {address}: {why}")
 
 
-def check_metrics(address: str, security: Security) -> None:
+def check_metrics_address(address: str, security: Security) -> None:
     """Raises InvalidArgument if ``security`` forbids serving metrics at ``HOST:PORT``."""
     if security.by_token and not is_loopback(parse_address(address)[0]):
         raise InvalidArgument(

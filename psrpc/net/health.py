@@ -82,7 +82,7 @@ class AioHealthServicer(health.aio.HealthServicer):  # type: ignore[name-defined
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, WHY)
 
 
-def describe(
+def offer_reflection(
     server: grpc.Server | grpc.aio.Server, services: Sequence[str], address: str, asked: bool
 ) -> None:
     """Enables gRPC reflection on ``server``, before it starts.

@@ -61,7 +61,7 @@ class GaveUp:
         return f"{self.tries} tries in {self.spent_s:.1f} s: {self.last}"
 
 
-def persist(
+def retry(
     call: Callable[[], Result],
     policy: RetryPolicy,
     give_up: Callable[[GaveUp], PsError],

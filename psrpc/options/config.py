@@ -17,7 +17,14 @@ from typing import Any
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import HIDDEN, is_secret_name, without_secrets
 from psrpc.options import config_tf
-from psrpc.options.config_keys import KEYS, KEYS_OF, SECTIONS, check_names, did_you_mean, variable
+from psrpc.options.config_keys import (
+    KEYS,
+    KEYS_OF,
+    SECTIONS,
+    check_key_names,
+    did_you_mean,
+    variable,
+)
 from psrpc.options.config_value import NotThis, Option, option_of
 
 _NOT_SETTINGS = {"help", "config", "show_config"}
@@ -161,7 +168,7 @@ class Configuration:
                 found.setdefault(key, setting)
 
     def _of_environment(self, environment: Mapping[str, str]) -> dict[str, Setting]:
-        check_names(environment)
+        check_key_names(environment)
         found = {}
         for key in self._options:
             name = variable(key)

@@ -50,7 +50,7 @@ def is_a_setting(name: str) -> bool:
     return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
 
 
-def check_names(environment: Mapping[str, str]) -> None:
+def check_key_names(environment: Mapping[str, str]) -> None:
     """Raises InvalidArgument for a variable that is meant for us and is no setting of any command;
     suggests the nearest one."""
     known = {variable(key) for key in KEYS}

@@ -32,14 +32,14 @@ _CHIEFS = ("chief", "master", "worker")
 
 
 @dataclass(frozen=True)
-class Found:
+class TfConfigValue:
     """The text of a setting and what in TF_CONFIG it was read from."""
 
     text: str
     where: str
 
 
-def values_of(section: str, text: str) -> dict[str, Found]:
+def values_of(section: str, text: str) -> dict[str, TfConfigValue]:
     """Reads the values of ``TF_CONFIG`` for the command of ``section``; none if it names no
     cluster.
 
@@ -61,7 +61,7 @@ def values_of(section: str, text: str) -> dict[str, Found]:
     return _shard(cluster, task, index) if section == "pserver" else _serve(cluster, task, index)
 
 
-def _shard(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, Found]:
+def _shard(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, TfConfigValue]:
     addresses = cluster.get("ps", [])
     if task != "ps":
         raise _another(task, index, "pserver serve", "ps")
@@ -70,31 +70,31 @@ def _shard(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, Fo
     own = addresses[index]
     where = f"cluster.ps[{index}]"
     return {
-        "shard": Found(str(index), "task.index"),
-        "bind": Found(f"0.0.0.0:{_port(own, where)}", where),
-        "advertise": Found(own, where),
+        "shard": TfConfigValue(str(index), "task.index"),
+        "bind": TfConfigValue(f"0.0.0.0:{_port(own, where)}", where),
+        "advertise": TfConfigValue(own, where),
         **_coordinator(cluster),
     }
 
 
-def _serve(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, Found]:
+def _serve(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, TfConfigValue]:
     role, where = _chief(cluster)
     if (task, index) != (role, 0):
         raise _another(task, index, "coordinator serve", f"{role} 0")
     port = _port(cluster[role][0], where)
-    found = {"bind": Found(f"0.0.0.0:{port}", where)}
+    found = {"bind": TfConfigValue(f"0.0.0.0:{port}", where)}
     if shards := cluster.get("ps"):
-        found["shards"] = Found(str(len(shards)), "cluster.ps")
+        found["shards"] = TfConfigValue(str(len(shards)), "cluster.ps")
     return found
 
 
-def _coordinator(cluster: dict[str, list[str]]) -> dict[str, Found]:
+def _coordinator(cluster: dict[str, list[str]]) -> dict[str, TfConfigValue]:
     if not any(map(cluster.get, _CHIEFS)):
         # Perhaps it is said elsewhere.
         return {}
     role, where = _chief(cluster)
     _port(cluster[role][0], where)
-    return {"coordinator": Found(cluster[role][0], where)}
+    return {"coordinator": TfConfigValue(cluster[role][0], where)}
 
 
 def _chief(cluster: dict[str, list[str]]) -> tuple[str, str]:

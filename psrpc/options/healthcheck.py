@@ -44,7 +44,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check(
+def check_health(
     args: argparse.Namespace, address: str, security: Security, peer: Role, service: str
 ) -> int:
     """Asks the gRPC health service of the server at ``address``, which is a ``peer`` and serves

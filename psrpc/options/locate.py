@@ -19,7 +19,7 @@ from psrpc.files.run_paths import (
 )
 from psrpc.files.storage import read_bounded, unreadable
 from psrpc.options.command_line import run_path
-from psrpc.options.config_keys import check_names
+from psrpc.options.config_keys import check_key_names
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.security.identity import Role
 
@@ -53,7 +53,7 @@ def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
     Raises:
         InvalidArgument: the environment has a setting that there is not.
     """
-    check_names(environment)
+    check_key_names(environment)
     if args.run_dir is not None or args.coordinator or environment.get(VARIABLE):
         given: Path | None = args.run_dir
         return given

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psrpc.core.errors import InvalidArgument
-from psrpc.options.config_keys import check_names
+from psrpc.options.config_keys import check_key_names
 from psrpc.options.config_value import NotThis, flag_from_text
 from psrpc.security.certificates import certificate_name
 from psrpc.security.identity import Role
@@ -64,15 +64,15 @@ def from_arguments(
         InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
             it has a setting that there is not.
     """
-    from psrpc.security.credentials import Asked, Security
+    from psrpc.security.credentials import CredentialOptions, Security
 
-    check_names(environment)
+    check_key_names(environment)
     return Security.from_options(
         role,
         certificates_directory(args, environment),
         token_path(args, environment),
         is_insecure(args, environment),
-        Asked(
+        CredentialOptions(
             _asked(args, "certs", CERTS_VARIABLE),
             _asked(args, "token_file", TOKEN_VARIABLE),
             _asked(args, "insecure", INSECURE_VARIABLE),

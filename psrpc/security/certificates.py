@@ -75,7 +75,7 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
     from cryptography.exceptions import InvalidSignature
 
     ca_path = directory / CA_CERTIFICATE
-    ca_pem = read_file(ca_path)
+    ca_pem = read_pem_file(ca_path)
     authorities = _authorities(ca_path, ca_pem)
     job = job_of(authorities[0])
     # Of several, each may be the one that counts at the other end.
@@ -87,7 +87,7 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
     path, key_path = directory / certificate_name(role), directory / key_name(role)
     others = [other for other in Role if (directory / certificate_name(other)).exists()]
     have = f": this takes the files of role {role}, and {directory} has those of "
-    pem = read_file(path, have + ", ".join(others) if others else "")
+    pem = read_pem_file(path, have + ", ".join(others) if others else "")
     key_pem = read_secret(key_path)
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -122,7 +122,7 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
 def authorities_of(directory: Path) -> list[Any]:
     """The certificates in ``ca.crt``, all of one job. Raises InvalidArgument."""
     path = directory / CA_CERTIFICATE
-    return _authorities(path, read_file(path))
+    return _authorities(path, read_pem_file(path))
 
 
 def job_of(authority: Any) -> str:
@@ -147,7 +147,7 @@ def _authorities(path: Path, pem: bytes) -> list[Any]:
     return authorities
 
 
-def read_file(path: Path, why: str = "") -> bytes:
+def read_pem_file(path: Path, why: str = "") -> bytes:
     """The content of a small file. Raises InvalidArgument, with what to do.
 
     Args:
@@ -189,7 +189,7 @@ def read_secret(path: Path) -> bytes:
     Raises:
         InvalidArgument: others may read it; says what to run.
     """
-    content = read_file(path)
+    content = read_pem_file(path)
     found = path.stat()
     allowed = stat.S_IRWXU | (stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0)
     mode = stat.S_IMODE(found.st_mode)

@@ -56,7 +56,7 @@ SOON = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CredentialOptions:
     """By which options, and from where, a process was told, in words."""
 
     certs: str = "--certs"
@@ -64,7 +64,7 @@ class Asked:
     insecure: str = "--insecure"
 
 
-BY_OPTIONS = Asked()
+BY_OPTIONS = CredentialOptions()
 """All of it on the command line."""
 
 
@@ -83,7 +83,7 @@ class Security:
         certs: Path | None = None,
         token_file: Path | None = None,
         insecure: bool = False,
-        asked: Asked = BY_OPTIONS,
+        asked: CredentialOptions = BY_OPTIONS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         start: Start = on_thread,
     ) -> None:
@@ -110,7 +110,7 @@ class Security:
         certs: Path | None = None,
         token_file: Path | None = None,
         insecure: bool = False,
-        asked: Asked = BY_OPTIONS,
+        asked: CredentialOptions = BY_OPTIONS,
     ) -> Self:
         """Reads and checks what the options name.
 

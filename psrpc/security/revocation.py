@@ -14,7 +14,7 @@ from typing import Any
 from psrpc.core.errors import InvalidArgument
 from psrpc.files.storage import replace_text
 from psrpc.ops.logs import get_logger
-from psrpc.security.certificates import Stamp, read_file, stamp_of_file
+from psrpc.security.certificates import Stamp, read_pem_file, stamp_of_file
 from psrpc.security.peer_certificate import serial_text
 
 log = get_logger()
@@ -67,7 +67,7 @@ def read_revocations(path: Path, authorities: Sequence[Any]) -> RevocationList:
     # Also where it is a link to nothing.
     if not os.path.lexists(path):
         return NONE_REVOKED
-    return revocations_of(read_file(path), path, authorities)
+    return revocations_of(read_pem_file(path), path, authorities)
 
 
 def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> RevocationList:
@@ -157,7 +157,7 @@ class RunList:
 
     def _keep(self) -> None:
         try:
-            replace_text(self._path, read_file(self._own).decode("ascii"), private=True)
+            replace_text(self._path, read_pem_file(self._own).decode("ascii"), private=True)
         except (OSError, ValueError, InvalidArgument) as error:
             log.warning("revocations cannot be kept for the next start", why=str(error))
 

@@ -78,7 +78,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SessionIdentity:
     """A worker's registration: the name that it was given, and the common name of the certificate
     that it registered with, empty without certificates."""
 
@@ -129,7 +129,7 @@ def check_grant(
         )
 
 
-def read_session(verify: bytes, token: bytes) -> Session:
+def read_session(verify: bytes, token: bytes) -> SessionIdentity:
     """The session that ``token`` stands for; checked once, then remembered.
 
     Raises:
@@ -154,7 +154,7 @@ def check_decision(verify: bytes, signed: SignedDecision) -> None:
         raise AccessDenied("the decision was not signed by this job's coordinator", code="PS306")
 
 
-def session_body(session: Session, nonce: bytes) -> bytes:
+def session_body(session: SessionIdentity, nonce: bytes) -> bytes:
     """The bytes of a session that are signed, after :data:`SESSION`. In its token they come after
     the signature."""
     return types.Session(
@@ -172,7 +172,7 @@ def _mac(key: bytes, purpose: bytes, message: bytes) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _read_session(verify: bytes, token: bytes) -> Session:
+def _read_session(verify: bytes, token: bytes) -> SessionIdentity:
     signature, body = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:]
     if not _verifies(verify, signature, SESSION + body):
         raise AccessDenied(
@@ -182,7 +182,7 @@ def _read_session(verify: bytes, token: bytes) -> Session:
         session = types.Session.FromString(body)
     except DecodeError:
         raise AssertionError("the coordinator signs sessions alone with this purpose") from None
-    return Session(session.worker, session.certificate)
+    return SessionIdentity(session.worker, session.certificate)
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ import grpc
 
 from psrpc.core import errors
 from psrpc.core.errors import PsError
-from psrpc.core.text import told
+from psrpc.core.text import sanitize
 
 METADATA_KEY = "psrpc-error"
 """Trailing metadata that names the class. Load-bearing."""
@@ -101,7 +101,7 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
         peer: the server's name for the message, e.g. ``"shard 1 at host:5001"``.
     """
     code: grpc.StatusCode = rpc_error.code()
-    details = told(rpc_error.details() or "", LONGEST_DETAILS + len(_CUT))
+    details = sanitize(rpc_error.details() or "", LONGEST_DETAILS + len(_CUT))
     metadata: Iterable[tuple[str, str | bytes]] = rpc_error.trailing_metadata() or ()  # type: ignore[assignment]  # the stubs' metadata is not iterable, gRPC's is
     trailing = dict(metadata)
     name = trailing.get(METADATA_KEY)

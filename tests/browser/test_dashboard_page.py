@@ -20,7 +20,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import Board, Chronicle
+from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.browser.conftest import WAIT_MS, Open
 from tests.e2e.cluster import JOBS, Process, members, until, wait_until_gone
@@ -68,9 +68,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 @pytest.fixture
-def board() -> Iterator[tuple[Board, str]]:
+def board() -> Iterator[tuple[DashboardSnapshots, str]]:
     """A board without a job, and where it is shown."""
-    board = Board("digits", lambda: 1_800_000_000.0)
+    board = DashboardSnapshots("digits", lambda: 1_800_000_000.0)
     server = DashboardServer("127.0.0.1:0", board)
     server.start()
     try:
@@ -236,7 +236,9 @@ def test_elsewhere_it_is_the_same_page(run: Run, open_page: Open) -> None:
         command.end()
 
 
-def test_before_the_job_has_been_read(board: tuple[Board, str], open_page: Open) -> None:
+def test_before_the_job_has_been_read(
+    board: tuple[DashboardSnapshots, str], open_page: Open
+) -> None:
     watched = open_page(board[1])
     expect(watched.page.locator("#banners")).to_contain_text("The coordinator reads the job")
     expect(watched.page.locator("#workers")).to_contain_text("No worker has joined yet")
@@ -244,7 +246,9 @@ def test_before_the_job_has_been_read(board: tuple[Board, str], open_page: Open)
     assert watched.complaints == []
 
 
-def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Path) -> None:
+def test_names_are_text(
+    board: tuple[DashboardSnapshots, str], open_page: Open, tmp_path: Path
+) -> None:
     """Whoever names a job, a worker, a metric or an error writes no HTML."""
     shown, url = board
     shown.open(HOSTILE, tmp_path)
@@ -291,7 +295,7 @@ def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Pat
     assert (watched.complaints, watched.elsewhere) == ([], [])
 
 
-def test_inline_scripts_do_not_run(board: tuple[Board, str], open_page: Open) -> None:
+def test_inline_scripts_do_not_run(board: tuple[DashboardSnapshots, str], open_page: Open) -> None:
     """The second line of defence: the policy, were the first one broken."""
     page = open_page(board[1]).page
     refused = page.evaluate(
@@ -309,11 +313,11 @@ def test_inline_scripts_do_not_run(board: tuple[Board, str], open_page: Open) ->
 
 
 def test_the_end_is_told_and_stays(open_page: Open, tmp_path: Path) -> None:
-    own = Board("digits", lambda: 1_800_000_000.0)
+    own = DashboardSnapshots("digits", lambda: 1_800_000_000.0)
     server = DashboardServer("127.0.0.1:0", own)
     server.start()
     status = pb.GetJobStatusResponse(job="digits", phase="training", global_step=9, total_steps=10)
-    chronicle = Chronicle(own)
+    chronicle = DashboardSampler(own)
     chronicle.open("r", tmp_path, lambda: status)
     chronicle.tick()
     page = open_page(server.url).page

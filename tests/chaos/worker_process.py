@@ -38,9 +38,9 @@ from tests.chaos.witness import (
 )
 from worker.embedding.row_sets import ReceivedRows, RowSets, rows_nbytes
 from worker.loop.performer import Performer
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import Pull
+from worker.step.gradient_source import PullSnapshot
 
 log = get_logger()
 
@@ -55,7 +55,7 @@ READ_LATE = 3
 
 @dataclass(frozen=True)
 class WitnessResult:
-    """See ``worker.step.gradient_source.Result``."""
+    """See ``worker.step.gradient_source.GradientResult``."""
 
     gradients: tuple[Gradient, ...]
     loss: float
@@ -70,7 +70,7 @@ class WitnessSource:
 
     wire: Encoding = "plain"
 
-    def __init__(self, options: Options, gate: Path, standing: Standing) -> None:
+    def __init__(self, options: Options, gate: Path, standing: WorkerSession) -> None:
         self._options = options
         self._gate = gate
         self._standing = standing
@@ -151,7 +151,9 @@ class WitnessSource:
     def take_back(self) -> None:
         pass
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         raise AssertionError("there is nothing to evaluate")
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
@@ -201,7 +203,7 @@ def run(arguments: Sequence[str]) -> int:
     options = Options.from_json(os.environ["CHAOS_OPTIONS"])
     with (
         CoordinatorClient(asked.coordinator, Security(insecure=asked.insecure)) as client,
-        Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
+        WorkerSession(client, incarnation(), connect_timeout_s=120.0) as standing,
     ):
         on_stop_signals(lambda number: standing.stop(after_signal(number)))
         source = WitnessSource(options, Path(os.environ["CHAOS_GATE"]), standing)

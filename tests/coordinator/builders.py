@@ -17,9 +17,9 @@ from coordinator.checkpoints.disk import DiskWork, ThreadedDisk
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import parse_description
 from coordinator.core.run import RestoredCheckpoint, Run
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Engine
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
 from psrpc.core.placement import make_plan
@@ -98,7 +98,7 @@ class Served:
     """A coordinator that answers on ``address``, run by a thread of its own."""
 
     address: str
-    course: Course
+    course: JobRun
     engine: Engine
     loop: asyncio.AbstractEventLoop
 
@@ -128,13 +128,13 @@ def serving(
     run: Run,
     clock: Clock | None = None,
     security: Security = PLAINTEXT,
-    board: Board | None = None,
+    board: DashboardSnapshots | None = None,
     address: str = "127.0.0.1:0",
     audit: AuditLog | None = None,
 ) -> Iterator[Served]:
     """A coordinator for ``run``, on a free port unless it is told which. It ticks only when a test
     makes it, and looks at nothing: a board is the test's."""
-    shown = board or Board("tiny", time.time)
+    shown = board or DashboardSnapshots("tiny", time.time)
     started: list[Served] = []
     ready = threading.Event()
     failure: list[BaseException] = []
@@ -143,7 +143,7 @@ def serving(
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
-            course = Course(run, store, clock or ManualClock(), disk)
+            course = JobRun(run, store, clock or ManualClock(), disk)
             async with Server(address, security) as server:
                 engine = Engine(course, store)
                 await server.start(engine, shown, audit)

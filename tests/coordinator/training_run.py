@@ -10,8 +10,8 @@ from typing import Any
 
 from coordinator.core.run import Run
 from coordinator.core.work import (
-    Attempt,
     Command,
+    LeasedAttempt,
     Report,
     Round,
     Train,
@@ -50,13 +50,13 @@ class Bench:
         self.training.begin(run, [{}], [{}], version)
         return self.training
 
-    def lease(self, worker: str = "w") -> list[Attempt]:
+    def lease(self, worker: str = "w") -> list[LeasedAttempt]:
         work = self.training.lease(worker, 0.0, 10**9, 1)
         if isinstance(work, Round):
             return [work.attempt]
         return list(work.batches) if isinstance(work, Train) else []
 
-    def lease_another(self) -> list[Attempt]:
+    def lease_another(self) -> list[LeasedAttempt]:
         return self.lease("another")
 
     def round(self, loss: float = 1.0, skipped: bool = False) -> None:

@@ -12,12 +12,12 @@ from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import ShardFigures
 from coordinator.core.run import Followed, Run
 from coordinator.core.work import (
-    Attempt,
     Begin,
     Command,
     Decision,
     Ended,
-    Initialize,
+    InitializationWork,
+    LeasedAttempt,
     Positions,
     Report,
     Revocation,
@@ -27,11 +27,11 @@ from coordinator.core.work import (
     Work,
 )
 from coordinator.job.engine import Caller, Engine
-from coordinator.job.job_run import Course
-from coordinator.membership.recovery import Holding
+from coordinator.job.job_run import JobRun
+from coordinator.membership.recovery import HeldState
 from coordinator.records.curves import Curves
 from coordinator.records.store import GENERATION, POLICIES, SINCE, Store
-from coordinator.training.generations import Standing
+from coordinator.training.generations import ShardReport
 from coordinator.training.streams import Stream
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.version import SOFTWARE
@@ -59,7 +59,7 @@ class Coordinator:
             policies=tuple(Followed.from_json(f) for f in self.store.get(POLICIES) or ()),
         )
         self.disk = QueuedDisk(run)
-        self.course = Course(run, self.store, self.clock, self.disk, _no_curves())
+        self.course = JobRun(run, self.store, self.clock, self.disk, _no_curves())
         self.engine = Engine(self.course, self.store)
         self.shards: list[Shard] = []
 
@@ -117,7 +117,7 @@ class Shard:
         self.watch()
 
     def watch(self) -> None:
-        holding = Holding(self.incarnation, self.generation, self.initialized, self.version)
+        holding = HeldState(self.incarnation, self.generation, self.initialized, self.version)
         self.stream = self.coordinator.engine.watch_now(self.index, holding)
         self.coordinator.shards.append(self)
 
@@ -169,9 +169,9 @@ class Shard:
             self.apply(replace(begin.decision, snapshots=()))
         if begin.version is not None:
             self.version = begin.version
-        holding = Holding(self.incarnation, self.generation, self.initialized, self.version)
+        holding = HeldState(self.incarnation, self.generation, self.initialized, self.version)
         engine = self.coordinator.engine
-        engine.report_shard_ready(self.index, Standing(holding, self.applied, {}), error)
+        engine.report_shard_ready(self.index, ShardReport(holding, self.applied, {}), error)
 
     def apply(self, decision: Decision) -> None:
         self.version += 1
@@ -179,7 +179,7 @@ class Shard:
         for order in decision.snapshots:
             self.take(order)
 
-    def record(self, attempts: list[Attempt]) -> None:
+    def record(self, attempts: list[LeasedAttempt]) -> None:
         """It has these batches."""
         applied = {epoch: IntervalSet(positions) for epoch, positions in self.applied.items()}
         for attempt in attempts:
@@ -251,7 +251,7 @@ class Worker:
             self.received = max(attempt.number for attempt in work.batches)
         return work
 
-    def batches(self, done: list[Report] | None = None) -> list[Attempt]:
+    def batches(self, done: list[Report] | None = None) -> list[LeasedAttempt]:
         """The train task it gets."""
         work = self.lease(done)
         assert isinstance(work, Train), work
@@ -268,14 +268,14 @@ class Worker:
 
     def initialize(self) -> None:
         """Gives all shards their parameters, and sees training begin."""
-        assert self.lease() == Initialize()
+        assert self.lease() == InitializationWork()
         for shard in self.coordinator.shards:
             shard.initialized = True
         self.coordinator.engine.report_initialized(self.caller)
         self.coordinator.settle()
         assert self.coordinator.course.phase == "training"
 
-    def train(self, batches: list[Attempt]) -> list[Report]:
+    def train(self, batches: list[LeasedAttempt]) -> list[Report]:
         """Pushes these to all shards."""
         for shard in self.coordinator.shards:
             shard.record(batches)
@@ -283,7 +283,7 @@ class Worker:
         return [report(attempt) for attempt in batches]
 
 
-def report(attempt: Attempt) -> Report:
+def report(attempt: LeasedAttempt) -> Report:
     """A batch that is done."""
     return Report(attempt.batch, attempt.number, loss=1.0)
 

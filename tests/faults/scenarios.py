@@ -11,7 +11,7 @@ import numpy as np
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
-from coordinator.core.work import Attempt, Decision, SnapshotOrder
+from coordinator.core.work import Decision, LeasedAttempt, SnapshotOrder
 from coordinator.records import store as store_module
 from coordinator.records.store import GENERATION, Store
 from psrpc.checkpoint.checkpoint import ShardState, shard_file_name, write_shard_file
@@ -95,7 +95,7 @@ def ledger(run_dir: Path, say: Say) -> None:
 
 def decision(generation: int, number: int) -> Decision:
     """The decision of a round."""
-    attempts = tuple(Attempt(BatchId(0, 10 * k, 10 * k + 10), number + k) for k in range(20))
+    attempts = tuple(LeasedAttempt(BatchId(0, 10 * k, 10 * k + 10), number + k) for k in range(20))
     return Decision(generation, number, attempts)
 
 

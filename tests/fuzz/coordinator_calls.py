@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coordinator.job.authority import Authority
 from coordinator.job.engine import Engine
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.rpc.messages import read_batch
 from coordinator.rpc.servicer import Servicer
@@ -50,7 +50,7 @@ class Job:
         run = make_run(run_dir, shards=SHARDS)
         self.authority = Authority(lambda nbytes: next(draws).to_bytes(nbytes, "big"))
         self.disk = QueuedDisk(run)
-        self.course = Course(run, self.store, ManualClock(), self.disk)
+        self.course = JobRun(run, self.store, ManualClock(), self.disk)
         self.servicer = Servicer(Engine(self.course, self.store, self.authority))
         self._streams: list[asyncio.Task[None]] = []
 

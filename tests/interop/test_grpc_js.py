@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from coordinator.core.work import Attempt
+from coordinator.core.work import LeasedAttempt
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
@@ -130,7 +130,7 @@ def lease() -> dict[str, Any]:
         "session": _base64(AUTHORITY.open_session("javascript", "")),
         "initialize": _base64(AUTHORITY.grant_initialize("javascript", 1)),
         "grants": {
-            str(batch.first): _base64(AUTHORITY.grant("javascript", 1, Attempt(batch, 1)))
+            str(batch.first): _base64(AUTHORITY.grant("javascript", 1, LeasedAttempt(batch, 1)))
             for batch in batches
         },
         "decided": {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pserver.client.client import ShardClient
-from pserver.client.session import Session
+from pserver.client.session import ExchangeSession
 from pserver.server.server import ShardServer
 from pserver.transport.data_connection import DataConnection, connect
 from psrpc.net.channel import open_channel
@@ -20,7 +20,7 @@ from tests.pserver.shards import INCARNATION, INITIAL, counting, engine_of, fenc
 @contextmanager
 def opened(
     security: Security = PLAINTEXT, worker: Security = PLAINTEXT
-) -> Iterator[tuple[Session, pb.DataOpened, ShardClient]]:
+) -> Iterator[tuple[ExchangeSession, pb.DataOpened, ShardClient]]:
     """A call that has asked for a data connection, and another client of the same shard, which is
     initialized."""
     with ShardServer(0, "127.0.0.1:0", security=security, data_port=0) as server:
@@ -31,7 +31,7 @@ def opened(
             open_channel(address, worker) as channel,
         ):
             client.initialize(fence_of(client), counting(PLAN), INITIAL)
-            session = Session(channel, "the shard", 60)
+            session = ExchangeSession(channel, "the shard", 60)
             answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
             yield session, answer.data, client
             session.close()
@@ -65,7 +65,7 @@ def heard(connection: socket.socket) -> bytes:
 @contextmanager
 def in_use(
     security: Security = PLAINTEXT, worker: Security = PLAINTEXT
-) -> Iterator[tuple[Session, DataConnection, ShardClient]]:
+) -> Iterator[tuple[ExchangeSession, DataConnection, ShardClient]]:
     """A call whose exchanges are on a data connection, by hand."""
     with opened(security, worker) as (session, data, client):
         connection = connected(data.port, data.secret, sealed=worker.encrypted)

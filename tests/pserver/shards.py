@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.work import Attempt
+from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from pserver.client.client import (
     Arrays,
@@ -159,7 +159,7 @@ def fence_of(
 
 def grant_of(worker: str, batch: BatchId, attempt: int, generation: int = 1) -> bytes:
     """The proof that the attempt was leased to ``worker``."""
-    return AUTHORITY.grant(worker, generation, Attempt(batch, attempt))
+    return AUTHORITY.grant(worker, generation, LeasedAttempt(batch, attempt))
 
 
 def leased(

@@ -10,7 +10,7 @@ import numpy as np
 
 from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
 from psrpc.checkpoint.manifest import read_manifest
-from psrpc.checkpoint.rows_chain import Candidates, Removed, RowsStep
+from psrpc.checkpoint.rows_chain import Removed, RowsStep, SavedCandidates
 from psrpc.checkpoint.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray, shard_file_name, write_shard_file
@@ -119,7 +119,7 @@ class DictTable:
             case Removed(ids):
                 for id_ in ids.tolist():
                     self.rows.pop(id_, None)
-            case Candidates(ids, counts, touched):
+            case SavedCandidates(ids, counts, touched):
                 marks = zip(counts.tolist(), touched.tolist(), strict=True)
                 self.candidates.update(zip(ids.tolist(), marks, strict=True))
             case RowsBlock():

@@ -42,9 +42,9 @@ from tests.chaos.worker_process import WitnessResult, WitnessSource
 from tests.coordinator.builders import Served, serving
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.performer import Performer
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import Pull
+from worker.step.gradient_source import PullSnapshot
 
 ASYNC = Policy(mode="async")
 SYNC = Policy(mode="sync", replicas=2)
@@ -91,7 +91,7 @@ class Gate:
 class HonestSource(WitnessSource):
     """The witness model's gradients, behind a gate, and evaluations whose loss is always 1."""
 
-    def __init__(self, options: Options, gate: Gate, standing: Standing) -> None:
+    def __init__(self, options: Options, gate: Gate, standing: WorkerSession) -> None:
         # The directory exists, so the gate of the chaos tests is open.
         super().__init__(options, Path("/"), standing)
         self._held_by = gate
@@ -107,7 +107,9 @@ class HonestSource(WitnessSource):
             self._await(gate.opened)
         return super().gradient(batch, given, received)
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         if self._held_by.evaluations:
             self._held_by.evaluating.set()
             self._await(self._held_by.evaluate)
@@ -179,7 +181,7 @@ class Cluster:
         def work() -> None:
             with (
                 CoordinatorClient(self.served.address, self.security(Role.WORKER)) as client,
-                Standing(client, secrets.randbits(63), connect_timeout_s=WAIT_S) as standing,
+                WorkerSession(client, secrets.randbits(63), connect_timeout_s=WAIT_S) as standing,
             ):
                 source = HonestSource(self.options, held_by, standing)
                 standing.get_job()

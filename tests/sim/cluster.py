@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coordinator.core.description import JobDescription
 from coordinator.core.lifecycle import STOPPED
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.epochs import EpochRow
 from pserver.engine.engine import ShardEngine
 from pserver.tables.tables import Tables
@@ -166,7 +166,7 @@ class Cluster:
                 at = random.uniform(0.0, min(options.faults_s, 2 * options.expected_s))
                 self.schedule.after(at, None, self._happen, kind)
 
-    def job_ended(self, course: Course) -> None:
+    def job_ended(self, course: JobRun) -> None:
         """A coordinator says so. Who stopped the job goes on with it, and so does who has a disk
         that refuses checkpoints at times, once there is one to go on from."""
         if self.ended or self._resuming:
@@ -211,7 +211,7 @@ class Cluster:
         return {name: values for name, _, values in self.course.training.notes.results}
 
     @property
-    def course(self) -> Course:
+    def course(self) -> JobRun:
         """The newest coordinator's."""
         life = self.lives["coordinator"]
         assert isinstance(life, Coordinator)

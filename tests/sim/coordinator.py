@@ -12,7 +12,7 @@ from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
 from coordinator.core.work import Ended, Round, Train, Wait, Work
 from coordinator.job.engine import POLL_S, Caller, Engine, pause_s
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.process.settling import settle
 from coordinator.records.curves import Curves, Gauges
 from coordinator.records.run_directory import RunDirectory
@@ -76,13 +76,13 @@ class NoCurves(Curves):
 
 
 class SimulatedBell:
-    """A :class:`coordinator.training.streams.Bell` that only says whether it was rung."""
+    """A :class:`coordinator.training.streams.Notifier` that only says whether it was rung."""
 
     def __init__(self) -> None:
         self.rung = False
 
     def ring(self) -> None:
-        """See :class:`coordinator.training.streams.Bell`."""
+        """See :class:`coordinator.training.streams.Notifier`."""
         self.rung = True
 
 
@@ -136,7 +136,7 @@ class Coordinator:
         self._parked: list[_Parked] = []
         self._streams: list[tuple[Stream, Connection]] = []
         self._bell = SimulatedBell()
-        self.course: Course | None = None
+        self.course: JobRun | None = None
         self._plan = cluster.witness.plan.to_json()
         self._echoed = 0
 
@@ -153,7 +153,7 @@ class Coordinator:
         except (CheckpointError, OSError, sqlite3.Error) as error:
             return f"cannot go on: {error}"
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
-        self.course = Course(run, store, self._schedule.clock, disk, NoCurves())
+        self.course = JobRun(run, store, self._schedule.clock, disk, NoCurves())
         self.course.bell = cast(Any, self._bell)
         self.engine = Engine(self.course, store)
         self.servicer = Servicer(self.engine)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.core.work import Begin, Command, Decision, Round, Train
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import ENDED, GENERATION, Store
 from pserver.core.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
 from psrpc.checkpoint.checkpoint import newest_good
@@ -215,7 +215,7 @@ class Invariants:
         if values.generation != generation:
             self.fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
-    def check_handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
+    def check_handed_out(self, course: JobRun, worker: str, work: Train | Round) -> None:
         """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
         second attempt at the same time is for who is stuck, or slow where that is asked for."""
         self._check_paced(course, work)
@@ -228,7 +228,7 @@ class Invariants:
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
         self.policies.handed_out(course, worker, work)
 
-    def _check_paced(self, course: Course, work: Train | Round) -> None:
+    def _check_paced(self, course: JobRun, work: Train | Round) -> None:
         """Where something depends on its results, an epoch is evaluated before the next begins."""
         if not course.training.paced:
             return
@@ -238,7 +238,7 @@ class Invariants:
             if epoch and epoch - 1 not in known:
                 self.fail(f"epoch {epoch} begins, and the one before is not evaluated")
 
-    def _check_doubled(self, course: Course, work: Round) -> None:
+    def _check_doubled(self, course: JobRun, work: Round) -> None:
         assert course.training.rounds is not None
         micro = course.training.rounds._open.find(work.attempt.batch)
         key = (course.run.generation, work.attempt.batch)
@@ -304,7 +304,7 @@ class Invariants:
             self.fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)
 
-    def check_done(self, course: Course) -> None:
+    def check_done(self, course: JobRun) -> None:
         """Async: what the ledger holds for done is on every shard of the generation."""
         ledger = course.training.ledger
         if ledger is None or not course.complete or ledger.span.batches == self._done:
@@ -316,7 +316,7 @@ class Invariants:
                 if ledger._todo.is_done(batch) and not applied.contains(batch):
                     self.fail(f"{batch} is held for done, and {name} does not have it")
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: JobRun) -> None:
         """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
         self._checkpoint = course.checkpoints.newest
 

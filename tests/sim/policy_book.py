@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Begin, Decision, Round, Span, Train
-from coordinator.job.job_run import Course
+from coordinator.core.work import Begin, Decision, Round, Train, TrainingPosition
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import POLICIES, Store
 from coordinator.schedule.ledger import Ledger
 from psrpc.checkpoint.checkpoint import newest_good
@@ -54,7 +54,7 @@ class PolicyBook:
             self._fail(f"there is no policy {number}; known are {self._known}")
         return self._known[number]
 
-    def check_run(self, course: Course) -> None:
+    def check_run(self, course: JobRun) -> None:
         """A number means one policy for ever, and none before the newest stands again. Nothing is
         lost by a change: the state that it began from is saved, and all shards have the same."""
         run = course.run
@@ -77,7 +77,7 @@ class PolicyBook:
             self._cluster.counts["changes made"] += 1
             self._check_drained(run)
 
-    def _check_step(self, run: Run, span: Span) -> None:
+    def _check_step(self, run: Run, span: TrainingPosition) -> None:
         """A policy begins at the global step that it is stored with."""
         if not run.policies or self._cluster.faults.fired["rot"]:
             return
@@ -135,7 +135,7 @@ class PolicyBook:
                 f"{self.settings(lease.policy)}"
             )
 
-    def handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
+    def handed_out(self, course: JobRun, worker: str, work: Train | Round) -> None:
         """The coordinator leases: under the job's first policy, nothing that its rule leaves to
         the next; in ssp, nothing that is too far ahead."""
         attempts = work.batches if isinstance(work, Train) else (work.attempt,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from coordinator.checkpoints.disk import Choice, DiskWork, Result
+from coordinator.checkpoints.disk import DiskChoice, DiskWork, Result
 from coordinator.core.run import Run
 from tests.sim.disk import View
 from tests.sim.schedule import Process
@@ -32,11 +32,11 @@ class SlowDisk(DiskWork):
 
         schedule.after(schedule.random.uniform(*DISK_S), self._process, end)
 
-    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+    def choose(self, refused: Mapping[str, str], done: Callable[[DiskChoice], None]) -> None:
         """See :class:`coordinator.checkpoints.disk.DiskWork`. Counts how often it is not the
         newest."""
 
-        def chosen(choice: Choice) -> None:
+        def chosen(choice: DiskChoice) -> None:
             if choice.chosen is not None and choice.chosen.remarks:
                 self._counts["fall-backs"] += 1
             done(choice)

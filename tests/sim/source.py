@@ -21,7 +21,7 @@ from tests.sim.witness import ARENA, NDArray
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.embedding.rows import RowsNeeded
-from worker.step.gradient_source import Pull
+from worker.step.gradient_source import PullSnapshot
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -38,7 +38,7 @@ ROWS_NBYTES = 4096
 
 @dataclass(frozen=True)
 class Result:
-    """A :class:`worker.step.gradient_source.Result`."""
+    """A :class:`worker.step.gradient_source.GradientResult`."""
 
     gradients: tuple[Gradient, ...]
     rows: Sequence[Mapping[int, Rows]]
@@ -199,7 +199,9 @@ class Source:
     def take_back(self) -> None:
         return
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         pull(task.snapshot, self._evaluated)
         parameters = self._evaluated[ARENA]
         self._invariants.check_pull(self._worker, parameters, task.snapshot)

@@ -12,8 +12,8 @@ from tests.sim.place import SHA
 from tests.sim.schedule import Process, Steps
 from tests.sim.source import Source
 from worker.loop.performer import Performer
-from worker.loop.routes import PROBE_S, Routes
-from worker.loop.session import Standing
+from worker.loop.routes import PROBE_S, RouteProbe
+from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol import actions as does
 from worker.protocol.conduct import conduct, drive
@@ -31,13 +31,13 @@ class Worker:
         self.cluster = cluster
         self.fibers = Fibers(process)
         times = StepTimes(1, self.fibers.now)
-        self.standing = Standing(
+        self.standing = WorkerSession(
             ToCoordinator(cluster.network, process, self.fibers, self._answered),
             process.incarnation,
             cluster.options.patience_s,
             times.totals,
             self.fibers,
-            Routes(self.fibers.now, self._connects, self.fibers),
+            RouteProbe(self.fibers.now, self._connects, self.fibers),
         )
         self.source = Source(self)
         self._performer = Performer(

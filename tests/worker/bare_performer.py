@@ -27,10 +27,10 @@ from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards
 from worker.data.source import Array
 from worker.loop.performer import Performer
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import Pull, WithoutTables
+from worker.step.gradient_source import PullSnapshot, WithoutTables
 
 WITNESSES = 32
 """Elements on each shard: one for each batch, which it moves from 0 to 1."""
@@ -55,7 +55,7 @@ class Source(WithoutTables):
     """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
 
     def __init__(
-        self, standing: Standing, stop_at: int | None, during: Callable[[int], object]
+        self, standing: WorkerSession, stop_at: int | None, during: Callable[[int], object]
     ) -> None:
         """``during`` is called with each batch while it is computed."""
         self._standing = standing
@@ -107,7 +107,9 @@ class Source(WithoutTables):
 
     def take_back(self) -> None: ...
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         raise NotImplementedError
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
@@ -129,7 +131,7 @@ class Running:
 
     coordinator: ScriptedCoordinator
     shards: Shards
-    standing: Standing
+    standing: WorkerSession
     source: Source
     ended: Future[None]
 
@@ -163,7 +165,7 @@ def at_work(
         serve_shards(PLAN, mode, 1 if mode == "sync" else 0, policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
-        Standing(client, 7, connect_timeout_s=600, times=times.totals) as standing,
+        WorkerSession(client, 7, connect_timeout_s=600, times=times.totals) as standing,
     ):
         coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
         source = Source(standing, stop_at, during)

@@ -21,7 +21,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import AUTHORITY, grant_of, session_of
 from worker.data.source import Array
 from worker.loop.router import Router
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 
 SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.5}}
 
@@ -80,10 +80,10 @@ def serve_shards(
 
 
 @contextmanager
-def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[Standing]:
+def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[WorkerSession]:
     """A worker that has registered with a coordinator it never calls."""
     with CoordinatorClient("127.0.0.1:1") as client:
-        standing = Standing(client, incarnation=1, connect_timeout_s=connect_timeout_s)
+        standing = WorkerSession(client, incarnation=1, connect_timeout_s=connect_timeout_s)
         membership = standing.membership
         membership.registered(
             pb.RegisterWorkerResponse(worker="worker-1", session=session_of("worker-1"))

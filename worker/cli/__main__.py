@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         return export_main(options.job, str(options.checkpoint), options.to, options.set)
     if options.command == "healthcheck":
-        return healthcheck.check(options)
+        return healthcheck.check_worker(options)
     if options.command == "completion":
         sys.stdout.write(completion.script(make_parser(), options.shell) + "\n")
         return 0

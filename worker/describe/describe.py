@@ -79,7 +79,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     training step without running it, and checks the labels. Raises InvalidJob if the job cannot be
     trained.
     """
-    from pserver.updates.keras_slots import slot_names
+    from pserver.updates.keras_slots import keras_slot_names
     from worker.describe.tables import described_tables
     from worker.model.build import serialized_optimizer
     from worker.model.compiled import complete
@@ -129,7 +129,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "variables": [vars(v) | {"shape": list(v.shape)} for v in variables],
         "optimizer": optimizer,
         "engine": job.engine,
-        "slots": slot_names(optimizer, make_plan(variables, 1, placement, tables)),
+        "slots": keras_slot_names(optimizer, make_plan(variables, 1, placement, tables)),
         "placement": placement,
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,

@@ -136,7 +136,7 @@ def _check_outputs(
 def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) -> list[str]:
     """Returns the results of the job's and the layers' metrics whose states do not add up."""
     from worker.data.source import arrays_of
-    from worker.describe.summable import PART, is_kerass_own, not_summable, parts, results_of
+    from worker.describe.summable import PART, is_kerass_own, not_summable, parts, summable_results
     from worker.embedding.lookups import NoRows, look_up
     from worker.model.build import layer_metrics
 
@@ -155,7 +155,7 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
         rest = map_arrays(lambda array: array[PART:], rest)
     with user_code("the metrics"):
         failing = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
-    return [name for metric in failing for name in results_of(metric, names)]
+    return [name for metric in failing for name in summable_results(metric, names)]
 
 
 def _make_step(

@@ -52,7 +52,7 @@ def parts(metrics: Sequence[Any]) -> list[Any]:
     return found
 
 
-def results_of(metric: Any, names: Sequence[str]) -> list[str]:
+def summable_results(metric: Any, names: Sequence[str]) -> list[str]:
     """Returns those of ``names`` that may be results of ``metric``: its own name, maybe after the
     name of an output."""
     return [n for n in names if n == metric.name or n.endswith(f"_{metric.name}")]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from pserver.updates.keras_objects import rebuild
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import STRINGS, Eviction
-from worker.embedding.lookups import Asked, Found, held, present
+from worker.embedding.lookups import Found, LookUpCall, held, present
 from worker.embedding.rows import IdRule, OutOfVocabulary
 from worker.embedding.table_options import TableOptions, table_initializer, table_optimizer
 
@@ -282,7 +282,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         else:
             ids = tf.cast(inputs, tf.int64)
         rule = IdRule(self.name, self.out_of_vocabulary, padding, inputs.dtype == tf.string)
-        asked = Asked(self.options, rule, ids)
+        asked = LookUpCall(self.options, rule, ids)
         if self._rows is not None:
             return self._all_rows(asked)
         source = present()
@@ -306,7 +306,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             return f"out_of_vocabulary={self.out_of_vocabulary!r}"
         return "ids that are strings" if self._strings else ""
 
-    def _all_rows(self, asked: Asked) -> Found:
+    def _all_rows(self, asked: LookUpCall) -> Found:
         assert self._rows is not None  # the caller checks
         ids, rule, there = asked.ids, asked.rule, None
         if rule.drops:

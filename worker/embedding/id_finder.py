@@ -13,7 +13,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import TableSpec
 from worker.data.source import Batch, map_arrays
-from worker.embedding.lookups import Asked, FetchedRows, LookUps, NoRows
+from worker.embedding.lookups import FetchedRows, LookUpCall, LookUps, NoRows
 from worker.embedding.rows import ByRow, Call, Places, RowsNeeded, find_rows
 from worker.embedding.table_options import TableOptions, same_tables, tables_of
 from worker.runtime.devices import HOST
@@ -151,7 +151,7 @@ def trace_ids(
         InvalidJob: ids depend on parameters or rows, a layer is called in a loop (names the
             layer), or layers disagree on their table.
     """
-    asked: list[Asked] = []
+    asked: list[LookUpCall] = []
 
     def run(
         values: list[tf.Tensor], taint: tf.Tensor, seeds: tf.Tensor, batch: Batch

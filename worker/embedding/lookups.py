@@ -21,7 +21,7 @@ from worker.embedding.table_options import TableOptions
 
 
 @dataclass(frozen=True)
-class Asked:
+class LookUpCall:
     """One call: the table, the meaning of its ids, and the ids, int64 of any dense shape."""
 
     table: TableOptions
@@ -37,7 +37,7 @@ ids, whether each has a row; None means all have."""
 class LookUps(Protocol):
     """Finds rows for layers."""
 
-    def find(self, asked: Asked) -> Found:
+    def find(self, asked: LookUpCall) -> Found:
         """Returns the rows of ``asked``."""
 
 
@@ -46,10 +46,10 @@ class NoRows:
     Tensors computed from the rows can be traced back to ``taint``, a scalar."""
 
     def __init__(self, taint: tf.Tensor | None = None) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[LookUpCall] = []
         self._taint = taint
 
-    def find(self, asked: Asked) -> Found:
+    def find(self, asked: LookUpCall) -> Found:
         """See :class:`LookUps`."""
         self.asked.append(asked)
         row = tf.zeros([asked.table.width])
@@ -78,7 +78,7 @@ class FetchedRows:
     _done: int = field(default=0, init=False)
     _rows_of: dict[int, tf.Tensor] = field(default_factory=dict, init=False)
 
-    def find(self, asked: Asked) -> Found:
+    def find(self, asked: LookUpCall) -> Found:
         """See :class:`LookUps`.
 
         Raises:

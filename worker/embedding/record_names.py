@@ -39,7 +39,7 @@ def name_in_batch(source: DataSource, seed: int, batch: BatchId) -> Callable[[in
     return lambda place: "" if named is None else named(seed, batch.epoch, batch.first + place)
 
 
-def not_finite(source: DataSource, seed: int, batch: BatchId) -> str:
+def not_finite_record(source: DataSource, seed: int, batch: BatchId) -> str:
     """Describes the NaN and infinite values of a batch of training data by record; empty if there
     are none or the source cannot read the batch again."""
     try:

@@ -31,8 +31,8 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
     names = _names(model, outputs)
     if isinstance(job.loss, Mapping) and names is None and hasattr(outputs, "shape"):
         raise InvalidJob(
-            f"{place('loss')} the keys {listed(job.loss)}, but the model has one output, which has "
-            "no name; give the loss itself, in place of a dict"
+            f"{place('loss')} the keys {as_list(job.loss)}, but the model has one output, which"
+            " has no name; give the loss itself, in place of a dict"
         )
     for field in ("loss", "loss_weights", "metrics"):
         _check(place(field), getattr(job, field), names)
@@ -50,14 +50,14 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
         return
     if not isinstance(job.loss, Mapping):
         raise InvalidJob(
-            f"{place('loss_weights')} the keys {listed(weights)}, but loss is not given by output; "
-            "give a dict of losses with the same keys"
+            f"{place('loss_weights')} the keys {as_list(weights)}, but loss is not given by"
+            " output; give a dict of losses with the same keys"
         )
     for key in weights:
         if key not in job.loss:
             raise InvalidJob(
                 f"{place('loss_weights')} the key {key!r}, for which there is no loss; loss has "
-                f"{listed(job.loss)}"
+                f"{as_list(job.loss)}"
             )
 
 
@@ -86,7 +86,7 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
     for key, loss in losses.items():
         if loss is not None and key not in labels:
             raise InvalidJob(
-                f"there are no labels for the output {key!r}; their keys are {listed(labels)}"
+                f"there are no labels for the output {key!r}; their keys are {as_list(labels)}"
             )
 
 
@@ -115,7 +115,7 @@ def _check_alone(job: Job, labels: Any) -> None:
     listed_losses = isinstance(job.loss, Mapping | list | tuple) and not isinstance(labels, Mapping)
     if listed_losses or not _takes_arrays(job.loss):
         return
-    keys = f"a dict with the keys {listed(labels)}"
+    keys = f"a dict with the keys {as_list(labels)}"
     given = keys if isinstance(labels, Mapping) else f"{len(labels)} arrays in a list"
     raise InvalidJob(f"the labels are {given}, but the model has one output; give one array as y")
 
@@ -141,7 +141,7 @@ def check_weight_names(job: Job, model: Any, outputs: Any, weights: Any) -> None
     several = _several(model, outputs)
     if several is None:
         if hasattr(outputs, "shape") and isinstance(weights, Mapping | list | tuple):
-            keys = f"a dict with the keys {listed(weights)}"
+            keys = f"a dict with the keys {as_list(weights)}"
             given = keys if isinstance(weights, Mapping) else f"{len(weights)} arrays in a list"
             raise InvalidJob(
                 f"the sample weights are {given}, but the model has one output; give one array as "
@@ -159,7 +159,7 @@ def check_weight_names(job: Job, model: Any, outputs: Any, weights: Any) -> None
         if losses.get(key) is not None and key not in weights:
             raise InvalidJob(
                 f"there are no sample weights for the output {key!r}; their keys are "
-                f"{listed(weights)}; give it ones"
+                f"{as_list(weights)}; give it ones"
             )
 
 
@@ -203,7 +203,7 @@ def _several(model: Any, outputs: Any) -> list[Any] | None:
 
 def _counted(outputs: list[Any]) -> str:
     """Returns ``the model has 2 outputs, 'a', 'b'``."""
-    named = f", {listed(outputs)}" if isinstance(outputs[0], str) else ""
+    named = f", {as_list(outputs)}" if isinstance(outputs[0], str) else ""
     return f"the model has {len(outputs)} outputs{named}"
 
 
@@ -232,11 +232,11 @@ def _check(place: str, given: Any, names: list[Any] | None) -> None:
         if key not in names:
             outputs = "output is" if len(names) == 1 else "outputs are"
             raise InvalidJob(
-                f"{place} the key {key!r}, but the model's {outputs} {listed(names)}"
+                f"{place} the key {key!r}, but the model's {outputs} {as_list(names)}"
                 f"{did_you_mean(str(key), list(map(str, names)))}"
             )
 
 
-def listed(names: Iterable[Any]) -> str:
+def as_list(names: Iterable[Any]) -> str:
     """Returns ``'a', 'b'``."""
     return ", ".join(map(repr, names))

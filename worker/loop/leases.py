@@ -15,7 +15,7 @@ from psrpc.ops.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.loop.router import Router
 from worker.loop.row_fetcher import RowFetcher
-from worker.loop.session import TICK_S, Standing
+from worker.loop.session import TICK_S, WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol.conduct import batch_id
 from worker.step.gradient_source import GradientSource
@@ -31,7 +31,7 @@ class Leases:
     """Asks for work in one generation. One thread uses it; a request ahead of time runs on a
     thread of its own."""
 
-    def __init__(self, standing: Standing, source: GradientSource, times: StepTimes) -> None:
+    def __init__(self, standing: WorkerSession, source: GradientSource, times: StepTimes) -> None:
         """``source`` learns the batches of the next task as soon as they are known; ``times``
         counts waiting as barrier time."""
         self._standing = standing
@@ -128,7 +128,7 @@ class Joined:
 def join(
     cluster: pb.GetClusterResponse,
     source: GradientSource,
-    standing: Standing,
+    standing: WorkerSession,
     times: StepTimes,
     *,
     shm: bool,

@@ -17,7 +17,7 @@ from psrpc.ops.retry import BUILDING
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.leases import Joined, join
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol.actions import (
     Action,
@@ -45,7 +45,7 @@ from worker.protocol.actions import (
     TakeLease,
 )
 from worker.protocol.conduct import conduct, drive
-from worker.step.gradient_source import GradientSource, Result
+from worker.step.gradient_source import GradientResult, GradientSource
 
 log = get_logger()
 
@@ -60,7 +60,7 @@ class Performer:
     def __init__(
         self,
         source: GradientSource,
-        standing: Standing,
+        standing: WorkerSession,
         job_sha256: str,
         device: str,
         times: StepTimes | None = None,
@@ -370,7 +370,7 @@ class Performer:
         log.info("the round went on without this micro-batch", reason=str(passed))
 
 
-def _totals(result: Result, records: int) -> tuple[float, ...]:
+def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
     """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
     totals = (result.loss * records, float(records), *result.metrics)
     return totals if result.finite and all(map(math.isfinite, totals)) else ()

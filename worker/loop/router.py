@@ -20,7 +20,7 @@ from psrpc.v1 import coordinator_pb2, types_pb2
 from psrpc.v1.coordinator_pb2 import Transport
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 
 Result = TypeVar("Result")
 
@@ -36,8 +36,8 @@ class Router:
 
     Every method calls all shards in parallel and returns when all have answered. A failed call is
     repeated on the shard that failed, within the worker's waiting time and with faster heartbeats.
-    An error that no retry can fix, or an interrupt from :class:`Standing`, also ends the calls to
-    the other shards. Parameters are the worker's whole arenas by name, ``[length]``; a gradient
+    An error that no retry can fix, or an interrupt from :class:`WorkerSession`, also ends the calls
+    to the other shards. Parameters are the worker's whole arenas by name, ``[length]``; a gradient
     has one part per shard. Both stay in the worker's shared segment if a shard can attach it.
 
     All methods raise:
@@ -51,7 +51,7 @@ class Router:
         self,
         cluster: coordinator_pb2.GetClusterResponse,
         plan: Plan,
-        standing: Standing,
+        standing: WorkerSession,
         workspace: Workspace | None = None,
         waiting: Callable[[bool], object] = lambda _now: None,
         connect: Callable[..., ShardClient] = ShardClient,
@@ -308,7 +308,7 @@ class Router:
         self, call: Callable[[int], Result], *, finishing: bool = False, report_wait: bool = True
     ) -> list[Result]:
         """Runs ``call`` for each shard; no call is in flight on return. ``finishing`` is as of
-        :meth:`Standing.check`; ``report_wait`` reports the wait to ``waiting``."""
+        :meth:`WorkerSession.check`; ``report_wait`` reports the wait to ``waiting``."""
         # Clear before checking, so that an interrupt in between is not lost.
         self._abort.clear()
         self._standing.check(finishing=finishing)
@@ -351,7 +351,7 @@ class Router:
         return result
 
 
-def _results(futures: Sequence[Future[Result]], standing: Standing) -> list[Result]:
+def _results(futures: Sequence[Future[Result]], standing: WorkerSession) -> list[Result]:
     """Returns the results after all calls have ended.
 
     Of several errors, raises one that no retry can fix, since it ended the other calls.

@@ -32,7 +32,7 @@ def connects(address: str, timeout_s: float = PROBE_S) -> bool:
         return False
 
 
-class Routes:
+class RouteProbe:
     """Tracks the routes of one worker to its shards, by index. Thread-safe.
 
     A route breaks when a call gets no answer, or when a call is late and a probe fails. It is whole

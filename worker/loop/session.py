@@ -17,11 +17,11 @@ from psrpc.ops.retry import waiting_words
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.loop.routes import Routes
+from worker.loop.routes import RouteProbe
 from worker.protocol.actions import WorkDone
 from worker.protocol.done import DoneBatch
-from worker.protocol.membership import Membership
-from worker.runtime.waits import Waits
+from worker.protocol.membership import WorkerMembership
+from worker.runtime.waits import WorkerWaits
 
 log = get_logger()
 
@@ -40,11 +40,11 @@ FAREWELL_S = 1.5
 """Deadline, in seconds, of each call that a leaving worker makes."""
 
 Interrupt = Callable[[bool], None]
-"""Called from any thread when :meth:`Standing.check` begins to raise: with True if no result in
-flight can matter any more, with False if the step may still finish."""
+"""Called from any thread when :meth:`WorkerSession.check` begins to raise: with True if no result
+in flight can matter any more, with False if the step may still finish."""
 
 
-class Standing:
+class WorkerSession:
     """Connects one worker with its coordinator. Thread-safe.
 
     The trainer's thread makes the calls, one more may lease ahead of time, and three threads of
@@ -60,16 +60,16 @@ class Standing:
         connect_timeout_s: float,
         times: Callable[[], pb.WorkerTimes] = pb.WorkerTimes,
         threads: Threads = THREADS,
-        routes: Routes | None = None,
+        routes: RouteProbe | None = None,
     ) -> None:
         """``times`` returns where this worker's time has gone; any thread may call it. ``threads``
         creates the threads; ``routes`` tracks the reachability of shards."""
-        self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
+        self.waits = WorkerWaits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
         self.threads = threads
-        self.membership = Membership(incarnation, secrets.token_bytes(SECRET_BYTES))
-        self.routes = routes or Routes()
+        self.membership = WorkerMembership(incarnation, secrets.token_bytes(SECRET_BYTES))
+        self.routes = routes or RouteProbe()
         self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
         """Returns the progress of the trainer's thread; any thread may call it."""
         self.transports: Callable[[], list[pb.Transport]] = list
@@ -89,7 +89,7 @@ class Standing:
         ]
         self._prober = threads.thread(self._probe, "probe")
 
-    def __enter__(self) -> Standing:
+    def __enter__(self) -> WorkerSession:
         for thread in (*self._threads, self._prober):
             thread.start()
         return self
@@ -115,7 +115,7 @@ class Standing:
     # -- interrupts ---------------------------------------------------------------------------
 
     def stop(self, status: int = DRAINED) -> None:
-        """Asks the trainer to leave after its current step; see :meth:`Membership.stop`."""
+        """Asks the trainer to leave after its current step; see :meth:`WorkerMembership.stop`."""
         self._tell(lambda: self.membership.stop(status))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:

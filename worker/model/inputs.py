@@ -12,7 +12,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.options.job_keys import UserCodeFailed
 from worker.data.ragged import Ragged
 from worker.job.loader import user_code
-from worker.job.output_names import listed, shown_shape
+from worker.job.output_names import as_list, shown_shape
 
 
 def check_inputs(model: Any, x: Any) -> None:
@@ -59,8 +59,8 @@ def check_input_names(model: Any, x: Any) -> None:
     # A single array in a dict fits a single input under any key.
     if missing and not (len(names) == len(x) == 1):
         raise InvalidJob(
-            f"x of the data has no {missing[0]!r}; its keys are {listed(x)}, and the inputs of the "
-            f"model are {listed(names)}"
+            f"x of the data has no {missing[0]!r}; its keys are {as_list(x)}, and the inputs of"
+            f" the model are {as_list(names)}"
         )
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_security_arguments(parser, listens=False)
 
 
-def check(args: argparse.Namespace) -> int:
+def check_worker(args: argparse.Namespace) -> int:
     """Returns 0 if the worker answers, 1 if it does not, 2 if the arguments are invalid."""
     import http.client
     import sys

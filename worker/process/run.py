@@ -36,7 +36,7 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.job.loader import LoadedJob, load_job, user_code
 from worker.job.settings import only_while_loading
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.process.metrics import families
 from worker.protocol.done import Stopped
@@ -100,7 +100,7 @@ def run_worker(options: WorkerOptions) -> int:
         return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
-        Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
+        WorkerSession(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
         MetricsServer(
             options.metrics, lambda: _metrics(standing, times), options.security
         ) as metrics,
@@ -144,7 +144,7 @@ def run_worker(options: WorkerOptions) -> int:
     raise AssertionError("a trainer ends by raising")
 
 
-def _metrics(standing: Standing, times: StepTimes) -> Iterator[Family]:
+def _metrics(standing: WorkerSession, times: StepTimes) -> Iterator[Family]:
     return families(
         standing.worker,
         standing.membership.generation,
@@ -154,7 +154,7 @@ def _metrics(standing: Standing, times: StepTimes) -> Iterator[Family]:
     )
 
 
-def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+def _train(options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
     from worker.process.trainer import Trainer
     from worker.runtime.devices import configure_devices
 
@@ -224,7 +224,7 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     return loaded
 
 
-def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+def _stop(status: int, options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
     """Leaves after the current step, or in the middle of it if it takes too long."""
     standing.stop(status)
     timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
@@ -232,7 +232,7 @@ def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTi
     timer.start()
 
 
-def _leave_now(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+def _leave_now(options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
     standing.leave("told to stop")
     _keep(times, options)
     # The main thread may be inside a step or a data source, which cannot be interrupted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.job.loader import LoadedJob
 from worker.loop.performer import Performer
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.runtime.devices import Device
 from worker.step.keras_source import KerasSource
@@ -17,7 +17,7 @@ class Trainer:
         self,
         loaded: LoadedJob,
         device: Device,
-        standing: Standing,
+        standing: WorkerSession,
         times: StepTimes | None = None,
         *,
         shm: bool = True,

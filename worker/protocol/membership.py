@@ -23,14 +23,14 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LeaseRequest:
     """A request for work in flight."""
 
     request: pb.LeaseWorkRequest
     sent: tuple[DoneBatch, ...]
 
 
-class Membership:
+class WorkerMembership:
     """Makes every request of a worker to its coordinator and processes the replies, in any order.
     Pure; not thread-safe.
 
@@ -168,7 +168,7 @@ class Membership:
         """Queues ``batch`` for the next heartbeat or lease."""
         self._done.add(batch)
 
-    def lease(self) -> Asked:
+    def lease(self) -> LeaseRequest:
         """Returns a request for work, with the pending reports."""
         sent = self._done.pending()
         request = pb.LeaseWorkRequest(
@@ -179,9 +179,9 @@ class Membership:
             # The coordinator must repeat dropped leases.
             received=0 if self._dropped else self._received,
         )
-        return Asked(request, sent)
+        return LeaseRequest(request, sent)
 
-    def leased(self, asked: Asked, lease: pb.Lease) -> None:
+    def leased(self, asked: LeaseRequest, lease: pb.Lease) -> None:
         """Takes in the reply to ``asked``."""
         self._done.acknowledge(asked.sent)
         if asked.request.generation != self.generation:

@@ -10,7 +10,7 @@ from psrpc.ops.retry import Announcer
 Reason = str | Callable[[], str]
 
 
-class Waits:
+class WorkerWaits:
     """``with waits.on("shard 1"):`` marks an operation that may take long.
 
     One thread waits; any other may call :meth:`reason` and :meth:`tick`, which log the wait while
@@ -25,7 +25,7 @@ class Waits:
         self._count = 0
         self._ticked = 0
 
-    def on(self, reason: Reason) -> Waits:
+    def on(self, reason: Reason) -> WorkerWaits:
         """Sets the reason of the wait; a function is called when the reason is needed. May be
         called again within the ``with`` to change the reason of the same wait."""
         self._reason = reason

@@ -13,7 +13,7 @@ from psrpc.core.encoding import LARGEST, Encoding, wire_dtype
 from psrpc.core.plan import ALIGNMENT_BYTES, Plan
 from worker.data.source import Array, Batch
 from worker.embedding.lookups import FetchedRows, LookUps
-from worker.step.layout import Span
+from worker.step.layout import ArenaSpan
 
 
 def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -65,12 +65,12 @@ def with_states(scalars: Sequence[tf.Tensor], step: GradientStep) -> tf.Tensor:
     return tf.concat([stacked, tf.cast(tf.concat(flat, 0), tf.float64)], 0)
 
 
-def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def encoded(spans: Sequence[ArenaSpan], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Encodes the buffers of ``spans`` for the wire."""
     return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
 
 
-def is_finite(span: Span, buffer: Array) -> bool:
+def is_finite_span(span: ArenaSpan, buffer: Array) -> bool:
     """Whether every element of an encoded buffer is finite."""
     if span.encoding == "float16":
         # Clipping has made infinite elements the largest number. Finite gradients of norm 1e19,

@@ -24,7 +24,7 @@ from worker.job.loader import user_code
 from worker.model.inputs import check_whole_numbers
 from worker.model.loss_scale import weighed
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
-from worker.runtime.waits import Waits
+from worker.runtime.waits import WorkerWaits
 from worker.step.arenas import batch_signature
 from worker.step.feed import Feed
 from worker.step.flat import FlatStep, StepInput, StepResult
@@ -103,7 +103,7 @@ def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
     return int(HEADROOM * rows_nbytes(plan.tables, given.needed))
 
 
-class Compute:
+class GradientComputer:
     """The model's step, its data and its parameters. One thread uses it, except :meth:`waiting`.
 
     Parameters are received into ``spare`` while results of the last step, which may alias the
@@ -119,7 +119,7 @@ class Compute:
         plan: Plan,
         device: Device,
         read: Callable[[BatchId], Any],
-        waits: Waits,
+        waits: WorkerWaits,
         sgd: LocalSgd | None = None,
     ) -> None:
         """Args:
@@ -148,7 +148,7 @@ class Compute:
         self._rows: RowSets
         self._sums = RowSums(plan.tables)
 
-    def __enter__(self) -> Compute:
+    def __enter__(self) -> GradientComputer:
         self._feed.__enter__()
         return self
 

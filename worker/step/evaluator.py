@@ -28,7 +28,7 @@ from worker.runtime.trace import TRACING, Trace
 from worker.step.arenas import split_arenas
 from worker.step.compute import with_ids
 from worker.step.flat import StepInput
-from worker.step.gradient_source import Pull
+from worker.step.gradient_source import PullSnapshot
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
 from worker.step.replica import Replica
@@ -65,7 +65,9 @@ class Evaluator:
         self._rows = RowSets(plan.tables)
         self._traces: dict[object, Trace] = {}
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         """Evaluates the records of ``task`` on its snapshot of ``generation``. Raises InvalidJob if
         the data source or the model fails."""
         # Another generation may have a snapshot of the same name.

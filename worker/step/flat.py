@@ -29,12 +29,12 @@ from worker.step.arenas import (
     GradientStep,
     batch_signature,
     encoded,
-    is_finite,
+    is_finite_span,
     power_of,
     split_arenas,
     with_states,
 )
-from worker.step.layout import Compressor, Layout, Span
+from worker.step.layout import ArenaSpan, Compressor, Layout
 
 log = get_logger()
 
@@ -249,7 +249,7 @@ class FlatStep:
         return (*encoded(spans, buffers), *rows, vitals)
 
     def _buffer(
-        self, span: Span, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
+        self, span: ArenaSpan, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
     ) -> tf.Tensor:
         """Returns the gradients or new values of the variables of ``span`` in one flat tensor."""
         parts = []
@@ -285,7 +285,7 @@ def step_result(
     """
     # A finite sum of squares implies finite terms, but not vice versa.
     if not math.isfinite(power) and not (
-        all(map(is_finite, layout.spans, buffers)) and all(np.isfinite(r).all() for r in rows)
+        all(map(is_finite_span, layout.spans, buffers)) and all(np.isfinite(r).all() for r in rows)
     ):
         return StepResult((), float(loss), False)
     gradients = layout.cut(buffers)

@@ -15,7 +15,7 @@ from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
 
 
-class Pull(Protocol):
+class PullSnapshot(Protocol):
     """Receives values of a kept snapshot by name."""
 
     def __call__(
@@ -29,7 +29,7 @@ class Pull(Protocol):
         """Pulls parameters into whole arenas; with None only ``rows``."""
 
 
-class Result(Protocol):
+class GradientResult(Protocol):
     """The result of one step."""
 
     @property
@@ -123,7 +123,7 @@ class GradientSource(Protocol):
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
         none. Valid until the second call after."""
 
-    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> Result:
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> GradientResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``."""
 
     def swap(self, version: int) -> None:
@@ -139,7 +139,9 @@ class GradientSource(Protocol):
     def take_back(self) -> None:
         """Records that no shard has used or will use the last gradient, if not settled yet."""
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         """Evaluates the records of ``task`` on its snapshot of ``generation``."""
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:

@@ -23,7 +23,7 @@ from psrpc.ops.logs import get_logger
 from worker.data.files import existing_file, local_copy
 from worker.data.source import Array
 from worker.job.job import Job
-from worker.step.replica import Replica, listed
+from worker.step.replica import Replica, in_list
 
 log = get_logger()
 
@@ -170,9 +170,9 @@ def _differences(ours: Sequence[VariableSpec], theirs: Sequence[VariableSpec]) -
         if shapes.get(spec.name, spec.shape) != spec.shape
     ]
     if missing:
-        found.insert(0, f"it has no values for {listed(missing)}")
+        found.insert(0, f"it has no values for {in_list(missing)}")
         if spare:
-            found.insert(1, f"it has {listed(spare)}, which the model has not")
+            found.insert(1, f"it has {in_list(spare)}, which the model has not")
     return found
 
 
@@ -218,7 +218,7 @@ def _keras_reason(error: Exception) -> str:
     names = "layer" if len(layers) == 1 else "layers"
     return (
         f"{path[1]} has shape {theirs} there and {ours} in the model; the file does not fit "
-        f"{names} {listed(layers)}"
+        f"{names} {in_list(layers)}"
     )
 
 

@@ -12,17 +12,17 @@ from psrpc.core.encoding import Encoding, wire_encoding
 from psrpc.core.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Array
-from worker.embedding.record_names import not_finite
+from worker.embedding.record_names import not_finite_record
 from worker.embedding.row_sets import ReceivedRows
 from worker.job.job import Job
 from worker.model.build import serialized_optimizer
 from worker.model.inputs import whole_inputs
 from worker.runtime.devices import Device
-from worker.runtime.waits import Waits
-from worker.step.compute import BatchReader, Compute, first_rows_nbytes
+from worker.runtime.waits import WorkerWaits
+from worker.step.compute import BatchReader, GradientComputer, first_rows_nbytes
 from worker.step.evaluator import Evaluator
 from worker.step.flat import StepResult
-from worker.step.gradient_source import Pull
+from worker.step.gradient_source import PullSnapshot
 from worker.step.initializer import initial_values
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalReader
@@ -36,7 +36,7 @@ class KerasSource:
         self,
         job: Job,
         device: Device,
-        waits: Waits,
+        waits: WorkerWaits,
         optimizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
         """``optimizer_arguments`` overrides ``optimizer.*``, as text, for local steps."""
@@ -50,7 +50,7 @@ class KerasSource:
         self._evaluator: Evaluator | None = None
         self._replica: Replica
         self._read: tuple[Plan, BatchReader] | None = None
-        self._compute: Compute | None = None
+        self._compute: GradientComputer | None = None
 
     def __enter__(self) -> KerasSource:
         return self
@@ -77,16 +77,16 @@ class KerasSource:
             self._plan = plan
         self._made.renew(workspace)
 
-    def _make_compute(self, plan: Plan) -> Compute:
+    def _make_compute(self, plan: Plan) -> GradientComputer:
         # ``replica.job`` includes what the model is compiled with.
         job, device = self._replica.job, self._device
         read = self._reader(plan)
         if job.local_steps == 1:
-            return Compute(self._replica, plan, device, read, self._waits)
+            return GradientComputer(self._replica, plan, device, read, self._waits)
         # The worker runs the job's optimizer; shards only add the differences.
         sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
         local = LocalReader(read, job.batch_size)
-        return Compute(self._replica, plan, device, local, self._waits, sgd)
+        return GradientComputer(self._replica, plan, device, local, self._waits, sgd)
 
     def _reader(self, plan: Plan) -> BatchReader:
         if self._read is None or self._read[0] != plan:
@@ -132,19 +132,21 @@ class KerasSource:
         self._made.settle(unused)
 
     def not_finite(self, batch: BatchId) -> str:
-        return not_finite(self._job.train, self._job.seed, batch)
+        return not_finite_record(self._job.train, self._job.seed, batch)
 
     def take_back(self) -> None:
         self._made.take_back()
 
-    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+    def evaluate(
+        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
+    ) -> pb.EvaluateDone:
         return self._evaluates.evaluate(task, generation, pull)
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
         return self._evaluates.merge(merge)
 
     @property
-    def _made(self) -> Compute:
+    def _made(self) -> GradientComputer:
         assert self._compute is not None  # prepare makes it
         return self._compute
 

@@ -23,7 +23,7 @@ each input from all of them: one operation of 5000 takes 50 s, ten of 500 take 5
 
 
 @dataclass(frozen=True)
-class Span:
+class ArenaSpan:
     """Elements ``[start, stop)`` of an arena: adjacent variables that share a buffer, encoded as
     ``encoding``. ``variables`` are indices into the plan's."""
 
@@ -86,7 +86,7 @@ class Layout:
 
 def _spans(
     plan: Plan, arena: ArenaPlan, wire: Encoding, alone_nbytes: int, most_joined: int
-) -> Iterator[Span]:
+) -> Iterator[ArenaSpan]:
     encoding: Encoding = wire if arena.encodable else "plain"
     joined: list[int] = []
     start = at = 0
@@ -94,15 +94,15 @@ def _spans(
         size = plan.variables[index].size
         alone = size * arena.itemsize >= alone_nbytes
         if alone and joined:
-            yield Span(arena, tuple(joined), start, at, encoding)
+            yield ArenaSpan(arena, tuple(joined), start, at, encoding)
             joined, start = [], at
         joined.append(index)
         at += size
         if alone or len(joined) == most_joined:
-            yield Span(arena, tuple(joined), start, at, encoding)
+            yield ArenaSpan(arena, tuple(joined), start, at, encoding)
             joined, start = [], at
     if joined:
-        yield Span(arena, tuple(joined), start, at, encoding)
+        yield ArenaSpan(arena, tuple(joined), start, at, encoding)
 
 
 class Compressor:

@@ -98,7 +98,7 @@ class Replica:
             if value is None:
                 raise InvalidArgument(
                     f"there is no value for variable {spec.name!r}; it holds "
-                    f"{listed(sorted(values))}"
+                    f"{in_list(sorted(values))}"
                 )
             if tuple(value.shape) != spec.shape:
                 raise InvalidArgument(
@@ -135,7 +135,7 @@ def _shown(spec: VariableSpec) -> str:
     return f"{spec.dtype} {list(spec.shape)} ({spec.role}{constraint})"
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
+def in_list(names: Sequence[str], most: int = 6) -> str:
     """Lists the first few names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -14,7 +14,13 @@ import pytest
 import structlog
 
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.checkpoints.disk import Choice, Committed, ThreadedDisk, choose, commit
+from coordinator.checkpoints.disk import (
+    DiskChoice,
+    ThreadedDisk,
+    WrittenManifest,
+    choose,
+    commit_checkpoint,
+)
 from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.run import Run
@@ -52,7 +58,7 @@ def test_the_newest_good_checkpoint_is_chosen_and_its_name_made_to_last(tmp_path
     run = make_run(tmp_path)
     assert choose(run, {}).chosen is None
     for step in (1, 2):
-        assert commit(Checkpoints(run), taken(run, step), 1, {}, ()).error == ""
+        assert commit_checkpoint(Checkpoints(run), taken(run, step), 1, {}, ()).error == ""
     storage = Recorded()
     choice = choose(run, {}, storage)
     assert choice.chosen is not None
@@ -79,12 +85,12 @@ def test_a_checkpoint_that_cannot_be_committed_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     torn = taken(run, 1)
     (tmp_path / torn.order.directory / "a").write_bytes(b"ab")
-    assert "expected 3" in commit(Checkpoints(run), torn, 1, {}, ()).error
+    assert "expected 3" in commit_checkpoint(Checkpoints(run), torn, 1, {}, ()).error
 
 
 def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    answers: list[Committed | Choice] = []
+    answers: list[WrittenManifest | DiskChoice] = []
 
     async def main() -> None:
         disk = ThreadedDisk(run, failed=pytest.fail)
@@ -102,9 +108,9 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
         assert loops == [asyncio.get_running_loop()] * 3
 
     asyncio.run(main())
-    assert [type(answer) for answer in answers] == [Committed, Committed, Choice]
+    assert [type(answer) for answer in answers] == [WrittenManifest, WrittenManifest, DiskChoice]
     last = answers[-1]
-    assert isinstance(last, Choice)
+    assert isinstance(last, DiskChoice)
     assert last.chosen is not None
     assert last.chosen.restored.name == "step-00000002"
 
@@ -113,7 +119,7 @@ def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is chosen while a checkpoint is committed may be removed, or not be the newest."""
-    answers: list[Committed | Choice] = []
+    answers: list[WrittenManifest | DiskChoice] = []
     before: list[int] = []
 
     class Noting(threading.Thread):
@@ -141,13 +147,13 @@ def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(
 def test_storage_that_hangs_is_left_and_named_and_holds_up_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Choice] = []
+    answers: list[DiskChoice] = []
     begun, goes_on = threading.Event(), threading.Event()
 
-    def hang(*_: object) -> Choice:
+    def hang(*_: object) -> DiskChoice:
         begun.set()
         goes_on.wait()
-        return Choice(None)
+        return DiskChoice(None)
 
     monkeypatch.setattr("coordinator.checkpoints.disk.choose", hang)
     monkeypatch.setattr("coordinator.checkpoints.disk.CLOSE_S", 0.0)
@@ -168,7 +174,7 @@ def test_storage_that_hangs_is_left_and_named_and_holds_up_no_end(
     goes_on.set()
 
 
-@pytest.mark.parametrize("work", [commit, choose])
+@pytest.mark.parametrize("work", [commit_checkpoint, choose])
 def test_what_was_not_foreseen_is_answered_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., Any]
 ) -> None:
@@ -180,8 +186,8 @@ def test_what_was_not_foreseen_is_answered_too(
     run = make_run(tmp_path)
     monkeypatch.setattr(Checkpoints, "commit", fail)
     monkeypatch.setattr("coordinator.checkpoints.disk.choose_checkpoint", fail)
-    if work is commit:
-        assert "not foreseen" in commit(Checkpoints(run), taken(run, 1), 1, {}, ()).error
+    if work is commit_checkpoint:
+        assert "not foreseen" in commit_checkpoint(Checkpoints(run), taken(run, 1), 1, {}, ()).error
     else:
         assert "not foreseen" in choose(run, {}).reason
 
@@ -192,7 +198,7 @@ def test_work_that_is_never_answered_says_why(
 ) -> None:
     run = make_run(tmp_path)
     failures: list[str] = []
-    answers: list[Choice] = []
+    answers: list[DiskChoice] = []
 
     def fail(*_: object) -> Any:
         raise RuntimeError("not foreseen")

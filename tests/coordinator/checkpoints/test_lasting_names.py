@@ -86,7 +86,7 @@ def save(
     storage.write(RUN_DIR / order.directory / "a", [b"abc"])
     file = ShardFile(0, step, "a", 3, hashlib.sha256(b"abc").hexdigest())
     storage.refused, storage.stuck = refused, stuck
-    committed = disk.commit(checkpoints, Taken(order, (file,)), generation, {}, ())
+    committed = disk.commit_checkpoint(checkpoints, Taken(order, (file,)), generation, {}, ())
     storage.stuck = False
     if committed.error:
         checkpoints.discard(order)
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_shards_may_be_reading_keeps_its_name(
     moment, the shard would refuse it, and the run go on from an older one."""
     assert save(run, 1, storage) == ""
     work = AtOnce(run, storage)
-    choices: list[disk.Choice] = []
+    choices: list[disk.DiskChoice] = []
     storage.refused = 1
     work.choose({}, choices.append)
     assert choices.pop().again, "it does not last yet"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints.disk import Choice
+from coordinator.checkpoints.disk import DiskChoice
 from coordinator.core.lifecycle import STOPPED
 from coordinator.process.summary import summarize
 from coordinator.records.store import GENERATION
@@ -201,7 +201,7 @@ def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
     assert len(coordinator.disk.queue) == 1
     with monkeypatch.context() as broken:
         broken.setattr(
-            "coordinator.checkpoints.disk.choose", lambda *_: Choice(None, "EIO", again=True)
+            "coordinator.checkpoints.disk.choose", lambda *_: DiskChoice(None, "EIO", again=True)
         )
         coordinator.disk.work()
         assert phase(coordinator) == "recovering"

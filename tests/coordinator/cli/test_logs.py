@@ -72,9 +72,9 @@ def test_one_process(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_logs_for_machines_are_in_universal_time() -> None:
     line = json.dumps({"event": "x", "timestamp": "1970-01-01T00:01:00Z"})
-    assert logs_cli.stamp_of(line) == 60.0
+    assert logs_cli.line_stamp(line) == 60.0
     for odd in ("{not json", '{"timestamp": 5}', "[1]", "{}", ""):
-        assert logs_cli.stamp_of(odd) is None
+        assert logs_cli.line_stamp(odd) is None
 
 
 def test_what_is_written_later_is_followed(
@@ -96,7 +96,7 @@ def test_what_is_written_later_is_followed(
 
     logs = [logs_cli.Log(path) for path in logs_cli.find_logs(run_dir, ())]
     list(logs_cli.merged(logs))
-    logs_cli.follow(run_dir, (), logs, pause)
+    logs_cli.follow_logs(run_dir, (), logs, pause)
     assert pauses == 2 + logs_cli.QUIET
     assert said(capsys) == ["three whole", "five", "last"]
     for log in logs:

@@ -88,7 +88,7 @@ def test_the_command_waits_until_the_policy_stands(
         if len(said) == 1:
             job.finish()
 
-    monkeypatch.setattr(set_cli, "say", say)
+    monkeypatch.setattr(set_cli, "announce_change", say)
     monkeypatch.setattr(set_cli, "POLL_S", 0.0)
     assert main(["set", "mode=ssp", "staleness=4", "--coordinator", job.served.address]) == 0
     assert said == [

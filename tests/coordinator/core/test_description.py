@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.description import Rule, check_for_shards
+from coordinator.core.description import PolicyChange, check_for_shards
 from coordinator.core.description_reader import parse_description
 from coordinator.process.describing import DescribeFailed, describe_command, describe_job
 from psrpc.core.checkpoint_every import SaveInterval
@@ -69,7 +69,7 @@ def test_a_rule_and_the_size_of_a_batch_are_read() -> None:
     ssp = {"mode": "ssp", "staleness": 2}
     rule = {"policy": ssp, "epoch": 1}
     description = describe(then=rule, local_steps=2, scale_lr="linear", warmup_epochs=0.5)
-    assert description.then == Rule(Policy(mode="ssp", staleness=2), 1)
+    assert description.then == PolicyChange(Policy(mode="ssp", staleness=2), 1)
     assert (description.unit, description.per_epoch) == (8, 2)
     assert (description.scale_lr, description.warmup_epochs) == ("linear", 0.5)
 

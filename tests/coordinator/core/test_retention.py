@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.retention import Kept, Objective, best_of, superfluous
+from coordinator.core.retention import KeptCheckpoint, Objective, best_of, superfluous
 
 LOSS = Objective("loss", lower=True)
 ACCURACY = Objective("accuracy", lower=False)
 
 
-def kept(*ages: tuple[int, int]) -> list[Kept]:
-    return [Kept(f"{generation}-{step}", generation, step) for generation, step in ages]
+def kept(*ages: tuple[int, int]) -> list[KeptCheckpoint]:
+    return [KeptCheckpoint(f"{generation}-{step}", generation, step) for generation, step in ages]
 
 
 def test_the_newest_are_of_the_highest_generation() -> None:

@@ -17,7 +17,7 @@ import structlog.testing
 
 from coordinator.dashboard.app import PAGES, WEB
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import NAME, Board, Chronicle
+from coordinator.dashboard.snapshots import NAME, DashboardSampler, DashboardSnapshots
 from psrpc.core.errors import InvalidArgument, PortInUse
 from psrpc.metrics.http_head import known_host
 from psrpc.v1 import coordinator_pb2 as pb
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass
 class Dashboard:
-    board: Board
+    board: DashboardSnapshots
     server: DashboardServer
 
     @property
@@ -52,7 +52,7 @@ class Dashboard:
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[Dashboard]:
-    board = Board("digits", lambda: NOW)
+    board = DashboardSnapshots("digits", lambda: NOW)
     server = DashboardServer("127.0.0.1:0", board)
     server.start()
     try:
@@ -134,7 +134,7 @@ def test_hosts_that_are_ours(host: str, known: bool) -> None:
 
 @pytest.mark.slow
 def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> None:
-    board = Board("digits", lambda: NOW)
+    board = DashboardSnapshots("digits", lambda: NOW)
     server = DashboardServer("127.0.0.1:0", board)
     server.start()
     try:
@@ -144,7 +144,7 @@ def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> Non
         status = pb.GetJobStatusResponse(
             job=HOSTILE, phase="training", loss=float("nan"), run_id="r", warnings=[HOSTILE]
         )
-        chronicle = Chronicle(board)
+        chronicle = DashboardSampler(board)
         chronicle.open(
             "r", tmp_path, lambda: pb.GetJobStatusResponse.FromString(status.SerializeToString())
         )
@@ -169,7 +169,7 @@ def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> Non
     finally:
         server.stop()
     # Whoever takes over goes on from there.
-    second = Board("digits", lambda: NOW + 30)
+    second = DashboardSnapshots("digits", lambda: NOW + 30)
     second.open("r", tmp_path)
     events = [event["text"] for event in second.history()["events"]]
     assert events == [
@@ -180,8 +180,8 @@ def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> Non
 
 
 def test_one_that_dies_at_once_is_known_to_the_next(tmp_path: Path) -> None:
-    Board("digits", lambda: NOW).open("r", tmp_path)
-    second = Board("digits", lambda: NOW)
+    DashboardSnapshots("digits", lambda: NOW).open("r", tmp_path)
+    second = DashboardSnapshots("digits", lambda: NOW)
     second.open("r", tmp_path)
     assert [event["text"] for event in second.history()["events"]] == ["coordinator started again"]
 
@@ -189,14 +189,14 @@ def test_one_that_dies_at_once_is_known_to_the_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff", b"null", b'{"format":1}'])
 def test_a_damaged_history_is_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
-    board = Board("digits", lambda: NOW)
+    board = DashboardSnapshots("digits", lambda: NOW)
     board.open("r", tmp_path)
     assert board.history()["events"] == []
     assert json.loads((tmp_path / NAME).read_bytes())["run_id"] == "r"
 
 
 def test_a_disk_that_refuses_costs_the_history_only(tmp_path: Path) -> None:
-    board = Board("digits", lambda: NOW)
+    board = DashboardSnapshots("digits", lambda: NOW)
     with structlog.testing.capture_logs() as said:
         board.open("r", tmp_path / "nowhere")
         board.save()
@@ -208,7 +208,7 @@ def test_a_disk_that_refuses_costs_the_history_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_its_port_can_be_had_again_at_once_and_not_twice(dashboard: Dashboard) -> None:
-    board = Board("digits", lambda: NOW)
+    board = DashboardSnapshots("digits", lambda: NOW)
     with pytest.raises(PortInUse, match=f"127.0.0.1:{dashboard.port}.*say another --dashboard"):
         DashboardServer(f"127.0.0.1:{dashboard.port}", board).start()
     with socket.socket() as held:
@@ -233,19 +233,19 @@ def test_its_port_can_be_had_again_at_once_and_not_twice(dashboard: Dashboard) -
 )
 def test_others_may_not_look_unless_it_was_said(address: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        DashboardServer(address, Board("digits", lambda: NOW)).start()
+        DashboardServer(address, DashboardSnapshots("digits", lambda: NOW)).start()
 
 
 @pytest.mark.slow
 def test_insecure_lets_others_look() -> None:
-    server = DashboardServer("0.0.0.0:0", Board("digits", lambda: NOW), insecure=True)
+    server = DashboardServer("0.0.0.0:0", DashboardSnapshots("digits", lambda: NOW), insecure=True)
     server.start()
     server.stop()
     assert server.url.startswith("http://127.0.0.1:")
 
 
 def test_without_an_address_it_does_nothing() -> None:
-    server = DashboardServer(None, Board("digits", lambda: NOW))
+    server = DashboardServer(None, DashboardSnapshots("digits", lambda: NOW))
     server.start()
     server.stop()
     assert server.url == ""

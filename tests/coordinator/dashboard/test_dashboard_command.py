@@ -18,10 +18,10 @@ import pytest
 
 from coordinator.certificates.authority import make_certificates
 from coordinator.cli.__main__ import main
-from coordinator.cli.dashboard import INTERRUPTED, follow
+from coordinator.cli.dashboard import INTERRUPTED, follow_status
 from coordinator.client.client import CoordinatorClient
 from coordinator.dashboard.relay import Relay
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.launch.targets import reserved_address
 from psrpc.core.errors import PsError
 from psrpc.security.credentials import Security
@@ -52,8 +52,8 @@ def ask(url: str, path: str) -> tuple[int, Any]:
             return error.code, error.read().decode()
 
 
-def board_of(run_dir: Path, wall_clock: Any = time.time) -> Board:
-    board = Board("tiny", wall_clock)
+def board_of(run_dir: Path, wall_clock: Any = time.time) -> DashboardSnapshots:
+    board = DashboardSnapshots("tiny", wall_clock)
     board.open("r1", run_dir)
     return board
 
@@ -164,11 +164,11 @@ def test_it_gives_up_in_the_end(
 ) -> None:
     relay, ticks = Relay(time.monotonic), itertools.count()
     with pytest.raises(PsError, match="nothing listens"):
-        follow(away, relay, lambda _: False, 5.0, clock=lambda: float(next(ticks)))
+        follow_status(away, relay, lambda _: False, 5.0, clock=lambda: float(next(ticks)))
     # Each second it was tried; it was said once.
     assert next(ticks) == 6
     assert capsys.readouterr().out.count("the coordinator is away: PS204") == 1
 
 
 def test_it_ends_when_it_is_told_to(away: CoordinatorClient) -> None:
-    assert follow(away, Relay(time.monotonic), lambda _: True, 5.0) == INTERRUPTED
+    assert follow_status(away, Relay(time.monotonic), lambda _: True, 5.0) == INTERRUPTED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.dashboard.relay import Relay
-from coordinator.dashboard.snapshots import PAGE, WATCHED_S, Audience, Board
+from coordinator.dashboard.snapshots import PAGE, WATCHED_S, DashboardSnapshots, Subscribers
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.v1 import coordinator_pb2 as pb
 
@@ -25,9 +25,9 @@ class Clock:
         return self.now
 
 
-def board_of_a_run(clock: Clock, run_dir: Path) -> Board:
+def board_of_a_run(clock: Clock, run_dir: Path) -> DashboardSnapshots:
     """Two looks at a job, a second apart: of the first, nothing is known but the step."""
-    board = Board("digits", clock)
+    board = DashboardSnapshots("digits", clock)
     board.open("r", run_dir)
     status = pb.GetJobStatusResponse(job="digits", run_id="r", phase="training", loss=float("nan"))
     board.show(status)
@@ -39,7 +39,9 @@ def board_of_a_run(clock: Clock, run_dir: Path) -> Board:
     return board
 
 
-def over_the_wire(board: Board, viewer: str = "ipv4:10.0.0.1:1") -> pb.GetDashboardResponse:
+def over_the_wire(
+    board: DashboardSnapshots, viewer: str = "ipv4:10.0.0.1:1"
+) -> pb.GetDashboardResponse:
     return pb.GetDashboardResponse.FromString(board.message(viewer).SerializeToString())
 
 
@@ -62,7 +64,7 @@ def test_the_page_elsewhere_is_the_page_here(tmp_path: Path) -> None:
 
 
 def test_before_the_job_has_been_looked_at() -> None:
-    board = Board("digits", Clock())
+    board = DashboardSnapshots("digits", Clock())
     relay = Relay(Clock())
     relay.took(over_the_wire(board))
     assert relay.status()["status"] is None
@@ -94,7 +96,7 @@ def test_it_knows_when_the_job_has_ended(phase: str) -> None:
 
 def test_the_end_is_awaited_by_those_who_look_on_and_nobody_else() -> None:
     clock = Clock()
-    audience = Audience(clock)
+    audience = Subscribers(clock)
     audience.asked("long ago")
     clock.now += WATCHED_S
     audience.asked(PAGE)
@@ -108,7 +110,7 @@ def test_the_end_is_awaited_by_those_who_look_on_and_nobody_else() -> None:
 
 
 def test_whoever_waits_for_the_audience_is_woken_by_it() -> None:
-    audience = Audience(Clock())
+    audience = Subscribers(Clock())
     audience.asked(PAGE)
     audience.changed()
     asking = threading.Thread(target=audience.asked, args=(PAGE,))

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.cli.__main__ import main
 from coordinator.cli.status import await_start, watch
-from coordinator.display.status_page import as_json, histogram, render_page
+from coordinator.display.status_page import render_page, status_as_json, status_histogram
 from coordinator.process.result import as_status
 from coordinator.process.summary import summarize, write_summary
 from coordinator.records.run_directory import Starting
@@ -75,7 +75,7 @@ def test_tensors_that_fell_back_to_calls_are_shown(job: Job) -> None:
     status = job.status
     told = {w.worker: [(t.shard, t.kind, t.why) for t in w.transports] for w in status.workers}
     assert told[worker.name] == [(0, calls, "no route\ufffd[2J"), (1, data, "")]
-    [of_json] = [w for w in as_json(status)["workers"] if w["worker"] == worker.name]
+    [of_json] = [w for w in status_as_json(status)["workers"] if w["worker"] == worker.name]
     assert [each["kind"] for each in of_json["transports"]] == ["calls", "data_connection"]
     slow = [line for line in render_page(status).splitlines() if line.startswith("slow transport")]
     [line] = slow
@@ -270,9 +270,11 @@ def test_json_says_how_often_batches_counted_once_that_is_known(tmp_path: Path) 
         "missing_batches": ["epoch 0 records 10..20"],
         "skipped_batches": ["epoch 0 records 0..10"],
     }
-    assert as_json(as_status({"job": "j", "counted": counted}, tmp_path))["counted"] == counted
-    assert as_json(as_status({"job": "j", "counted": None}, tmp_path))["counted"] is None
-    assert as_json(pb.GetJobStatusResponse(job="j"))["counted"] is None
+    assert (
+        status_as_json(as_status({"job": "j", "counted": counted}, tmp_path))["counted"] == counted
+    )
+    assert status_as_json(as_status({"job": "j", "counted": None}, tmp_path))["counted"] is None
+    assert status_as_json(pb.GetJobStatusResponse(job="j"))["counted"] is None
 
 
 def test_what_holds_for_a_job_with_everything() -> None:
@@ -309,7 +311,7 @@ def test_what_holds_for_a_job_with_everything() -> None:
     assert any("  0.0 micro-batches/s  " in line and "  6 micro-batches" in line for line in lines)
     assert any("silent for 12.0 s" in line for line in lines)
     assert any("0.0 MB, 70 rows 2.5 MB" in line for line in lines)
-    document = as_json(status)
+    document = status_as_json(status)
     assert document["loss"] is None
     assert document["evaluations"][0]["results"] == {"loss": None}
     json.dumps(document, allow_nan=False)
@@ -326,9 +328,9 @@ def test_what_holds_for_a_job_with_everything() -> None:
     ],
 )
 def test_histograms_in_words(counts: list[int], shown: str) -> None:
-    assert histogram(counts) == shown
+    assert status_histogram(counts) == shown
 
 
 def test_an_enum_of_a_later_version_is_its_number_in_json() -> None:
-    assert as_json(pb.Transport(shard=1, kind=9))["kind"] == "9"  # type: ignore[arg-type]
-    assert as_json(pb.Transport())["kind"] == "unspecified"
+    assert status_as_json(pb.Transport(shard=1, kind=9))["kind"] == "9"  # type: ignore[arg-type]
+    assert status_as_json(pb.Transport())["kind"] == "unspecified"

@@ -15,7 +15,7 @@ import pytest
 from coordinator.certificates.authority import make_certificates
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
-from coordinator.doctor.cli import add_arguments, find_security
+from coordinator.doctor.cli import add_arguments, doctor_security
 from psrpc.core.names import CERTS
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
@@ -133,7 +133,7 @@ def test_a_token_goes_before_the_files_beside_it(place: Place, tmp_path: Path) -
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(["--certs", str(tmp_path), "--token-file", str(token)])
-    assert find_security(args).role == Role.OPERATOR
+    assert doctor_security(args).role == Role.OPERATOR
 
 
 def test_plaintext_may_be_said_by_the_environment(

@@ -10,14 +10,14 @@ import pytest
 
 from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.checkpoints.disk import commit
+from coordinator.checkpoints.disk import commit_checkpoint
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
 from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.core.work import Command, SnapshotOrder
 from coordinator.rpc.answers import write_order
-from coordinator.rpc.messages import read_file
+from coordinator.rpc.messages import read_manifest_file
 from pserver.wire.messages import from_order
 from psrpc.checkpoint.manifest import RowsFileEntry, read_manifest
 from psrpc.core.errors import InvalidArgument
@@ -123,13 +123,13 @@ def report_of(*rows: str, file: str = "shard-0-of-1.safetensors") -> pb.ReportSn
 
 
 def test_a_report_names_the_files_of_rows() -> None:
-    found = read_file(report_of("rows-0-of-1-0.safetensors", "rows-0-of-1-1.safetensors"))
+    found = read_manifest_file(report_of("rows-0-of-1-0.safetensors", "rows-0-of-1-1.safetensors"))
     assert found.rows == tuple(
         RowsFileEntry(f"rows-0-of-1-{n}.safetensors", 5, "bb") for n in range(2)
     )
     for name in ("../x", "/etc/passwd", ".hidden"):
         with pytest.raises(InvalidArgument, match="expected a plain file name"):
-            read_file(report_of("rows-0-of-1-0.safetensors", name))
+            read_manifest_file(report_of("rows-0-of-1-0.safetensors", name))
 
 
 def taken(run: Run, step: int, missing: str = "") -> Taken:
@@ -148,14 +148,14 @@ def taken(run: Run, step: int, missing: str = "") -> Taken:
 
 def test_a_checkpoint_is_committed_with_all_its_files_or_not(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert commit(Checkpoints(run), taken(run, 1), 1, {}, ()).error == ""
+    assert commit_checkpoint(Checkpoints(run), taken(run, 1), 1, {}, ()).error == ""
     manifest = read_manifest(tmp_path / "checkpoints" / "step-00000001")
     assert [entry.name for entry in manifest.every] == [
         "a",
         "rows-0-of-1-0.safetensors",
         "rows-0-of-1-1.safetensors",
     ]
-    refused = commit(
+    refused = commit_checkpoint(
         Checkpoints(run), taken(run, 2, missing="rows-0-of-1-1.safetensors"), 1, {}, ()
     )
     assert "rows-0-of-1-1.safetensors" in refused.error
@@ -171,7 +171,7 @@ def test_one_that_does_not_come_back_from_the_disk_is_told(tmp_path: Path) -> No
         if step == keep + 1:
             rows = tmp_path / found.order.directory / "rows-0-of-1-0.safetensors"
             rows.write_bytes(b"abd")
-        committed = commit(checkpoints, found, 1, {}, ())
+        committed = commit_checkpoint(checkpoints, found, 1, {}, ())
         assert committed.error == ""
         assert committed.damaged == (step == keep + 1)
     assert "a checkpoint is damaged" in committed.warnings[0]

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.core.work import (
     Begin,
-    Initialize,
+    InitializationWork,
     SnapshotOrder,
     Train,
 )
@@ -118,7 +118,7 @@ def test_before_the_first_checkpoint_a_worker_initializes_again(tmp_path: Path) 
         coordinator.add(index, 10 + index)
     coordinator.settle()
     worker = Worker(coordinator, 1)
-    assert worker.lease() == Initialize()
+    assert worker.lease() == InitializationWork()
     coordinator.shards[0].initialized = True
     coordinator.shards[1].kill()
     coordinator.add(1, 21)

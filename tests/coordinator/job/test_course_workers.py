@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.work import (
-    Initialize,
+    InitializationWork,
     Revocation,
     Wait,
 )
@@ -48,7 +48,7 @@ def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_p
     shards = [coordinator.add(index, 10 + index) for index in range(2)]
     coordinator.settle()
     first, second = Worker(coordinator, 1), Worker(coordinator, 2)
-    assert first.lease() == Initialize()
+    assert first.lease() == InitializationWork()
     for _ in range(3):
         coordinator.clock.advance(LEASE_S / 2)
         for shard in shards:
@@ -59,7 +59,7 @@ def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_p
     assert isinstance(second.lease(), Wait)
     assert "shard 1 to refuse worker-0" in coordinator.course.waiting_for()
     shards[1].obey()
-    assert second.lease() == Initialize()
+    assert second.lease() == InitializationWork()
     with pytest.raises(StaleGeneration, match="taken for gone"):
         coordinator.engine.report_initialized(first.caller)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints.disk import ThreadedDisk
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import ENDED, Store
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import make_run
@@ -20,7 +20,7 @@ def test_the_result_is_there_before_the_end_is_stored(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     stored: list[tuple[str, Any]] = []
     with Store(tmp_path / "ledger.sqlite") as store:
-        course = Course(
+        course = JobRun(
             run,
             store,
             ManualClock(),

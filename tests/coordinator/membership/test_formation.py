@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinator.core.work import Begin
 from coordinator.membership.formation import Formation
-from coordinator.membership.recovery import Holding
+from coordinator.membership.recovery import HeldState
 
 
 def begins(generation: int, shards: int = 2) -> list[Begin]:
@@ -17,7 +17,7 @@ def formed(shards: int = 2, generation: int = 1) -> Formation:
     formation = Formation(shards, generation - 1)
     for shard in range(shards):
         assert not is_due(formation)
-        formation.stands(shard, Holding(10 + shard))
+        formation.stands(shard, HeldState(10 + shard))
     assert is_due(formation)
     formation.form(generation, begins(generation, shards))
     return formation
@@ -32,7 +32,7 @@ def is_due(formation: Formation) -> bool:
 
 
 def begin(formation: Formation, shard: int, incarnation: int = 0) -> None:
-    holding = Holding(incarnation or 10 + shard, formation.generation, True, 5)
+    holding = HeldState(incarnation or 10 + shard, formation.generation, True, 5)
     formation.begun(shard, holding)
 
 
@@ -64,11 +64,11 @@ def test_a_shard_that_watches_again_changes_nothing_and_hears_what_it_missed() -
     formation = formed()
     begin(formation, 0)
     formation.absent(1)
-    formation.stands(1, Holding(11))
+    formation.stands(1, HeldState(11))
     assert not is_due(formation)
     assert formation.told(1) == Begin(1, 1, keep=True)
     formation.absent(0)
-    formation.stands(0, Holding(10, 1, True, 6))
+    formation.stands(0, HeldState(10, 1, True, 6))
     assert formation.told(0) is None
     begin(formation, 1)
     assert is_complete(formation)
@@ -87,7 +87,7 @@ def test_another_process_makes_another_generation_once_it_watches() -> None:
     assert not is_complete(formation)
     assert not is_due(formation)
     assert formation.told(1) is None
-    formation.stands(1, Holding(99))
+    formation.stands(1, HeldState(99))
     assert is_due(formation)
     assert formation.told(1) is None
     formation.form(2, begins(2))
@@ -106,7 +106,7 @@ def test_workers_hear_of_the_next_generation_as_soon_as_the_present_one_is_over(
     assert formation.joinable == 5
     formation.gone(0)
     assert formation.joinable == 6
-    formation.stands(0, Holding(99))
+    formation.stands(0, HeldState(99))
     assert formation.joinable == 6
     formation.form(6, begins(6))
     assert formation.joinable == 6
@@ -118,9 +118,9 @@ def test_nothing_is_formed_while_a_shard_is_away() -> None:
     formation = complete()
     formation.gone(1)
     formation.absent(0)
-    formation.stands(1, Holding(99))
+    formation.stands(1, HeldState(99))
     assert not is_due(formation)
-    formation.stands(0, Holding(10, 1, True, 7))
+    formation.stands(0, HeldState(10, 1, True, 7))
     assert is_due(formation)
     assert formation.holdings[0].version == 7
 
@@ -130,7 +130,7 @@ def test_two_replacements_while_a_generation_is_formed_make_two_more() -> None:
     begin(formation, 0)
     for generation, shard in ((2, 1), (3, 2)):
         formation.gone(shard)
-        formation.stands(shard, Holding(90 + shard))
+        formation.stands(shard, HeldState(90 + shard))
         assert is_due(formation)
         formation.form(generation, begins(generation, 3))
         assert not is_complete(formation)
@@ -142,7 +142,7 @@ def test_two_replacements_while_a_generation_is_formed_make_two_more() -> None:
 def test_a_shard_that_cannot_begin_is_told_otherwise_and_counts_as_holding_nothing() -> None:
     formation = formed()
     begin(formation, 0)
-    formation.stands(1, Holding(11, 0, True, 5))
+    formation.stands(1, HeldState(11, 0, True, 5))
     formation.failed(1)
     assert is_due(formation)
     assert not is_complete(formation)
@@ -156,17 +156,17 @@ def test_a_shard_that_cannot_begin_is_told_otherwise_and_counts_as_holding_nothi
 def test_a_worker_initializes_all() -> None:
     formation = formed()
     for shard in range(2):
-        formation.begun(shard, Holding(10 + shard, 1))
+        formation.begun(shard, HeldState(10 + shard, 1))
     assert [holding.initialized for holding in formation.holdings] == [False, False]
     formation.initialize()
     assert formation.initialized
-    assert formation.holdings[1] == replace(Holding(11, 1), initialized=True)
+    assert formation.holdings[1] == replace(HeldState(11, 1), initialized=True)
 
 
 def test_a_restarted_coordinator_forms_a_generation_of_all_that_are_there() -> None:
     formation = Formation(2, generation=7)
     assert not is_complete(formation)
     assert formation.waiting_for() == ""
-    formation.stands(0, Holding(10, 7, True, 5))
-    formation.stands(1, Holding(11, 7, True, 5))
+    formation.stands(0, HeldState(10, 7, True, 5))
+    formation.stands(1, HeldState(11, 7, True, 5))
     assert is_due(formation)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.work import Begin, Decision
 from coordinator.membership.recovery import (
-    Holding,
+    HeldState,
     Origin,
     choose_origin,
     go_over,
@@ -18,14 +18,14 @@ from coordinator.membership.recovery import (
 from psrpc.core.errors import CheckpointError
 from psrpc.core.policy import ASYNC, Mode, Policy
 
-NEW = Holding(1)
+NEW = HeldState(1)
 CHECKPOINT = "checkpoints/step-00000004"
 
 POLICIES: dict[Mode, Policy] = {"async": ASYNC, "sync": Policy(mode="sync", replicas=2)}
 
 
-def held(version: int = 5, generation: int = 3) -> Holding:
-    return Holding(1, generation, initialized=True, version=version)
+def held(version: int = 5, generation: int = 3) -> HeldState:
+    return HeldState(1, generation, initialized=True, version=version)
 
 
 def decision(number: int, generation: int = 3) -> Decision:
@@ -33,7 +33,7 @@ def decision(number: int, generation: int = 3) -> Decision:
 
 
 def choose(
-    holdings: list[Holding],
+    holdings: list[HeldState],
     mode: Mode = "async",
     *,
     since: int = 1,
@@ -73,7 +73,7 @@ def words(origin: Origin) -> list[str]:
 )
 def test_in_every_mode(
     mode: Mode,
-    holdings: list[Holding],
+    holdings: list[HeldState],
     checkpoint: str | None,
     committed: bool,
     expected: list[str],
@@ -169,7 +169,7 @@ def test_before_the_first_checkpoint_sync_shards_that_differ_begin_with_nothing(
 
 holdings = st.builds(
     lambda initialized, generation, version: (
-        Holding(1, generation, True, version) if initialized else Holding(1)
+        HeldState(1, generation, True, version) if initialized else HeldState(1)
     ),
     st.booleans(),
     st.integers(1, 3),
@@ -188,7 +188,7 @@ holdings = st.builds(
     committed=st.booleans(),
 )
 def test_nothing_is_kept_that_does_not_fit_and_nothing_lost_unsaid(
-    shards: list[Holding],
+    shards: list[HeldState],
     mode: Mode,
     since: int,
     newest: int | None,

@@ -7,15 +7,15 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Attempt, Revocation
-from coordinator.membership.fencing import Revocations
+from coordinator.core.work import LeasedAttempt, Revocation
+from coordinator.membership.fencing import FencingOrders
 from psrpc.core.batch import BatchId
 
-ATTEMPT = Attempt(BatchId(0, 0, 4), 1)
+ATTEMPT = LeasedAttempt(BatchId(0, 0, 4), 1)
 
 
 def test_work_is_free_when_all_shards_have_obeyed() -> None:
-    revocations = Revocations(2)
+    revocations = FencingOrders(2)
     assert revocations.add("w0", [ATTEMPT]) == Revocation(1, "w0", (ATTEMPT,))
     assert revocations.add("w1", []).number == 2
     assert revocations.waiting_for() == "shards 0, 1 to refuse w0; shards 0, 1 to refuse w1"
@@ -29,7 +29,7 @@ def test_work_is_free_when_all_shards_have_obeyed() -> None:
 
 
 def test_what_a_shard_has_not_obeyed_is_repeated() -> None:
-    revocations = Revocations(2)
+    revocations = FencingOrders(2)
     one, two = revocations.add("w0", []), revocations.add("w1", [])
     revocations.obeyed(0, 1)
     assert revocations.missed(0) == [two]
@@ -37,7 +37,7 @@ def test_what_a_shard_has_not_obeyed_is_repeated() -> None:
 
 
 def test_a_number_that_was_not_given_out_frees_nobody() -> None:
-    revocations = Revocations(1)
+    revocations = FencingOrders(1)
     assert revocations.obeyed(0, 5) == []
     revocations.add("w0", [])
     assert revocations.missed(0) != []
@@ -45,7 +45,7 @@ def test_a_number_that_was_not_given_out_frees_nobody() -> None:
 
 
 def test_a_new_generation_counts_anew() -> None:
-    revocations = Revocations(1)
+    revocations = FencingOrders(1)
     revocations.add("w0", [])
     revocations.begin()
     assert revocations.missed(0) == []
@@ -57,7 +57,7 @@ def test_a_new_generation_counts_anew() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_in_any_order_each_is_freed_once_and_not_before_all_have_obeyed(seed: int) -> None:
     chance = random.Random(seed)
-    revocations, said, added, freed = Revocations(3), [0, 0, 0], 0, []
+    revocations, said, added, freed = FencingOrders(3), [0, 0, 0], 0, []
     for _ in range(60):
         if chance.random() < 0.3:
             added += 1

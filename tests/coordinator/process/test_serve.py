@@ -22,7 +22,7 @@ import structlog
 from coordinator.cli import __main__ as cli
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.description import JobDescription
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.process.describing import DescribeFailed
@@ -152,9 +152,9 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
     what they have."""
     described["checkpoint_every"] = 2
     run_dir = tmp_path / "run"
-    tick, killed = Course.tick, threading.Event()
+    tick, killed = JobRun.tick, threading.Event()
 
-    def die(course: Course) -> None:
+    def die(course: JobRun) -> None:
         if killed.is_set():
             raise Killed
         tick(course)
@@ -164,7 +164,7 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
         killed.set()
 
     with monkeypatch.context() as dying:
-        dying.setattr(Course, "tick", die)
+        dying.setattr(JobRun, "tick", die)
         dying.setattr(serve, "TICK_S", 0.01)
         with pytest.raises(Killed):
             run_with(dying, options(run_dir), kill)

@@ -18,7 +18,7 @@ from coordinator.checkpoints.choice import choose_checkpoint
 from coordinator.cli.__main__ import main
 from coordinator.core.applied import common_positions, partial_positions
 from coordinator.core.description_reader import read_description
-from coordinator.dashboard.snapshots import NAME, Board
+from coordinator.dashboard.snapshots import NAME, DashboardSnapshots
 from coordinator.records.run_directory import LEDGER, RunDirectory, Starting, remembered
 from coordinator.records.store import Store
 from coordinator.schedule.open_batches import OpenBatches
@@ -176,7 +176,7 @@ def test_nothing_of_a_run_is_awaited(
     assert newest_run("job") is None
     assert unfinished_run("job") is None
     assert remembered(run_dir, Path(__file__), [], None, None) is None
-    board = Board("job", lambda: 1.0)
+    board = DashboardSnapshots("job", lambda: 1.0)
     board.open("a", run_dir)
     board.save()
     if place is as_fifo:

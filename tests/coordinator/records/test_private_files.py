@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.certificates.authority import certificates_of_run
 from coordinator.certificates.members import member_of_run, revoke
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.launch.commands import UpOptions, cluster
 from coordinator.process.describing import DescribeFailed, describe_job
 from coordinator.process.serve import warn_of_key
@@ -61,7 +61,7 @@ def test_files_of_a_run_are_their_owners_alone(tmp_path: Path, existing: bool) -
         store.put("generation", 2)
         # The same as before: it is not written again.
         directory.write_job({})
-        board = Board("tiny", lambda: 0.0)
+        board = DashboardSnapshots("tiny", lambda: 0.0)
         board.open("run", tmp_path)
         found = {name: mode(tmp_path / name) for name in [*names, "job.json", "dashboard.json"]}
     assert set(found.values()) == {0o600}, found

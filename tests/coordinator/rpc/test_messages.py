@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from coordinator.core.work import (
-    Attempt,
     Begin,
     Decision,
     Ended,
-    Evaluate,
-    Initialize,
-    Merge,
+    EvaluationWork,
+    InitializationWork,
+    LeasedAttempt,
+    MergeWork,
     MetricVariable,
     Revocation,
     Round,
@@ -33,9 +33,9 @@ from psrpc.v1 import types_pb2 as types
 from worker.protocol.done import DoneBatch
 
 AUTHORITY = Authority()
-ATTEMPT = Attempt(BatchId(1, 8, 4), 7)
+ATTEMPT = LeasedAttempt(BatchId(1, 8, 4), 7)
 ORDER = SnapshotOrder("step-1", 1, True, True, "checkpoints/.step-1", "checkpoints/step-0", 3)
-DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
+DECISION = Decision(2, 5, (ATTEMPT, LeasedAttempt(BatchId(1, 12, 4), 9)), (ORDER,))
 KEEP = Begin(
     2, 3, True, "", DECISION, Policy(mode="ssp", staleness=4), 40, rate_scale=3.0, warmup_updates=9
 )
@@ -88,8 +88,8 @@ def test_decisions_orders_and_revocations() -> None:
     [
         ("train", Train((ATTEMPT,), fresh=True)),
         ("round", Round(5, ATTEMPT, DECISION, newest=True)),
-        ("evaluate", Evaluate("epoch-1", 1, "step-1", 2, 4)),
-        ("merge", Merge("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
+        ("evaluate", EvaluationWork("epoch-1", 1, "step-1", 2, 4)),
+        ("merge", MergeWork("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
         ("finished", Ended(True, "why")),
     ],
 )
@@ -110,7 +110,7 @@ def test_what_is_leased_comes_with_its_proofs() -> None:
     check_decision(AUTHORITY.keys.verify, signed)
     heard = wire.from_decision(types.Decision.FromString(signed.decision))
     assert told(heard) == told(DECISION)
-    initialize = write_lease(Initialize(), "worker-1", 2, 3, AUTHORITY).initialize
+    initialize = write_lease(InitializationWork(), "worker-1", 2, 3, AUTHORITY).initialize
     assert initialize.grant == AUTHORITY.grant_initialize("worker-1", 2)
 
 

@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.client import client as client_module
 from coordinator.client.client import CoordinatorClient
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job import engine as engine_module
 from coordinator.job.engine import Engine
-from coordinator.job.job_run import Course
+from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.rpc.server import SERVICE, Server
 from psrpc.checkpoint.manifest import read_manifest
@@ -328,8 +328,8 @@ def test_a_coordinator_that_reads_its_job_says_so_and_is_awaited(
                     (asking, asyncio.ensure_future(tried.wait())), return_when="FIRST_COMPLETED"
                 )
                 disk = ThreadedDisk(run, failed=print)
-                course = Course(run, store, ManualClock(), disk)
-                await server.start(Engine(course, store), Board("tiny", time.time))
+                course = JobRun(run, store, ManualClock(), disk)
+                await server.start(Engine(course, store), DashboardSnapshots("tiny", time.time))
                 job = await asking
                 assert await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0) == ""
                 course.close()

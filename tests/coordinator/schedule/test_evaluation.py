@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.work import Evaluate, Merge, MetricVariable
+from coordinator.core.work import EvaluationWork, MergeWork, MetricVariable
 from coordinator.schedule.evaluation import Evaluations
 from psrpc.core.errors import InvalidArgument
 
@@ -20,9 +20,9 @@ def make(records: int = 5000, batch_size: int = 50) -> Evaluations:
     return evaluations
 
 
-def task(evaluations: Evaluations, worker: str) -> Evaluate:
+def task(evaluations: Evaluations, worker: str) -> EvaluationWork:
     work = evaluations.lease(worker)
-    assert isinstance(work, Evaluate)
+    assert isinstance(work, EvaluationWork)
     return work
 
 
@@ -51,7 +51,9 @@ def test_states_are_summed_in_task_order_and_merged_once() -> None:
             worker, "epoch-0", work.task, work.stop - work.start, states(value)
         )
     merge = evaluations.lease("b")
-    assert merge == Merge("epoch-0", (MetricVariable((), (0.0,)), MetricVariable((2,), (0.0, 3.0))))
+    assert merge == MergeWork(
+        "epoch-0", (MetricVariable((), (0.0,)), MetricVariable((2,), (0.0, 3.0)))
+    )
     assert evaluations.lease("a") is None
     assert evaluations.lease("b") == merge
     evaluations.release("b")
@@ -76,7 +78,7 @@ def test_a_result_counts_from_the_worker_that_holds_the_task_alone() -> None:
     assert not evaluations.report("quick", "epoch-0", 0, 2000, states(4.0))
     assert evaluations.waiting_for() == "a worker to merge evaluation epoch-0"
     merge = evaluations.lease("quick")
-    assert isinstance(merge, Merge)
+    assert isinstance(merge, MergeWork)
     assert merge.states == states(1.0)
     assert evaluations.waiting_for() == "quick to merge evaluation epoch-0"
 
@@ -98,7 +100,7 @@ def test_evaluations_wait_for_their_snapshot_and_for_each_other() -> None:
     assert task(evaluations, "w").evaluation == "epoch-0"
     assert evaluations.waiting_for() == "w to do evaluation epoch-0 (0 of 1 task done)"
     evaluations.report("w", "epoch-0", 0, 10, states(1.0))
-    assert isinstance(evaluations.lease("w"), Merge)
+    assert isinstance(evaluations.lease("w"), MergeWork)
     evaluations.merged("w", "epoch-0", {})
     assert task(evaluations, "w").evaluation == "epoch-1"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Attempt, Decision, Report, Round, SnapshotOrder, Wait
+from coordinator.core.work import Decision, LeasedAttempt, Report, Round, SnapshotOrder, Wait
 from coordinator.schedule.rounds import Rounds
 from pserver.core import staging
 from psrpc.core.batch import BatchId
@@ -236,12 +236,12 @@ class StagingShard:
         self.staging = staging.Staging(1)
         self.refused: set[str] = set()
 
-    def push(self, worker: str, attempt: Attempt) -> None:
+    def push(self, worker: str, attempt: LeasedAttempt) -> None:
         staged = staging.Attempt(attempt.batch, attempt.number)
         if worker not in self.refused and self.staging.admit(staged):
             self.staging.stage(staged, staging.Staged(attempt.batch.count, {}))
 
-    def refuse(self, worker: str, attempts: list[Attempt]) -> None:
+    def refuse(self, worker: str, attempts: list[LeasedAttempt]) -> None:
         self.refused.add(worker)
         for attempt in attempts:
             self.staging.drop(staging.Attempt(attempt.batch, attempt.number))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Attempt, Evaluate, Report, Train, Wait
+from coordinator.core.work import EvaluationWork, LeasedAttempt, Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
@@ -29,7 +29,7 @@ def make(staleness: int, **changes: object) -> Ledger:
     return Ledger(**settings)  # type: ignore[arg-type]
 
 
-def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[Attempt]:
+def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[LeasedAttempt]:
     work = ledger.lease(worker, now, ALL, workers)
     if isinstance(work, Wait):
         return []
@@ -37,7 +37,7 @@ def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> li
     return list(work.batches)
 
 
-def finish(ledger: Ledger, worker: str, attempts: list[Attempt], now: float = 0.0) -> None:
+def finish(ledger: Ledger, worker: str, attempts: list[LeasedAttempt], now: float = 0.0) -> None:
     ledger.report(worker, [Report(a.batch, a.number) for a in attempts], now)
 
 
@@ -163,7 +163,7 @@ def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
     """With s = 0 and nobody who comes or goes this is a barrier."""
     chance = random.Random(seed)
     ledger = make(staleness, records=200)
-    held: dict[str, list[Attempt]] = {}
+    held: dict[str, list[LeasedAttempt]] = {}
     clocks: dict[str, int] = {}
     """Of those that train now."""
     away: dict[str, int] = {}
@@ -223,6 +223,6 @@ def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
     coordinator.settle()
     rung: list[str] = []
     monkeypatch.setattr(coordinator.course.bell, "ring", lambda: rung.append("rung"))
-    assert isinstance(slow.lease(), Evaluate)
+    assert isinstance(slow.lease(), EvaluationWork)
     assert rung
     assert isinstance(fast.lease(), Train)

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints.snapshots import ShardFile
-from coordinator.core.work import Ended, Evaluate, Merge, MetricVariable, Round, Train, Wait, Work
+from coordinator.core.work import (
+    Ended,
+    EvaluationWork,
+    MergeWork,
+    MetricVariable,
+    Round,
+    Train,
+    Wait,
+    Work,
+)
 from coordinator.display.timeline import events_between
 from coordinator.process.result import _rows
 from coordinator.process.summary import summarize
@@ -75,12 +84,12 @@ class Loop:
             for epoch in {attempt.batch.epoch for attempt in batches}:
                 assert self.rates.setdefault(epoch, scale) == scale
             do(worker, found)
-        elif isinstance(found, Evaluate):
+        elif isinstance(found, EvaluationWork):
             states = (MetricVariable((2,), (0.0, 1.0)),)
             engine.report_evaluated(
                 worker.caller, found.evaluation, found.task, found.stop - found.start, states
             )
-        elif isinstance(found, Merge):
+        elif isinstance(found, MergeWork):
             name = found.evaluation
             done = len(coordinator.course.training.schedule.finished_epochs)  # type: ignore[union-attr]
             epoch = done if name == "final" else int(name.removeprefix("epoch-"))
@@ -127,7 +136,7 @@ def test_no_epoch_begins_before_the_one_before_is_evaluated(tmp_path: Path, poli
     other = Worker(loop.coordinator, 2)
     loop.coordinator.settle()
     evaluating = loop.worker.lease()
-    assert isinstance(evaluating, Evaluate)
+    assert isinstance(evaluating, EvaluationWork)
     found = other.lease()
     assert isinstance(found, Wait)
     assert found.reason.startswith("epoch 1 to be evaluated: ")
@@ -143,7 +152,7 @@ def test_every_epoch_is_evaluated_where_the_job_says_so(tmp_path: Path, policy: 
     other = Worker(loop.coordinator, 2)
     loop.coordinator.settle()
     evaluating = loop.worker.lease()
-    assert isinstance(evaluating, Evaluate)
+    assert isinstance(evaluating, EvaluationWork)
     found = other.lease()
     assert isinstance(found, Wait)
     assert found.reason.startswith("epoch 1 to be evaluated: ")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints.choice import Chosen
-from coordinator.checkpoints.disk import Choice
+from coordinator.checkpoints.disk import DiskChoice
 from coordinator.core.run import RestoredCheckpoint, Run
-from coordinator.membership.recovery import Holding
+from coordinator.membership.recovery import HeldState
 from coordinator.records.store import RESTORED, Store
 from coordinator.training.generations import Generations
 from psrpc.core.placement import make_plan
@@ -25,9 +25,9 @@ class KnowingDisk(QueuedDisk):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.newest = Choice(None)
+        self.newest = DiskChoice(None)
 
-    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+    def choose(self, refused: Mapping[str, str], done: Callable[[DiskChoice], None]) -> None:
         self.start("the choice of a checkpoint", lambda: self.newest, done)
 
 
@@ -46,10 +46,10 @@ class Cluster:
         if checkpoint is not None:
             generation, step = checkpoint
             restored = RestoredCheckpoint(f"step-{step}.g{generation}", step)
-            self.disk.newest = Choice(Chosen(restored, "r1", generation, ()))
-        self.stands(Holding(self.incarnation))
+            self.disk.newest = DiskChoice(Chosen(restored, "r1", generation, ()))
+        self.stands(HeldState(self.incarnation))
 
-    def stands(self, holding: Holding) -> None:
+    def stands(self, holding: HeldState) -> None:
         self.generations.formation.stands(0, holding)
         if not self.generations.form_if_due():
             self.disk.work()
@@ -59,7 +59,7 @@ class Cluster:
         """Its coordinator was started again."""
         generation = self.generations.run.generation
         self.generations.formation.dissolve()
-        self.stands(Holding(self.incarnation, generation, initialized=True))
+        self.stands(HeldState(self.incarnation, generation, initialized=True))
 
 
 @pytest.mark.parametrize(

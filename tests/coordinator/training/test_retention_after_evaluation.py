@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.core.work import Evaluate, Merge, MetricVariable, Work
+from coordinator.core.work import EvaluationWork, MergeWork, MetricVariable, Work
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start
 
 FIRST, LAST = "step-00000002", "step-00000004"
@@ -18,12 +18,12 @@ def two_rounds(coordinator: Coordinator, worker: Worker) -> None:
 
 def finish(coordinator: Coordinator, worker: Worker, task: Work, loss: float) -> None:
     """Does the evaluation of which ``worker`` holds the only task."""
-    assert isinstance(task, Evaluate)
+    assert isinstance(task, EvaluationWork)
     states = (MetricVariable((2,), (loss * 4, 4.0)),)
     engine, caller = coordinator.engine, worker.caller
     engine.report_evaluated(caller, task.evaluation, task.task, 4, states)
     merge = worker.lease()
-    assert isinstance(merge, Merge)
+    assert isinstance(merge, MergeWork)
     engine.report_merged(caller, merge.evaluation, {"loss": loss})
     coordinator.settle()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.work import Ended, Release
-from coordinator.training.streams import QUEUE, Bell, CommandStreams
+from coordinator.training.streams import QUEUE, CommandStreams, Notifier
 from psrpc.core.errors import ResourceExhausted
 
 
@@ -89,7 +89,7 @@ def test_a_slow_reader_gets_what_there_was_and_is_cut() -> None:
 
 def test_a_bell_wakes_all_and_a_deadline_wakes_one() -> None:
     async def main() -> None:
-        bell = Bell()
+        bell = Notifier()
         loop = asyncio.get_running_loop()
         assert not await bell.wait(loop.time())
         waiting = [asyncio.ensure_future(bell.wait(loop.time() + 60)) for _ in range(3)]

@@ -12,8 +12,8 @@ from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
 from coordinator.core.work import (
     Command,
     Decision,
-    Evaluate,
-    Merge,
+    EvaluationWork,
+    MergeWork,
     Report,
     SnapshotOrder,
 )
@@ -148,14 +148,14 @@ def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> 
         for _ in range(3):
             parts.step()
         training.orders.evaluations.add_training(training_of(0), 3, (1.0, 1.0, 2.0))
-        assert isinstance(training.orders.evaluations.lease("w"), Merge)
+        assert isinstance(training.orders.evaluations.lease("w"), MergeWork)
         training.merged("w", training_of(0), {"loss": 1.0, "most": 72.8})
         assert training.history.rows[0].training == {"loss": 1.0}
         training.order_due()
         training.orders.evaluations.snapshot_taken("epoch-1")
         task = training.orders.evaluations.lease("w")
         # One task, in which it is right.
-        assert isinstance(task, Evaluate)
+        assert isinstance(task, EvaluationWork)
         assert (task.start, task.stop) == (0, 5000)
         [remark] = parts.run.description.remarks
         assert remark.startswith("the states of most do not add up over batches: ")

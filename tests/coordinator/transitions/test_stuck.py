@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.wording import LEAST_S, Phase, Position, stands_still
-from coordinator.core.work import Evaluate, Initialize, Wait
+from coordinator.core.work import EvaluationWork, InitializationWork, Wait
 from coordinator.membership.members import Shard as Place
 from coordinator.membership.members import Worker as Member
 from coordinator.rpc.status import write_status
@@ -239,7 +239,7 @@ def test_an_initializer_and_an_evaluator_that_are_cut_off_are_replaced(tmp_path:
         coordinator.add(index, 10 + index)
     coordinator.settle()
     first, second = Worker(coordinator, 1), Worker(coordinator, 2)
-    assert first.lease() == Initialize()
+    assert first.lease() == InitializationWork()
     assert isinstance(second.lease(), Wait)
     beat(first, 1)
     lasts(coordinator)
@@ -247,7 +247,7 @@ def test_an_initializer_and_an_evaluator_that_are_cut_off_are_replaced(tmp_path:
     second.initialize()
     first.join()
     beat(first)
-    while not isinstance(task := second.lease(), Evaluate):
+    while not isinstance(task := second.lease(), EvaluationWork):
         assert not isinstance(task, Wait)
         second.lease(second.train(list(task.batches)))  # type: ignore[union-attr]
         coordinator.settle()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.run import Followed
-from coordinator.core.work import Begin, Evaluate, Merge, Round, Wait
+from coordinator.core.work import Begin, EvaluationWork, MergeWork, Round, Wait
 from coordinator.records.store import POLICIES
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
@@ -168,9 +168,9 @@ def test_what_is_kept_to_be_evaluated_is_evaluated_first(tmp_path: Path) -> None
     ask(coordinator, *written(SYNC))
     coordinator.settle()
     assert coordinator.course.run.policy == 1
-    assert isinstance(worker.lease(), Evaluate)
+    assert isinstance(worker.lease(), EvaluationWork)
     coordinator.engine.report_evaluated(worker.caller, "epoch-1", 0, 8, ())
-    assert isinstance(worker.lease(), Merge)
+    assert isinstance(worker.lease(), MergeWork)
     assert coordinator.course.run.policy == 1
     coordinator.engine.report_merged(worker.caller, "epoch-1", {"loss": 0.5})
     coordinator.settle()

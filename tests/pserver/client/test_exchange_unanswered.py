@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pserver.client.client import RetryPolicy, ShardClient
+from pserver.client.exchanger import CarrierChoice as Used
 from pserver.client.exchanger import Exchanger
-from pserver.client.exchanger import Transport as Used
 from pserver.core.requests import PushResult
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from coordinator.core.work import Attempt
+from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from pserver.client.client import Push, ShardClient
 from pserver.core.requests import Begin
@@ -173,7 +173,7 @@ GRANTS = {
     "another attempt's": grant_of("worker-1", A, 2),
     "another batch's": grant_of("worker-1", B, 1),
     "another generation's": grant_of("worker-1", A, 1, generation=2),
-    "another coordinator's": OTHER.grant("worker-1", 1, Attempt(A, 1)),
+    "another coordinator's": OTHER.grant("worker-1", 1, LeasedAttempt(A, 1)),
     "to initialize": INITIAL,
 }
 
@@ -291,5 +291,5 @@ def test_what_was_issued_before_is_nothing_after_a_coordinator_was_started_again
     with pytest.raises(AccessDenied) as caught:
         client.push(client.fence(2, 1, again), push)
     assert caught.value.code == "PS305"
-    good = replace(push, grant=OTHER.grant("worker-1", 2, Attempt(A, 1)))
+    good = replace(push, grant=OTHER.grant("worker-1", 2, LeasedAttempt(A, 1)))
     assert client.push(client.fence(2, 1, again), good).outcome == "applied"

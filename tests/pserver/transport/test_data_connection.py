@@ -17,8 +17,8 @@ import pytest
 
 from coordinator.certificates.authority import make_certificates
 from pserver.client.client import ShardClient
-from pserver.client.exchanger import Transport
-from pserver.client.session import Session
+from pserver.client.exchanger import CarrierChoice
+from pserver.client.session import ExchangeSession
 from pserver.transport import data_listener
 from pserver.transport.byte_stream import SealedStream
 from pserver.transport.data_connection import DataConnection, within_host
@@ -62,7 +62,7 @@ def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         client.pull(fence_of(client), None, whole(PLAN))
         assert data_of(client) is not None
-        assert client.transport == Transport("data connection")
+        assert client.transport == CarrierChoice("data connection")
         yield client
 
 
@@ -95,7 +95,7 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
         assert standing is not None
         # The shard hears of it, too, and its end of the call could be here first.
         monkeypatch.setattr(standing._ended, "wait", lambda _timeout: False)
-        monkeypatch.setattr(Session, "usable", True)
+        monkeypatch.setattr(ExchangeSession, "usable", True)
         broken.hang_up()
         pushed = client.push(
             fence_of(client), leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
@@ -125,7 +125,7 @@ def test_where_nobody_can_connect_the_call_carries_everything(
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
-        assert client.transport == Transport(
+        assert client.transport == CarrierChoice(
             "calls", f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
         )
 

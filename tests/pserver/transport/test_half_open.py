@@ -19,7 +19,13 @@ import pytest
 from coordinator.certificates.authority import make_certificates
 from pserver.client.client import ShardClient
 from pserver.engine.engine import ShardEngine
-from pserver.transport.buffers import AwaitedMessages, BufferPool, Loan, Progress, worker_quota
+from pserver.transport.buffers import (
+    AwaitedMessages,
+    BufferPool,
+    Loan,
+    TransferProgress,
+    worker_quota,
+)
 from pserver.transport.byte_stream import PlainStream
 from pserver.transport.data_connection import DataConnection
 from pserver.wire import messages as wire
@@ -54,7 +60,7 @@ WAIT_S = 30.0
 
 
 def test_what_comes_slowly_and_does_not_stop_is_never_cut() -> None:
-    progress, now = Progress(0.0), 0.0
+    progress, now = TransferProgress(0.0), 0.0
     for _ in range(1000):
         now += PROGRESS_S - 0.1
         assert progress.left_s(now) > 0
@@ -62,7 +68,7 @@ def test_what_comes_slowly_and_does_not_stop_is_never_cut() -> None:
 
 
 def test_many_small_pieces_are_as_good_as_a_large_one() -> None:
-    progress, now = Progress(0.0), 0.0
+    progress, now = TransferProgress(0.0), 0.0
     for _ in range(10 * PROGRESS_BYTES // 1024):
         now += 0.9 * PROGRESS_S * 1024 / PROGRESS_BYTES
         assert progress.left_s(now) > 0
@@ -70,7 +76,7 @@ def test_many_small_pieces_are_as_good_as_a_large_one() -> None:
 
 
 def test_a_byte_now_and_then_is_no_progress() -> None:
-    progress = Progress(0.0)
+    progress = TransferProgress(0.0)
     for second in range(int(PROGRESS_S)):
         progress.received(1, second)
     with pytest.raises(Stalled, match=r"30 bytes in 30 s, after 0; expected 65536"):
@@ -99,7 +105,7 @@ def test_an_error_of_the_iterator_is_raised_where_it_is_waited_for() -> None:
         yield b"one"
         raise grpc.RpcError
 
-    awaited, progress = AwaitedMessages(messages()), Progress(time.monotonic())
+    awaited, progress = AwaitedMessages(messages()), TransferProgress(time.monotonic())
     assert awaited.next(progress) == b"one"
     with pytest.raises(grpc.RpcError):
         awaited.next(progress)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.client.session import Session
+from pserver.client.session import ExchangeSession
 from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
 from pserver.transport import mailbox
@@ -269,7 +269,7 @@ def test_values_in_chunks_do_not_go_into_a_mailbox() -> None:
             other.initialize(fence, big, INITIAL)
             client.pull(fence, None, whole(PLAN))
             session = client._exchanger._session
-            assert isinstance(session, Session)
+            assert isinstance(session, ExchangeSession)
             assert session._box is not None
             pull = pb.PullRequest(fence=fence, newest=True, encoding=types.ENCODING_PLAIN)
             [message] = encode_stream(pb.ExchangeHeader(pull=pull), ())

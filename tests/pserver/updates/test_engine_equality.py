@@ -17,7 +17,7 @@ import pytest
 from pserver.updates.allowlist import AVERAGES, placement_for
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
-from pserver.updates.keras_slots import slot_names
+from pserver.updates.keras_slots import keras_slot_names
 from psrpc.core.encoding import Encoding, round_to
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, VariableSpec
@@ -376,7 +376,7 @@ def test_slots_go_on_in_another_number_of_shards(name: str) -> None:
 def test_which_slots_there_will_be_is_known_beforehand(optimizer: dict[str, Any]) -> None:
     slots = Shards("keras", optimizer, 1).engines[0].slots()
     plan = make_plan(MODEL, 1, placement_for(optimizer, MODEL))
-    assert slot_names(optimizer, plan) == sorted(
+    assert keras_slot_names(optimizer, plan) == sorted(
         [*slots.elements, *slots.variables, *slots.scalars]
     )
 

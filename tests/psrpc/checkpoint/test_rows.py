@@ -19,8 +19,8 @@ from psrpc.checkpoint.checkpoint import newest_good, read_manifest, verify
 from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.manifest import MANIFEST, remove_checkpoint
 from psrpc.checkpoint.rows_chain import (
-    Candidates,
     Removed,
+    SavedCandidates,
     check_chain,
     fill_rows,
     load_rows,
@@ -28,7 +28,7 @@ from psrpc.checkpoint.rows_chain import (
     table_ids,
 )
 from psrpc.checkpoint.rows_reader import RowsBlock, RowsReader
-from psrpc.checkpoint.safetensors_form import header_bytes, parse_header
+from psrpc.checkpoint.safetensors_form import header_bytes, parse_safetensors_header
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.errors import CheckpointError
 from psrpc.core.placement import make_plan
@@ -92,7 +92,7 @@ def test_blocks_are_small_whatever_the_part(
     assert max(sizes) <= 400 // 24
     assert len(sizes) > 5
     assert any(isinstance(step, Removed) for step in blocks)
-    assert any(isinstance(step, Candidates) for step in blocks)
+    assert any(isinstance(step, SavedCandidates) for step in blocks)
 
 
 def test_a_part_is_plain_safetensors(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_part_is_plain_safetensors(tmp_path: Path) -> None:
 def _as_format_1(data: bytes) -> bytes:
     """A part as it was written before candidates had versions."""
     length = int.from_bytes(data[:8], "little")
-    metadata, placed = parse_header(data[8 : 8 + length], len(data) - 8 - length)
+    metadata, placed = parse_safetensors_header(data[8 : 8 + length], len(data) - 8 - length)
     kept = [tensor for tensor in placed if not tensor.name.endswith("/candidates/touched")]
     assert len(placed) - len(kept) == len(TABLES)
     bodies = (data[8 + length + t.start :][: t.nbytes] for t in kept)
@@ -151,7 +151,7 @@ def test_a_part_has_what_its_format_says(tmp_path: Path, format_: object) -> Non
 
     def other(data: bytes) -> bytes:
         length = int.from_bytes(data[:8], "little")
-        metadata, placed = parse_header(data[8 : 8 + length], len(data) - 8 - length)
+        metadata, placed = parse_safetensors_header(data[8 : 8 + length], len(data) - 8 - length)
         return header_bytes(metadata | {"format": format_}, placed) + data[8 + length :]
 
     _rewritten(directory, other)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rpc.messages import read_file
+from coordinator.rpc.messages import read_manifest_file
 from pserver.snapshots.writer import SnapshotFiles
 from psrpc.checkpoint.checkpoint import shard_file_name
 from psrpc.checkpoint.rows_file import rows_file_name
@@ -37,9 +37,9 @@ def test_a_shard_cannot_have_the_coordinator_open_another_file(name: str) -> Non
     if name == "\ud800":
         return  # protobuf carries no such string
     with pytest.raises(InvalidArgument, match="the file that shard 1 reports"):
-        read_file(pb.ReportSnapshotRequest(shard=1, file=name))
+        read_manifest_file(pb.ReportSnapshotRequest(shard=1, file=name))
     with pytest.raises(InvalidArgument, match="the file that shard 1 reports"):
-        read_file(pb.ReportSnapshotRequest(shard=1, rows=[pb.RowsFile(file=name)]))
+        read_manifest_file(pb.ReportSnapshotRequest(shard=1, rows=[pb.RowsFile(file=name)]))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psrpc.core.text import WORDS_CHARS, told
+from psrpc.core.text import WORDS_CHARS, sanitize
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ from psrpc.core.text import WORDS_CHARS, told
     ],
 )
 def test_what_is_left_of_words(given: str, shown: str) -> None:
-    assert told(given) == shown
-    assert told(shown) == shown
+    assert sanitize(given) == shown
+    assert sanitize(shown) == shown

@@ -7,7 +7,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from psrpc.net.channel import make_server, open_channel
-from psrpc.net.health import describe
+from psrpc.net.health import offer_reflection
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_services_are_described_on_loopback_or_when_asked_for(
     address: str, asked: bool, described: bool
 ) -> None:
     server = make_server(2)
-    describe(server, ("psrpc.v1.Coordinator",), address, asked)
+    offer_reflection(server, ("psrpc.v1.Coordinator",), address, asked)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -27,7 +27,7 @@ from psrpc.core.errors import (
     Unreachable,
 )
 from psrpc.ops.clock import ManualClock
-from psrpc.ops.retry import GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import GaveUp, RetryPolicy, retry
 from psrpc.ops.threads import THREADS
 from psrpc.wire.status import error_from_rpc
 
@@ -50,7 +50,7 @@ class Time(threading.Event):
 
 
 def run(time: Time, call: Callable[[], int], chance: float = 0.0) -> int:
-    return persist(
+    return retry(
         call,
         POLICY,
         lambda tries: ShardUnreachable(f"shard 1 did not answer {tries}"),
@@ -111,7 +111,7 @@ def test_whether_a_try_may_have_had_its_effect_is_told(errors: list[PsError], se
 
     last = errors[-1]
     with pytest.raises(ShardUnreachable):
-        persist(call, POLICY, give_up, stop=time, announce=print, now=time.clock.now)
+        retry(call, POLICY, give_up, stop=time, announce=print, now=time.clock.now)
     (tries,) = told
     assert (tries.last, tries.sent) == (last, sent)
 
@@ -132,7 +132,7 @@ def test_only_silence_counts_against_the_budget() -> None:
         return isinstance(error, Preparing)
 
     with pytest.raises(ShardUnreachable):
-        persist(call, POLICY, give_up, stop=time, announce=print, now=time.clock.now, alive=alive)
+        retry(call, POLICY, give_up, stop=time, announce=print, now=time.clock.now, alive=alive)
     assert time.clock.now() > 4 * POLICY.budget_s
     assert POLICY.budget_s - POLICY.longest_s <= told[0].spent_s <= POLICY.budget_s
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.work import Attempt
+from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import AccessDenied, InvalidArgument
@@ -21,7 +21,7 @@ from psrpc.security.signatures import (
     SESSION,
     SIGNATURE_BYTES,
     Keys,
-    Session,
+    SessionIdentity,
     SignedDecision,
     check_decision,
     check_grant,
@@ -75,7 +75,7 @@ def denied(code: str, call: Any, *args: Any) -> str:
 def test_a_session_names_its_worker_and_certificate(certificate: str) -> None:
     token = AUTHORITY.open_session("worker-1", certificate)
     for _ in range(2):
-        assert read_session(VERIFY, token) == Session("worker-1", certificate)
+        assert read_session(VERIFY, token) == SessionIdentity("worker-1", certificate)
 
 
 def test_no_two_sessions_are_alike() -> None:
@@ -95,7 +95,7 @@ def test_a_part_of_a_session_is_none(length: int) -> None:
 
 def test_a_session_of_another_coordinator_is_none() -> None:
     denied("PS309", read_session, VERIFY, OTHER.open_session("worker-1", "worker"))
-    assert read_session(OTHER.keys.verify, OTHER.open_session("w", "")) == Session("w", "")
+    assert read_session(OTHER.keys.verify, OTHER.open_session("w", "")) == SessionIdentity("w", "")
     denied("PS309", read_session, OTHER.keys.verify, TOKEN)
 
 
@@ -145,7 +145,7 @@ def test_a_decision_of_another_coordinator_is_refused() -> None:
 
 
 def test_a_grant_is_for_one_attempt_of_one_worker() -> None:
-    grant = AUTHORITY.grant("worker-1", 2, Attempt(BATCH, 7))
+    grant = AUTHORITY.grant("worker-1", 2, LeasedAttempt(BATCH, 7))
     assert len(grant) == GRANT_BYTES
     check_grant(GRANT, **CASE, grant=grant)
     for change in ANOTHER:

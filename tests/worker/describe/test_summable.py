@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.described_jobs import classes, dense, described
 from worker import Arrays
-from worker.describe.summable import is_kerass_own, not_summable, results_of
+from worker.describe.summable import is_kerass_own, not_summable, summable_results
 
 X = np.arange(1, 61, dtype=np.float32)[:, None].repeat(4, axis=1)
 Y = np.zeros((60, 1), np.float32)
@@ -89,7 +89,7 @@ def test_a_maximum_does_not_and_keeps_its_state() -> None:
 
 
 def test_results_go_by_the_output_or_by_themselves() -> None:
-    assert results_of(Largest("m"), ["m", "a_m", "am", "n"]) == ["m", "a_m"]
+    assert summable_results(Largest("m"), ["m", "a_m", "am", "n"]) == ["m", "a_m"]
 
 
 @pytest.mark.slow

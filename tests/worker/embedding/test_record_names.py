@@ -14,7 +14,7 @@ from psrpc.core.errors import InvalidJob
 from tests.psrpc.rows import TABLES
 from worker import Arrays, Csv, Function, Npz, Ragged
 from worker.data.source import DataSource
-from worker.embedding.record_names import name_in_batch, naming_record, not_finite
+from worker.embedding.record_names import name_in_batch, naming_record, not_finite_record
 from worker.embedding.rows import Call, IdRule, find_rows
 
 RECORDS, BAD, WHERE = 60, 999_999, 27
@@ -53,7 +53,7 @@ def test_data_that_is_not_finite_is_named_by_its_records(
     for place, value in y.items():
         labels[place] = value
     source = Arrays(features, labels)
-    found = [not_finite(source, 3, batch) for batch in SHUFFLED]
+    found = [not_finite_record(source, 3, batch) for batch in SHUFFLED]
     assert found.count("") == len(found) - (2 if said else 0)
     assert set(found) == {"", said}
 
@@ -61,7 +61,7 @@ def test_data_that_is_not_finite_is_named_by_its_records(
 def test_of_many_records_that_are_not_finite_the_first_are_named() -> None:
     bad = np.full(RECORDS, np.nan, np.float32)
     values = Ragged(bad, np.arange(RECORDS + 1))
-    said = not_finite(Arrays({"a": values, "id": IDS}, bad), 3, SHUFFLED[0])
+    said = not_finite_record(Arrays({"a": values, "id": IDS}, bad), 3, SHUFFLED[0])
     assert re.fullmatch(
         r"x\['a'\] has a NaN in (record \d+, ){2}record \d+ and 7 more; "
         r"y has a NaN in (record \d+, ){2}record \d+ and 7 more",
@@ -74,7 +74,7 @@ def test_data_that_is_not_given_once_more_is_not_named() -> None:
         def read(self, _seed: int, _batch: BatchId) -> Any:
             raise RuntimeError
 
-    assert not_finite(Once(), 3, SHUFFLED[0]) == ""  # type: ignore[arg-type]
+    assert not_finite_record(Once(), 3, SHUFFLED[0]) == ""  # type: ignore[arg-type]
 
 
 def find(x: Any, ids: Any, count: int, name: Any) -> None:

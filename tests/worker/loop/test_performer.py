@@ -33,7 +33,7 @@ from tests.worker.bare_performer import (
 )
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator
 from tests.worker.shards import SGD, NoSink, Shards
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
 
 both = pytest.mark.parametrize("shm", [False, True])
@@ -273,7 +273,7 @@ def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() ->
 @pytest.mark.slow
 def test_a_slow_worker_pauses_after_each_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(Standing, "pause", lambda _standing, seconds: pauses.append(seconds))
+    monkeypatch.setattr(WorkerSession, "pause", lambda _standing, seconds: pauses.append(seconds))
     with at_work(lambda _c, _s: [task(0, 1)], shm=True, slow_down=3.0) as running:
         running.check(0, 1)
         assert len(pauses) == 2

@@ -23,7 +23,7 @@ from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
 from worker.embedding.rows import RowsNeeded
 from worker.loop.router import KINDS, Router
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
 
 
@@ -383,7 +383,7 @@ def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
             router.push(*leased(BatchId(0, 10, 10), 2), None)
 
 
-def stop_when_waiting(standing: Standing, router: Router) -> None:
+def stop_when_waiting(standing: WorkerSession, router: Router) -> None:
     """Stops once the router says what it waits for."""
     while "unreachable" not in router.awaited():
         threading.Event().wait(0.001)

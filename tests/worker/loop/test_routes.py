@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from psrpc.ops.clock import ManualClock
-from worker.loop.routes import PROBE_S, PROBES, SUSPECT_S, Routes, connects
+from worker.loop.routes import PROBE_S, PROBES, SUSPECT_S, RouteProbe, connects
 
 
 class World:
@@ -18,7 +18,7 @@ class World:
         self.clock = ManualClock()
         self.cut: set[str] = set()
         self.probed: list[str] = []
-        self.routes = Routes(self.clock.now, self.connects)
+        self.routes = RouteProbe(self.clock.now, self.connects)
         self.routes.joined([("a:1", 1), ("b:2", 2)])
 
     def connects(self, address: str) -> bool:
@@ -85,7 +85,7 @@ def test_shards_are_probed_at_once() -> None:
         both.wait(60)
         return False
 
-    routes = Routes(clock.now, connects)
+    routes = RouteProbe(clock.now, connects)
     routes.joined([("a:1", 1), ("b:2", 2)])
     for shard in range(2):
         routes.asked(shard)
@@ -101,7 +101,7 @@ def test_so_many_are_probed_at_once_and_the_others_the_next_time() -> None:
         probed.append(address)
         return False
 
-    routes = Routes(clock.now, connects)
+    routes = RouteProbe(clock.now, connects)
     addresses = [f"a:{port}" for port in range(1, 2 * PROBES)]
     routes.joined([(address, 1) for address in addresses])
     for shard in range(len(addresses)):

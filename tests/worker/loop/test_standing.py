@@ -21,17 +21,17 @@ from psrpc.core.errors import (
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import session_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.protocol.done import DoneBatch, Stopped
 
 
 @contextmanager
-def joined() -> Iterator[tuple[ScriptedCoordinator, Standing]]:
+def joined() -> Iterator[tuple[ScriptedCoordinator, WorkerSession]]:
     """A worker that has registered and knows the cluster, with its threads running."""
     with (
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
-        Standing(client, incarnation=7, connect_timeout_s=5) as standing,
+        WorkerSession(client, incarnation=7, connect_timeout_s=5) as standing,
     ):
         standing.register("sha", "cpu")
         standing.get_cluster()
@@ -58,7 +58,7 @@ def test_a_worker_says_what_it_has_loaded_whoever_the_coordinator_is_by_then() -
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
     ):
-        standing = Standing(client, incarnation=7, connect_timeout_s=5)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=5)
         coordinator.job.settings_sha256 = "ef" * 32
         standing.get_job()
         coordinator.job.settings_sha256 = "00" * 32
@@ -75,7 +75,7 @@ def test_reports_stay_until_a_call_that_carried_them_succeeded() -> None:
         CoordinatorClient(coordinator.address) as client,
     ):
         # Not entered: no heartbeats take the reports along.
-        standing = Standing(client, incarnation=7, connect_timeout_s=5)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=5)
         standing.register("sha", "cpu")
         coordinator.leases.append(InvalidArgument("no"))
         standing.done(done(1))
@@ -154,7 +154,7 @@ def test_a_failed_job_ends_a_wait() -> None:
 
 def test_a_stop_ends_the_wait_for_a_coordinator() -> None:
     with CoordinatorClient("127.0.0.1:1") as client:
-        standing = Standing(client, incarnation=7, connect_timeout_s=600)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=600)
         standing.stop()
         with pytest.raises(Stopped):
             standing.get_job()
@@ -167,7 +167,7 @@ def test_a_shard_that_never_comes() -> None:
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
     ):
-        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         standing.register("sha", "cpu")
         # The words change with the time, the fact does not.
         coordinator.not_ready.extend(NotReady(f"shard 1, silent for {s} s") for s in (10, 11, 12))
@@ -181,7 +181,7 @@ def test_shards_that_begin_are_awaited_as_long_as_it_takes() -> None:
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
     ):
-        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         standing.register("sha", "cpu")
         begins, away = Forming("shard 0 to begin generation 3"), NotReady("shard 1 to come back")
         # A shard that came back between two answers was not away for the whole time.
@@ -192,7 +192,7 @@ def test_shards_that_begin_are_awaited_as_long_as_it_takes() -> None:
 
 def test_a_coordinator_that_never_comes() -> None:
     with CoordinatorClient("127.0.0.1:1") as client:
-        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         with pytest.raises(CoordinatorUnreachable, match="nothing listens at 127"):
             standing.get_job()
 
@@ -241,13 +241,13 @@ def test_a_commit_that_was_never_answered_has_an_unknown_outcome() -> None:
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
     ):
-        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         standing.register("sha", "cpu")
         coordinator.leases.append(DeadlinePassed("so it seems"))
         expected = r"not answered the commit of epoch 1 positions 3..3 in round 5.*is safe"
         with pytest.raises(OutcomeUnknown, match=expected):
             standing.commit(5, done(3))
     with CoordinatorClient("127.0.0.1:1") as client:
-        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         with pytest.raises(CoordinatorUnreachable):
             standing.commit(5, done(3))

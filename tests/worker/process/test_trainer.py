@@ -28,7 +28,7 @@ from tests.worker.shards import Shards, pull_values, serve_shards
 from worker import Arrays, Job
 from worker.data.source import Batch
 from worker.job.loader import LoadedJob
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.model.variables import model_variables
 from worker.process.trainer import Trainer
 from worker.protocol.done import Stopped
@@ -56,14 +56,14 @@ def task(*indices: int) -> pb.Lease:
 @contextmanager
 def cluster(
     job: Job, mode: Literal["async", "sync"] = "async", replicas: int = 0
-) -> Iterator[tuple[ScriptedCoordinator, Shards, Trainer, Standing]]:
+) -> Iterator[tuple[ScriptedCoordinator, Shards, Trainer, WorkerSession]]:
     """Two real shards, a scripted coordinator and a trainer."""
     plan = make_plan([spec for spec, _ in model_variables(Replica(job).model)], 2, "cut")
     with (
         serve_shards(plan, mode, replicas) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
-        Standing(client, incarnation=7, connect_timeout_s=5) as standing,
+        WorkerSession(client, incarnation=7, connect_timeout_s=5) as standing,
     ):
         loaded = LoadedJob(job, Path("job.py"), "sha", "job")
         yield coordinator, shards, Trainer(loaded, CPU, standing), standing

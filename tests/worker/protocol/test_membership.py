@@ -8,7 +8,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.protocol.done import DoneBatch, Stopped
-from worker.protocol.membership import Beat, Membership
+from worker.protocol.membership import Beat, WorkerMembership
 
 SECRET = bytes(range(32))
 
@@ -23,14 +23,14 @@ def at(generation: int) -> pb.GetClusterResponse:
     return pb.GetClusterResponse(generation=generation, policy=1)
 
 
-def joined(generation: int = 1) -> Membership:
-    member = Membership(incarnation=7, secret=SECRET)
+def joined(generation: int = 1) -> WorkerMembership:
+    member = WorkerMembership(incarnation=7, secret=SECRET)
     member.registered(registered())
     member.joined(at(generation))
     return member
 
 
-def beat(member: Membership) -> Beat:
+def beat(member: WorkerMembership) -> Beat:
     found = member.beat("")
     assert found is not None
     return found

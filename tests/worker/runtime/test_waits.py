@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from worker.runtime.waits import Waits
+from worker.runtime.waits import WorkerWaits
 
 
-def make() -> tuple[Waits, list[tuple[str, float]]]:
+def make() -> tuple[WorkerWaits, list[tuple[str, float]]]:
     said: list[tuple[str, float]] = []
-    return Waits(lambda reason, waited_s: said.append((reason, waited_s))), said
+    return WorkerWaits(lambda reason, waited_s: said.append((reason, waited_s))), said
 
 
 def test_a_long_wait_is_announced_every_three_seconds() -> None:

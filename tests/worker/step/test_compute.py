@@ -12,8 +12,8 @@ from psrpc.core.batch import BatchId
 from psrpc.core.placement import make_plan
 from tests.worker.flat_jobs import CPU, dense_model, make_job
 from worker.model.variables import model_variables
-from worker.runtime.waits import Waits
-from worker.step.compute import BatchReader, Compute
+from worker.runtime.waits import WorkerWaits
+from worker.step.compute import BatchReader, GradientComputer
 from worker.step.flat import FlatStep, StepResult
 from worker.step.replica import Replica
 
@@ -30,8 +30,8 @@ class Worker:
         replica = Replica(make_job(dense_model, compression="topk", topk=0.2))
         self.plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
         read = BatchReader(replica.job, CPU, replica.num_seeds())
-        self.waits = Waits(print)
-        self.compute = Compute(replica, self.plan, CPU, read, self.waits)
+        self.waits = WorkerWaits(print)
+        self.compute = GradientComputer(replica, self.plan, CPU, read, self.waits)
         self.values = replica.values(self.plan)
         self.renew()
 

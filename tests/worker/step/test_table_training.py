@@ -32,7 +32,7 @@ from worker.data.source import Array
 from worker.embedding.row_sets import RowSets
 from worker.embedding.rows import Call, IdRule, find_rows
 from worker.loop.router import Router
-from worker.loop.session import Standing
+from worker.loop.session import WorkerSession
 from worker.process.trainer import Trainer
 from worker.protocol.done import Stopped
 from worker.step.feed import Feed
@@ -89,7 +89,7 @@ def cluster(
         serve_shards(plan, policy=policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
-        Standing(client, incarnation=7, connect_timeout_s=5) as standing,
+        WorkerSession(client, incarnation=7, connect_timeout_s=5) as standing,
     ):
         yield coordinator, shards, Trainer(loaded(job), CPU, standing)
 
