@@ -198,11 +198,16 @@ def test_the_page_says_what_each_room_owns() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_with_other_gradients_needs_no_tensorflow() -> None:
-    code = (
-        "import sys; import worker.loop.performer, worker.step.gradient_source;"
-        f"print(*sorted({TENSORFLOW!r} & set(sys.modules)))"
+def test_commands_of_the_worker_import_tensorflow_only_when_they_silence_it() -> None:
+    """Another gradient source needs none at all, and a mistake is reported within a second."""
+    modules = (
+        "worker.loop.performer",
+        "worker.step.gradient_source",
+        "worker.describe.describe",
+        "worker.export.export",
+        "worker.process.run",
     )
+    code = f"import sys, {', '.join(modules)};print(*sorted({TENSORFLOW!r} & set(sys.modules)))"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -13,7 +13,7 @@ from worker.data.ragged import as_tensor
 from worker.data.source import Batch, check_count, map_arrays
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.loss_scale import weighed
+from worker.model.class_weights import weighed
 
 if TYPE_CHECKING:
     from worker.describe.tables import AskedRows

@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from keyword import iskeyword
@@ -99,7 +100,10 @@ def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict
     reason = ""
     for options in _OPTIONS:
         try:
-            keras.models.load_model(path, custom_objects=own, **options)
+            with warnings.catch_warnings():
+                # An export holds no state of the optimizer, of which Keras warns.
+                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                keras.models.load_model(path, custom_objects=own, **options)
         except Exception as error:  # the user's classes raise anything
             reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())}"
         else:

@@ -86,9 +86,10 @@ def _advice(job: str, to: str, needed: list[str]) -> str:
         )
     if refused:
         return (
-            f"keras.models.load_model cannot load {to}: {refused}; build the model as the job does "
-            f"and load the values: model.load_weights({to!r}); or give the class a get_config(), "
-            "or **kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
+            f"keras.models.load_model cannot load {to}: {refused}; make the model as the job does, "
+            "call it on a batch, which builds its layers (build() may not), and load the values: "
+            f"model(x); model.load_weights({to!r}); or give the class a get_config(), or "
+            "**kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
             "needs none of it"
         )
     if not needed:

@@ -21,8 +21,8 @@ from worker.embedding.record_names import name_in_batch, naming_record
 from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, RowSums, rows_nbytes
 from worker.job.job import Job
 from worker.job.loader import user_code
+from worker.model.class_weights import weighed
 from worker.model.inputs import check_whole_numbers
-from worker.model.loss_scale import weighed
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.waits import WorkerWaits
 from worker.step.arenas import batch_signature

@@ -283,6 +283,7 @@ class Net(keras.Model):
     assert "custom_objects" not in said
     assert f"model.load_weights({to!r})" in said
     expected = flat_values(trained, 1)
+    assert "call it on a batch, which builds its layers (build() may not)" in said
     built = Replica(load_job(path).job)
     built.model.load_weights(to)
     for spec, variable in model_variables(built.model):
