@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 
-def pause_s(failures: int) -> float:
+def checkpoint_pause_s(failures: int) -> float:
     """Returns the pause before a state that failed to be saved so often is ordered again."""
     return min(PAUSE_S * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE_S)
 
@@ -262,7 +262,7 @@ class Saving:
         if not self._refused:
             return
         if self._again_at is None:
-            self._again_at = now + pause_s(self._tries)
+            self._again_at = now + checkpoint_pause_s(self._tries)
         elif now >= self._again_at:
             self._refused, self._again_at = "", None
 
@@ -272,7 +272,7 @@ class Saving:
             return ""
         return (
             f"the final state to be saved: {self._refused}; tried again after "
-            f"{pause_s(self._tries):.0f} s"
+            f"{checkpoint_pause_s(self._tries):.0f} s"
         )
 
     def _keeps(self, epoch: int, written: bool) -> bool:

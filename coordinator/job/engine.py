@@ -24,7 +24,7 @@ from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.membership.members import Shard, Worker
 from coordinator.membership.recovery import HeldState
 from coordinator.records.store import BARRED, Store
-from coordinator.training.generations import ShardReport
+from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.errors import (
     AccessDenied,
@@ -95,7 +95,7 @@ class Engine:
             self.course.shard_replaced(index)
         return self.run
 
-    def report_shard_ready(self, index: int, standing: ShardReport, error: str) -> None:
+    def report_shard_ready(self, index: int, standing: HeldReport, error: str) -> None:
         """Records that a shard has begun a generation, or cannot. Raises StaleGeneration."""
         holding, now = standing.holding, self.course.now()
         self._members.shard_seen(index, holding.incarnation, now)

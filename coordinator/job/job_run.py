@@ -20,7 +20,7 @@ from coordinator.records.curves import Curves
 from coordinator.records.store import ENDED as ENDED_KEY
 from coordinator.records.store import Store
 from coordinator.training.gauges import read_gauges
-from coordinator.training.generations import ShardReport
+from coordinator.training.generations import HeldReport
 from coordinator.training.job_state import JobState
 from coordinator.training.streams import Stream
 from coordinator.transitions.changes import Changes
@@ -167,7 +167,7 @@ class JobRun(JobState):
         self.generations.formation.absent(shard)
         self.bell.ring()
 
-    def shard_ready(self, shard: int, standing: ShardReport, error: str) -> None:
+    def shard_ready(self, shard: int, standing: HeldReport, error: str) -> None:
         """Records that a shard has begun the present generation, or cannot. Raises
         StaleGeneration."""
         self.check_generation(standing.holding.generation)

@@ -19,7 +19,7 @@ from coordinator.core.wording import Phase, Position
 from coordinator.core.work import MetricVariable, Report
 from coordinator.membership.recovery import HeldState
 from coordinator.rpc.answers import seconds
-from coordinator.training.generations import ShardReport
+from coordinator.training.generations import HeldReport
 from psrpc.checkpoint.manifest import RowsFileEntry
 from psrpc.core.batch import LOSS, MAX_VALUES, BatchId
 from psrpc.core.errors import InvalidArgument
@@ -174,7 +174,7 @@ def read_holding(message: pb.WatchRequest) -> HeldState:
     return HeldState(message.incarnation, message.generation, message.initialized, message.version)
 
 
-def read_standing(message: pb.ReportShardReadyRequest) -> ShardReport:
+def read_standing(message: pb.ReportShardReadyRequest) -> HeldReport:
     """Converts the standing of a shard that has begun a generation.
 
     Raises:
@@ -188,7 +188,7 @@ def read_standing(message: pb.ReportShardReadyRequest) -> ShardReport:
         types.EpochTotals(epoch=one.epoch, records=len(applied[one.epoch]), totals=one.totals)
         for one in message.applied
     ]
-    return ShardReport(holding, applied, skipped, read_totals(totals))
+    return HeldReport(holding, applied, skipped, read_totals(totals))
 
 
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:

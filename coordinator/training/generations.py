@@ -25,7 +25,7 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class ShardReport:
+class HeldReport:
     """A shard's state once it has begun: its applied-set, the skipped part of it, and the totals of
     its epochs."""
 
@@ -61,7 +61,7 @@ class Generations:
         self._changed = changed
         self.formed = False
         """Whether this process has formed a generation."""
-        self._standings: dict[int, ShardReport] = {}
+        self._standings: dict[int, HeldReport] = {}
         self._refused: dict[str, str] = {}
         self._choosing = False
         self._choice: DiskChoice | None = None
@@ -72,7 +72,7 @@ class Generations:
         generation is formed."""
 
     @property
-    def standings(self) -> list[ShardReport]:
+    def standings(self) -> list[HeldReport]:
         """The state of every shard, by index, once the formation is complete."""
         return [self._standings[shard] for shard in range(self.run.plan.shards)]
 
@@ -167,7 +167,7 @@ class Generations:
         self._choice = None if formed else choice
         return formed
 
-    def begun(self, shard: int, standing: ShardReport) -> None:
+    def begun(self, shard: int, standing: HeldReport) -> None:
         """Notes that a shard stands at the present generation."""
         told = self.formation.told(shard)
         if told is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.checkpoints.saving import pause_s
+from coordinator.checkpoints.saving import checkpoint_pause_s
 from coordinator.core.wording import step_of
 from coordinator.training.job_state import JobState
 from coordinator.training.training import Training
@@ -88,6 +88,6 @@ class SaveRequest:
         if training.is_lost(self._number):
             self._number = None
             self._failures += 1
-            self._again_at = now + pause_s(self._failures)
+            self._again_at = now + checkpoint_pause_s(self._failures)
             return False
         return training.is_saved(self._number)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from pserver.client.exchanger import CarrierChoice, Exchanger
-from pserver.client.requests import Arrays, PullInfo, Push, Requests, Source
+from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
 from pserver.core.table_ids import RowsWanted, add_table_ids, count
@@ -41,9 +41,9 @@ from psrpc.wire.status import error_from_rpc
 
 __all__ = [
     "Arrays",
+    "GradientPush",
     "Outcome",
     "PullInfo",
-    "Push",
     "PushResult",
     "RetryPolicy",
     "ShardClient",
@@ -251,7 +251,7 @@ class ShardClient:
         answer = self._exchange(pb.ExchangeHeader(pull=request), into, wanted=rows)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
-    def push(self, fence: types.Fence, push: Push) -> PushResult:
+    def push(self, fence: types.Fence, push: GradientPush) -> PushResult:
         """Async: applies a gradient. Sync: stages it until its round is decided.
 
         Raises:
@@ -265,7 +265,7 @@ class ShardClient:
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
-        self, fence: types.Fence, push: Push, into: Arrays, rows: RowsWanted | None = None
+        self, fence: types.Fence, push: GradientPush, into: Arrays, rows: RowsWanted | None = None
     ) -> tuple[PushResult, PullInfo]:
         """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange, or in two when
         one message cannot hold the ids of both."""
@@ -335,7 +335,7 @@ class ShardClient:
         self,
         header: pb.ExchangeHeader,
         into: Arrays | None,
-        push: Push | None = None,
+        push: GradientPush | None = None,
         wanted: RowsWanted | None = None,
     ) -> pb.ExchangeAnswer:
         header.patience_ms = self._patience_ms

@@ -43,7 +43,7 @@ class PullInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class GradientPush:
     """A gradient to push: the shard's part of every arena, and of tables.
 
     ``gradients`` is None when the gradient is not finite; the shard records it as skipped. ``rows``
@@ -92,7 +92,7 @@ class Requests:
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
 
-    def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
+    def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: GradientPush) -> None:
         """Fills ``header`` in place."""
         header.fence.CopyFrom(fence)
         header.batch.CopyFrom(wire.to_batch(push.batch))

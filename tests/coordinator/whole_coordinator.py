@@ -31,7 +31,7 @@ from coordinator.job.job_run import JobRun
 from coordinator.membership.recovery import HeldState
 from coordinator.records.curves import Curves
 from coordinator.records.store import GENERATION, POLICIES, SINCE, Store
-from coordinator.training.generations import ShardReport
+from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.version import SOFTWARE
@@ -171,7 +171,7 @@ class Shard:
             self.version = begin.version
         holding = HeldState(self.incarnation, self.generation, self.initialized, self.version)
         engine = self.coordinator.engine
-        engine.report_shard_ready(self.index, ShardReport(holding, self.applied, {}), error)
+        engine.report_shard_ready(self.index, HeldReport(holding, self.applied, {}), error)
 
     def apply(self, decision: Decision) -> None:
         self.version += 1

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.client.client import Push, ShardClient, Source
+from pserver.client.client import ShardClient
+from pserver.client.requests import GradientPush, Source
 from pserver.core.table_ids import RowsWanted
 from pserver.tables.table import Table
 from psrpc.core.batch import BatchId
@@ -129,7 +130,7 @@ def push_of(
     value: float = 1.0,
     shard: int = 0,
     generation: int = 1,
-) -> Push:
+) -> GradientPush:
     """A gradient whose arenas are all ``value``."""
     gradient: Gradient = part(plan, whole(plan, value), shard)
     return leased("worker-1", batch, attempt, base, gradient, rows, generation=generation)

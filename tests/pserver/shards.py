@@ -14,15 +14,8 @@ import numpy.typing as npt
 
 from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
-from pserver.client.client import (
-    Arrays,
-    PullInfo,
-    Push,
-    PushResult,
-    RetryPolicy,
-    ShardClient,
-    Source,
-)
+from pserver.client.client import PushResult, RetryPolicy, ShardClient
+from pserver.client.requests import Arrays, GradientPush, PullInfo, Source
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import Snapshot, SnapshotOrder
 from pserver.core.table_ids import RowsWanted
@@ -172,10 +165,10 @@ def leased(
     totals: Sequence[float] = (),
     *,
     generation: int = 1,
-) -> Push:
+) -> GradientPush:
     """The push of an attempt that was leased to ``worker``."""
     grant = grant_of(worker, batch, attempt, generation)
-    return Push(batch, attempt, base_version, gradients, rows, totals, grant)
+    return GradientPush(batch, attempt, base_version, gradients, rows, totals, grant)
 
 
 def granted(header: pb.PushHeader, worker: str = "worker-1") -> pb.PushHeader:
@@ -251,7 +244,7 @@ class SharingClient(ShardClient):
         return info
 
     def push_pull(
-        self, fence: types.Fence, push: Push, into: Arrays, rows: RowsWanted | None = None
+        self, fence: types.Fence, push: GradientPush, into: Arrays, rows: RowsWanted | None = None
     ) -> tuple[PushResult, PullInfo]:
         answer = super().push_pull(fence, push, self.workspace.sets[1], rows)
         self._hand_over(self.workspace.sets[1], into)

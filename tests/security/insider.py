@@ -23,7 +23,8 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.core.description_reader import parse_description
 from coordinator.core.run import Run
 from coordinator.rpc.status import write_status
-from pserver.client.client import Push, PushResult, RetryPolicy, ShardClient, Source
+from pserver.client.client import PushResult, RetryPolicy, ShardClient
+from pserver.client.requests import GradientPush, Source
 from pserver.process.config import ServeConfig
 from pserver.process.ending import Ending
 from pserver.process.shard import serve
@@ -425,7 +426,7 @@ class Insider:
     ) -> PushResult:
         """Pushes the right gradient of a batch, or that it has none, with any proof."""
         batch = batch_of(attempt)
-        push = Push(
+        push = GradientPush(
             batch,
             attempt.attempt,
             0,

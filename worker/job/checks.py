@@ -22,7 +22,7 @@ def check_model(model: object) -> None:
         )
 
 
-def check_optimizer(optimizer: object) -> None:
+def check_job_optimizer(optimizer: object) -> None:
     """Refuses values that are neither an optimizer, its name, nor a function that makes one."""
     if optimizer is not None and not (
         isinstance(optimizer, str) or callable(optimizer) or hasattr(optimizer, "get_config")

@@ -21,12 +21,12 @@ from worker.job.checks import (
     check_class_weight,
     check_fraction,
     check_integer,
+    check_job_optimizer,
     check_loss,
     check_loss_weights,
     check_metrics,
     check_model,
     check_not_negative,
-    check_optimizer,
     check_source,
     show,
 )
@@ -265,7 +265,7 @@ class Job:
         check_loss(self.loss)
         check_loss_weights(self.loss_weights)
         check_class_weight(self.class_weight)
-        check_optimizer(self.optimizer)
+        check_job_optimizer(self.optimizer)
         check_metrics(self.metrics)
         check_evaluated(self, "keep_best")
         check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from pserver.client.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
+from pserver.client.client import PushResult, RetryPolicy, ShardClient
+from pserver.client.requests import GradientPush, PullInfo, Source
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient
@@ -265,9 +266,9 @@ class Router:
         rows: Sequence[Mapping[int, Rows]],
         bases: Sequence[int],
         totals: Sequence[float],
-    ) -> list[Push]:
+    ) -> list[GradientPush]:
         return [
-            Push(
+            GradientPush(
                 batch,
                 attempt,
                 base,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pserver.client.client import Push, RetryPolicy, ShardClient
+from pserver.client.client import RetryPolicy, ShardClient
+from pserver.client.requests import GradientPush
 from pserver.server.server import ShardServer
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import (
@@ -55,7 +56,7 @@ def pulled(client: ShardClient, plan: Plan = PLAN) -> dict[str, NDArray]:
     return into
 
 
-def push(batch: BatchId, value: float = 1.0, base: int = 0, plan: Plan = PLAN) -> Push:
+def push(batch: BatchId, value: float = 1.0, base: int = 0, plan: Plan = PLAN) -> GradientPush:
     return leased("worker-1", batch, 1, base, part(plan, whole(plan, value)))
 
 

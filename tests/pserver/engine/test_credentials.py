@@ -10,7 +10,8 @@ import pytest
 
 from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
-from pserver.client.client import Push, ShardClient
+from pserver.client.client import ShardClient
+from pserver.client.requests import GradientPush
 from pserver.core.requests import Begin
 from pserver.engine.engine import ShardEngine
 from pserver.wire import messages as wire
@@ -71,10 +72,10 @@ class Shard:
         assert not self.sink.snapshots
         assert not self.sink.failures
 
-    def push(self, push: Push, session: bytes | None = None) -> Callable[[], object]:
+    def push(self, push: GradientPush, session: bytes | None = None) -> Callable[[], object]:
         return lambda: self.client.push(self.fence(session), push)
 
-    def exchange(self, push: Push, session: bytes | None = None) -> Callable[[], object]:
+    def exchange(self, push: GradientPush, session: bytes | None = None) -> Callable[[], object]:
         return lambda: self.client.push_pull(self.fence(session), push, whole(PLAN))
 
     def pull(self, session: bytes | None = None) -> Callable[[], object]:
