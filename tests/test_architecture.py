@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -184,6 +185,30 @@ def test_rooms_form_no_circle() -> None:
     for name, found in GRAPH.items():
         graph[room(name)] |= {room(other) for other in found} - {room(name), *ROLES}
     TopologicalSorter(graph).prepare()
+
+
+def test_rooms_are_small() -> None:
+    sizes = Counter(room(name) for name in GRAPH if name.count(".") == 2 and ".v1." not in name)
+    assert max(sizes.values()) <= 15, sizes.most_common(3)
+
+
+TWO_MEANINGS = {
+    # The interface of a command, which its module is imported for.
+    *("add_arguments", "main", "make_parser", "run"),
+    # The same word on both sides of the wire: what is sent, and what a shard does with it.
+    *("Begin", "Decision", "Revocation", "SnapshotOrder", "RowwiseAdagrad"),
+    *("count", "families", "serve"),
+}
+
+
+def test_a_public_name_is_defined_once() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in GRAPH:
+        for node in ast.parse(MODULES[module].read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                homes.setdefault(node.name, []).append(module)
+    twice = {name for name, found in homes.items() if len(found) > 1 and name[0] != "_"}
+    assert twice == TWO_MEANINGS, {name: homes.get(name) for name in twice ^ TWO_MEANINGS}
 
 
 def test_the_page_says_what_each_room_owns() -> None:

@@ -18,8 +18,8 @@ from worker import Job
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.model.variables import seed_variables
+from worker.runtime.seeds import python_draws_alike, seed_state
 from worker.step.replica import Replica
-from worker.step.seeds import python_draws_alike, seed_state
 
 RATE = 0.5
 """Learning rate of the SGD that the shards have."""

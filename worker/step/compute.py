@@ -24,6 +24,7 @@ from worker.job.loader import user_code
 from worker.model.class_weights import weighed
 from worker.model.inputs import check_whole_numbers
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
+from worker.runtime.seeds import seed_state
 from worker.runtime.waits import WorkerWaits
 from worker.step.arenas import batch_signature
 from worker.step.feed import Feed
@@ -32,7 +33,6 @@ from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalSteps
 from worker.step.replica import Replica
-from worker.step.seeds import seed_state
 
 
 class BatchReader:

@@ -18,7 +18,7 @@ from worker.model.build import layer_metrics, loss_trackers
 from worker.model.loss_scale import divided, finite
 from worker.model.training_metrics import TrainingMetrics
 from worker.model.variables import derived
-from worker.step.seeds import python_draws_alike
+from worker.runtime.seeds import python_draws_alike
 from worker.step.step_graph import compiled_apart
 
 _Attempted = tuple[

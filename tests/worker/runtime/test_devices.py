@@ -67,14 +67,14 @@ assert work
 assert {node.device for node in work} == {"/device:CPU:1"}
 
 import keras
-from tests.worker import tables_bench
+from tests.worker import table_jobs
 from worker import Embedding
 def model():
     rows = Embedding(4, 7, name="rows")
     return keras.Sequential([keras.Input((5,), dtype="int64"), rows, keras.layers.Flatten()])
-ids = np.random.default_rng(0).integers(0, 7, (tables_bench.RECORDS, 5))
-job = tables_bench.make_job(model, ids, loss=lambda y, rows: tf.reduce_sum(rows**2) * y[0])
-here, there = (tables_bench.Bench(job, device=device) for device in (host, other))
+ids = np.random.default_rng(0).integers(0, 7, (table_jobs.RECORDS, 5))
+job = table_jobs.make_job(model, ids, loss=lambda y, rows: tf.reduce_sum(rows**2) * y[0])
+here, there = (table_jobs.Bench(job, device=device) for device in (host, other))
 sums = [bench.gradients(bench.run())["rows"] for bench in (here, there)]
 assert np.isfinite(sums[0]).any()
 # The host sums up by itself, another device within the step.
