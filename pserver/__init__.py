@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pserver.client.lookup import RowReader
+    from psrpc.security.credentials import Security
+    from psrpc.security.identity import Role
     from worker.data.arrays import Arrays
     from worker.data.csv import Csv
     from worker.data.function import Function
@@ -37,8 +39,10 @@ __all__ = [
     "Job",
     "Npz",
     "Ragged",
+    "Role",
     "RowReader",
     "RowwiseAdagrad",
+    "Security",
     "TfRecords",
     "setting",
     "string_ids",
@@ -54,7 +58,9 @@ _HOMES = {
     "Job": "worker.job.job",
     "Npz": "worker.data.npz",
     "Ragged": "worker.data.ragged",
+    "Role": "psrpc.security.identity",
     "RowReader": "pserver.client.lookup",
+    "Security": "psrpc.security.credentials",
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
     "setting": "worker.job.settings",

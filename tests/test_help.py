@@ -45,7 +45,8 @@ def test_help_imports_nothing_heavy(program: str) -> None:
     """One process for all commands of a program: what one of them imports, it has imported."""
     script = (
         "import sys\n"
-        f"from {program}.cli import {'main' if program == 'coordinator' else 'run'} as run\n"
+        f"from {program}.cli.__main__ import {'main' if program == 'coordinator' else 'run'}"
+        " as run\n"
         f"for said in [['--version'], *([*said, '--help'] for said in {ALL[program]!r})]:\n"
         "    try: run(said)\n"
         "    except SystemExit as ended: assert ended.code == 0, said\n"

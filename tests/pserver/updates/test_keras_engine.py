@@ -190,7 +190,8 @@ def test_a_shard_leaves_gpus_and_cores_to_the_workers() -> None:
     script = (
         "import json, os, sys\n"
         "from pserver.updates.factory import make_engine\n"
-        "from psrpc.core.plan import VariableSpec, make_plan\n"
+        "from psrpc.core.placement import make_plan\n"
+        "from psrpc.core.plan import VariableSpec\n"
         "plan = make_plan([VariableSpec('w', (3,), 'float32', 'trainable')], 1, 'cut')\n"
         "make_engine('keras', json.loads(sys.argv[1]), plan, 0)\n"
         "assert 'tensorflow' in sys.modules\n"

@@ -71,7 +71,7 @@ def test_where_it_is_not_installed_the_extra_is_named(monkeypatch: pytest.Monkey
 @pytest.mark.slow  # starts a process
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:
     code = (
-        "import sys, pserver.shard, coordinator.process.serve, worker.loop.router\n"
+        "import sys, pserver.process.shard, coordinator.process.serve, worker.loop.router\n"
         "from psrpc.ops.tracing import span, tracing\n"
         "with tracing('', 'shard'), span('push'): pass\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
