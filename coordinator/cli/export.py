@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from psrpc.files.remote import location
+from psrpc.files.urls import location
 from psrpc.options.command_line import run_path
 
 

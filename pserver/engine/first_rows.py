@@ -15,8 +15,8 @@ from psrpc.checkpoint.rows_chain import Removed
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.core.errors import NotReady
 from psrpc.core.plan import Plan
-from psrpc.files.remote import is_url
 from psrpc.files.storage import DISK, Storage
+from psrpc.files.urls import is_url
 
 
 class FirstRows:

@@ -6,20 +6,14 @@ files never pass through it; ``file://`` is a path.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from glob import has_magic
-from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidData
 from psrpc.files.remote_calls import CODE, NotThere, call, translated
-
-# fsspec chains protocols with ::, as in simplecache::s3://bucket/key.
-_URL = re.compile(r"(?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]*://")
-_LOST_SLASH = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
 
 WINDOW_NBYTES = 32 << 20
 """Bytes per read of a sequentially read file, fetched in parallel pieces."""
@@ -182,22 +176,3 @@ def _shown(ranges: Sequence[tuple[RemoteFile, int, int]]) -> str:
     urls = dict.fromkeys(file.url for file, _, _ in ranges)
     first = next(iter(urls))
     return first if len(urls) == 1 else f"{first} and {len(urls) - 1} more"
-
-
-def is_url(name: object) -> bool:
-    """Whether ``name`` is a URL, including ``file://``."""
-    return isinstance(name, str) and _URL.match(name) is not None
-
-
-def location(name: str | Path) -> Path | str:
-    """Returns a local path as a ``Path``, and a URL unchanged.
-
-    Raises:
-        InvalidData: ``name`` is a URL in a ``Path``, which has removed a slash.
-    """
-    text = str(name)
-    if isinstance(name, Path) and _LOST_SLASH.match(text):
-        raise InvalidData(f"{text!r} is a URL in a Path, which takes a slash away; give a string")
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://"))
-    return text if is_url(text) else Path(text)

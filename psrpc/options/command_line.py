@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from psrpc.core.errors import InvalidArgument, error_line
-from psrpc.files.remote import is_url
+from psrpc.files.urls import is_url
 from psrpc.options.config_keys import did_you_mean
 from psrpc.options.job_keys import setting_meant
 

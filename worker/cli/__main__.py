@@ -19,7 +19,7 @@ from psrpc.options.command_line import Parser, run_path
 from psrpc.options.config import Configuration
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.security.identity import Role
-from worker.process import metrics as healthcheck
+from worker.process import healthcheck
 
 
 def main() -> NoReturn:

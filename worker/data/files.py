@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.core.errors import InvalidData
-from psrpc.files.remote import RemoteFile, find, location, read_ranges
+from psrpc.files.remote import RemoteFile, find, read_ranges
 from psrpc.files.remote_copies import copied_here
+from psrpc.files.urls import location
 from psrpc.ops.clock import MonotonicClock
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer

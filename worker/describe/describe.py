@@ -20,8 +20,9 @@ from psrpc.core.errors import InvalidJob, error_line
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from psrpc.core.text import counted
-from psrpc.files.remote import exists, location
+from psrpc.files.remote import exists
 from psrpc.files.remote_calls import give_up_after
+from psrpc.files.urls import location
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.describe.model import describe_model, first_records, naming, shown_head

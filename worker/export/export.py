@@ -18,8 +18,9 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.files.remote import exists, location
+from psrpc.files.remote import exists
 from psrpc.files.remote_copies import upload
+from psrpc.files.urls import location
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import Ragged, as_tensor

@@ -18,7 +18,7 @@ from psrpc.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan, VariableSpec
-from psrpc.files.remote import location
+from psrpc.files.urls import location
 from psrpc.ops.logs import get_logger
 from worker.data.files import existing_file, local_copy
 from worker.data.source import Array
