@@ -25,7 +25,7 @@ ALLOWED = {
         "psrpc",
         "coordinator.client",
         "pserver.client",
-        "pserver.core.table_ids",
+        "pserver.core.rows_wanted",
         "pserver.tables.initial",
         "pserver.tables.rules",
         "pserver.transport.workspace",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from coordinator.core.retention import Objective, ReduceLr, StopEarly
+from coordinator.core.plateau import ReduceLr, StopEarly
+from coordinator.core.retention import Objective
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.checkpoint_every import SaveInterval
 from psrpc.core.document import flag, maybe, real, record, text, whole

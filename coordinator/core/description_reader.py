@@ -15,7 +15,8 @@ from coordinator.core.description import (
     ScaleLr,
     WireDtype,
 )
-from coordinator.core.retention import Objective, ReduceLr, StopEarly
+from coordinator.core.plateau import ReduceLr, StopEarly
+from coordinator.core.retention import Objective
 from psrpc.core.checkpoint_every import SaveInterval, read_checkpoint_every
 from psrpc.core.document import (
     Check,

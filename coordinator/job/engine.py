@@ -16,7 +16,7 @@ from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import ReportedTotals, ReportedTransport, ShardFigures, WorkerTimes
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
-from coordinator.core.wording import Position
+from coordinator.core.standstill import Position
 from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import JobRun

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coordinator.core.figures import ReportedTransport, ShardFigures, WorkerTimes
-from coordinator.core.wording import Position
+from coordinator.core.standstill import Position
 from coordinator.membership.progress import TotalsMeter
 
 

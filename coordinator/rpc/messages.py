@@ -15,7 +15,7 @@ from coordinator.core.figures import (
     ShardFigures,
     WorkerTimes,
 )
-from coordinator.core.wording import Phase, Position
+from coordinator.core.standstill import Phase, Position
 from coordinator.core.work import MetricVariable, Report
 from coordinator.membership.recovery import HeldState
 from coordinator.rpc.answers import seconds

@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.core.work import LeasedAttempt, Report, Train, TrainingPosition, Wait
+from coordinator.schedule.clocks import Clocks
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
-from coordinator.schedule.pace import Clocks, Pace
+from coordinator.schedule.pace import Pace
 from psrpc.core.batch import BatchId
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy

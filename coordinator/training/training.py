@@ -15,14 +15,8 @@ from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import is_checkpoint
 from coordinator.core.figures import ReportedTotals
-from coordinator.core.retention import (
-    EarlyStop,
-    Objective,
-    Review,
-    best_epoch,
-    evaluations_of,
-    review,
-)
+from coordinator.core.plateau import EarlyStop, Review, best_epoch, evaluations_of, review
+from coordinator.core.retention import Objective
 from coordinator.core.run import Run
 from coordinator.core.work import (
     Command,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from coordinator.core.lifecycle import FORMING
-from coordinator.core.wording import duration, shards, stands_still
+from coordinator.core.standstill import stands_still
+from coordinator.core.wording import duration, shards
 from coordinator.membership.members import Shard, Worker
 from coordinator.training.job_state import JobState
 from psrpc.ops.logs import get_logger

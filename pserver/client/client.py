@@ -13,7 +13,8 @@ from pserver.client.exchanger import CarrierChoice, Exchanger
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
-from pserver.core.table_ids import RowsWanted, add_table_ids, count
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import add_table_ids, count
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams

@@ -15,8 +15,9 @@ from pserver.client.requests import Target
 from pserver.client.row_outbox import RowOutbox
 from pserver.client.session import ExchangeSession
 from pserver.core.assembly import VALUES, Extent, check_extents
-from pserver.core.table_ids import RowsWanted, check_row_extents, pairs
-from pserver.transport import mailbox as futex
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import check_row_extents, pairs
+from pserver.transport import futex
 from pserver.transport.arrival import Arrival
 from pserver.transport.data_connection import connect
 from pserver.transport.mailbox import WorkerBox

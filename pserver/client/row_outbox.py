@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.table_ids import RowsWanted, TableIds
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import TableIds
 from pserver.transport.segment import Segment
 from pserver.transport.workspace import Workspace
 from psrpc.core.plan import aligned_nbytes

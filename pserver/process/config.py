@@ -1,4 +1,4 @@
-"""The configuration of ``pserver serve``."""
+"""The configuration of ``pserver serve``, and the address that the shard announces."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pserver.core.assembly import check_values, value_dtype
 from pserver.core.requests import PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds, check_tables, from_table_ids, row_extents
 from pserver.engine.engine import ShardEngine
-from pserver.transport import mailbox
+from pserver.transport import futex
 from pserver.transport.arrival import Arrival, Chunks, Shared, Streamed
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_listener import DataListener, Expected
@@ -267,7 +267,7 @@ class Conversation:
         except SegmentUnavailable as refused:
             return pb.Attached(refusal=str(refused))
         attached = pb.Attached(proof=self._segment.proof)
-        if wanted.mailbox_nbytes > HEAD_BYTES and mailbox.available():
+        if wanted.mailbox_nbytes > HEAD_BYTES and futex.available():
             memory = self._segment.view(wanted.mailbox_at, wanted.mailbox_nbytes)
             self._box = ShardBox(memory, wanted.session)
             attached.listens = True

@@ -14,7 +14,7 @@ from pserver.updates.schedules import make_schedule
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import aligned_empty
 from psrpc.core.tables import TableSpec
-from psrpc.ops.threads import BLOCK, in_lanes
+from psrpc.ops.lanes import BLOCK, in_lanes
 
 
 class Scratch:

@@ -15,7 +15,7 @@ from pserver.tables.row_store import Evicted, RowStore
 from pserver.tables.row_update import RowUpdate, Scratch
 from psrpc.core.errors import ResourceExhausted, TableFull
 from psrpc.core.tables import Ids, Rows, TableSpec
-from psrpc.ops.threads import in_lanes
+from psrpc.ops.lanes import in_lanes
 
 MAX_CANDIDATES = 1 << 22
 """The most ids without a row that a shard counts."""

@@ -10,17 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.assembly import (
-    PIECE_BYTES,
-    VALUES,
-    Assembly,
-    Extent,
-    Seen,
-    check_finite,
-    is_finite,
-    pieces,
-    targets,
-)
+from pserver.core.assembly import VALUES, Assembly, Extent, targets
+from pserver.core.finite import PIECE_BYTES, Seen, check_finite, is_finite, pieces
 from pserver.core.table_ids import TableIds
 from pserver.transport.buffers import BufferPool, Loan
 from pserver.transport.byte_stream import RECORD_BYTES

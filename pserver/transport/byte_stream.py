@@ -12,8 +12,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from pserver.transport.buffers import TransferProgress
 from pserver.transport.data_keys import following_key
+from pserver.transport.progress import TransferProgress
 
 RECORD_BYTES = 1 << 20
 """Maximum plaintext per record. TLS has 2^14, and Python's ``ssl`` makes a system call and takes

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pserver.transport.buffers import TransferProgress
 from pserver.transport.byte_stream import ByteStream, PlainStream, SealedStream
 from pserver.transport.data_keys import PROOF_BYTES, data_keys
+from pserver.transport.progress import TransferProgress
 from psrpc.core.errors import InvalidArgument, Unreachable
 from psrpc.net.limits import MAX_MESSAGE_BYTES
 
@@ -38,7 +38,7 @@ class DataConnection:
         peer: name of the other side in errors.
         sealing: keys for sending and for receiving; None for plaintext.
         limit_s: announced bytes have to arrive as
-        :class:`pserver.transport.buffers.TransferProgress`
+        :class:`pserver.transport.progress.TransferProgress`
             demands, with this limit; None if they may take any time.
         """
         self._limit_s = limit_s

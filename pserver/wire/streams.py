@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from pserver.core.assembly import Extent
 from pserver.core.requests import Values
 from pserver.core.table_ids import TableIds
-from pserver.transport.buffers import AwaitedMessages, TransferProgress
+from pserver.transport.progress import AwaitedMessages, TransferProgress
 from pserver.wire.row_messages import pulled_parts
 from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import InvalidArgument
@@ -35,9 +35,8 @@ def read_stream(
     Args:
         announced: returns the number of bytes that follow a header, if another header may come
             after them; otherwise the stream ends with its last chunk.
-        paced: chunks have to arrive as :class:`pserver.transport.buffers.TransferProgress` demands,
-        from
-            the first request for one on.
+        paced: chunks must arrive as :class:`pserver.transport.progress.TransferProgress` demands,
+            from the first request for one on.
 
     Raises:
         InvalidArgument: no header where one must be, or malformed bytes; raised by the iterator,

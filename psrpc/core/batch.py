@@ -1,4 +1,4 @@
-"""The identity of a piece of work."""
+"""The identity of a piece of work, and sums over pieces of work. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
 from pserver.client.requests import Target
 from pserver.core.requests import PushRequest, Values
-from pserver.core.table_ids import RowsWanted, from_table_ids
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import from_table_ids
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.table_ids import RowsWanted
+from pserver.core.rows_wanted import RowsWanted
 from psrpc.core.plan import aligned_empty, aligned_nbytes
 from psrpc.core.tables import Rows, TableSpec
+from psrpc.ops.lanes import BLOCK, in_lanes
 from psrpc.ops.logs import get_logger
-from psrpc.ops.threads import BLOCK, in_lanes
 from worker.embedding.rows import ByRow, RowsNeeded, RowValues
 
 _FEW = 64

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_keys import UserCodeFailed, own_settings, read_job_file
+from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import own_settings
 from worker.job.job import Job
 from worker.job.overrides import override_job
 from worker.job.settings import settings_for

@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics, ``worker_*``, and its health check."""
+"""A worker's Prometheus metrics, ``worker_*``."""
 
 from __future__ import annotations
 

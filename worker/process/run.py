@@ -30,7 +30,7 @@ from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
-from psrpc.options.job_keys import UserCodeFailed, read_job_file
+from psrpc.options.job_file import UserCodeFailed, read_job_file
 from psrpc.options.job_source import first_look
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb

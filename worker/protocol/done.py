@@ -1,4 +1,4 @@
-"""Finished batches that the coordinator has not acknowledged yet."""
+"""Finished batches that the coordinator has not acknowledged yet, and the end of a worker."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.core.retention import Objective, ReduceLr, StopEarly, best_epoch, review
+from coordinator.core.plateau import ReduceLr, StopEarly, best_epoch, review
+from coordinator.core.retention import Objective
 
 LOSS, ACCURACY = Objective("loss", lower=True), Objective("accuracy", lower=False)
 

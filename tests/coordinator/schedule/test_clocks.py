@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.schedule.pace import Clocks
+from coordinator.schedule.clocks import Clocks
 
 
 def entered(staleness: int, **steps: int) -> Clocks:

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pserver.core import assembly as finite
-from pserver.core.assembly import is_finite
+from pserver.core import finite
+from pserver.core.finite import is_finite
 from psrpc.core.encoding import Encoded, Encoding, round_to
 from psrpc.core.errors import InvalidArgument
 from tests.pserver.exchanges import BATCH, NAME, PLAN, STATE, normal

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pserver.core.assembly import Extent, Seen
+from pserver.core.assembly import Extent
+from pserver.core.finite import Seen
 from pserver.core.requests import (
     Begin,
     PullRequest,

@@ -19,15 +19,10 @@ import pytest
 from coordinator.certificates.authority import make_certificates
 from pserver.client.client import ShardClient
 from pserver.engine.engine import ShardEngine
-from pserver.transport.buffers import (
-    AwaitedMessages,
-    BufferPool,
-    Loan,
-    TransferProgress,
-    worker_quota,
-)
+from pserver.transport.buffers import BufferPool, Loan, worker_quota
 from pserver.transport.byte_stream import PlainStream
 from pserver.transport.data_connection import DataConnection
+from pserver.transport.progress import AwaitedMessages, TransferProgress
 from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.errors import NotReady, Stalled

@@ -14,8 +14,7 @@ from pserver.client.client import ShardClient
 from pserver.client.session import ExchangeSession
 from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
-from pserver.transport import mailbox
-from pserver.transport import mailbox as futex
+from pserver.transport import futex, mailbox
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox, WorkerBox
 from pserver.transport.workspace import Workspace
 from psrpc.core.errors import InvalidArgument, StaleGeneration

@@ -14,8 +14,8 @@ from pserver.tables.memory import Column
 from pserver.tables.table import Table
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.tables import Rows
-from psrpc.ops import threads as lanes
-from psrpc.ops.threads import LANES, WORTH_BYTES, in_lanes
+from psrpc.ops import lanes
+from psrpc.ops.lanes import LANES, WORTH_BYTES, in_lanes
 from tests.pserver.tables.table_cases import spec
 
 

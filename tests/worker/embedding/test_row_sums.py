@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psrpc.core.tables import TableSpec
-from psrpc.ops import threads as lanes
+from psrpc.ops import lanes
 from tests.pserver.tables.table_cases import spec
 from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import Call, IdRule, find_rows

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.retention import Objective, ReduceLr, StopEarly
+from coordinator.core.plateau import ReduceLr, StopEarly
+from coordinator.core.retention import Objective
 from psrpc.core.errors import InvalidJob
 from worker import Arrays, Job
 from worker.job.plateau import parse_reduce_lr, parse_stop_early

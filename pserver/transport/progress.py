@@ -1,0 +1,91 @@
+"""The progress of transfers to a shard, which has lent buffers for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+
+from psrpc.core.errors import Stalled
+from psrpc.net.limits import PROGRESS_BYTES, PROGRESS_S
+
+
+class TransferProgress:
+    """Judges whether bytes arrive fast enough. Pure: the caller passes the time.
+
+    The rule: at least :data:`psrpc.net.limits.PROGRESS_BYTES` in each
+    :data:`~psrpc.net.limits.PROGRESS_S`. A shorter transfer only has to be complete by then."""
+
+    def __init__(self, now: float, limit_s: float | None = None) -> None:
+        """``limit_s`` replaces :data:`psrpc.net.limits.PROGRESS_S`."""
+        self._limit_s = PROGRESS_S if limit_s is None else limit_s
+        self._due = now + self._limit_s
+        self._nbytes = 0
+        self._total = 0
+
+    def received(self, nbytes: int, now: float) -> None:
+        """Counts ``nbytes`` more."""
+        self._nbytes += nbytes
+        self._total += nbytes
+        if self._nbytes >= PROGRESS_BYTES:
+            self._nbytes = 0
+            self._due = now + self._limit_s
+
+    def left_s(self, now: float) -> float:
+        """How long to wait for more.
+
+        Raises:
+            Stalled: the time is up; says how much arrived.
+        """
+        if now >= self._due:
+            raise Stalled(
+                f"the tensors of a push stopped coming: {self._nbytes} bytes in"
+                f" {self._limit_s:g} s, after {self._total - self._nbytes}; expected"
+                f" {PROGRESS_BYTES} in that time, so the shard has taken their buffer back"
+            )
+        return self._due - now
+
+
+class AwaitedMessages:
+    """Messages of an iterator that may block for good, such as the requests of a gRPC call.
+
+    A thread calls the iterator, for one message at a time and only on demand. It ends with the
+    iterator: after an error it may wait in there until the call is over."""
+
+    def __init__(self, messages: Iterator[bytes]) -> None:
+        self._messages = messages
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        self._came: SimpleQueue[bytes | BaseException | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def next(self, progress: TransferProgress) -> bytes | None:
+        """Returns the next message; None at the end.
+
+        Raises:
+            Stalled: see :meth:`TransferProgress.left_s`.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="push", daemon=True)
+            self._thread.start()
+        self._wanted.put(True)
+        while True:
+            try:
+                message = self._came.get(timeout=progress.left_s(time.monotonic()))
+            except Empty:
+                continue
+            if isinstance(message, BaseException):
+                raise message
+            return message
+
+    def close(self) -> None:
+        """Ends the thread; no more messages are needed."""
+        self._wanted.put(False)
+
+    def _run(self) -> None:
+        while self._wanted.get():
+            try:
+                self._came.put(next(self._messages, None))
+            except BaseException as error:  # it is raised where it is waited for
+                self._came.put(error)
+                return
