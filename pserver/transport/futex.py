@@ -1,4 +1,4 @@
-"""Waits on a word of shared memory, by the futex calls of Linux."""
+"""Waits on a word of memory that processes of one host share: futex(2)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 Word = npt.NDArray[np.uint32]
-"""Shape ``[1]``, in shared memory."""
+"""``[1]``, in shared memory."""
 
 _NUMBERS = {"x86_64": 202}
-"""Number of the futex system call, only for processors that keep the order of writes: this module
-has no memory barriers."""
-
-_WAIT, _WAKE = 0, 1
+"""Numbers of the system call, of processors that keep the order of writes: this module does not
+enforce it."""
 
 _NUMBER = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+_SYSCALL: Any = None if _NUMBER is None else ctypes.CDLL(None).syscall
+if _SYSCALL is not None:
+    _SYSCALL.restype = ctypes.c_long
+
+_WAIT, _WAKE = 0, 1
+_ALL_WAITERS = 2**31 - 1
 
 
 class _Timespec(ctypes.Structure):
@@ -32,21 +36,16 @@ def available() -> bool:
 
 
 def wait(word: Word, expected: int, timeout_s: float) -> None:
-    """Sleeps while ``word`` is ``expected``, until woken or timed out; spurious wake-ups are
-    possible. Releases the interpreter lock meanwhile."""
+    """Sleeps while ``word`` is ``expected``, until a wake-up or ``timeout_s``; may return earlier.
+    Other threads of Python run meanwhile."""
     seconds = int(timeout_s)
     timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
     _futex(word, _WAIT, expected, ctypes.byref(timeout))
 
 
 def wake(word: Word) -> None:
-    """Wakes all waiters for ``word``, in any process."""
+    """Wakes all threads of all processes that wait on ``word``."""
     _futex(word, _WAKE, _ALL_WAITERS, None)
-
-
-_ALL_WAITERS = 2**31 - 1
-
-_SYSCALL: Any = None if _NUMBER is None else ctypes.CDLL(None).syscall
 
 
 def _futex(word: Word, operation: int, value: int, timeout: Any) -> None:

@@ -3,7 +3,6 @@ docs/design/0012-mailbox.md."""
 
 from __future__ import annotations
 
-import ctypes
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.transport.futex import _SYSCALL, wait, wake
+from pserver.transport import futex
 from psrpc.core.errors import InvalidArgument
 
 NDArray = npt.NDArray[Any]
@@ -62,7 +61,7 @@ class _Box:
         self._wake(word)
 
     def _wake(self, word: int) -> None:
-        wake(self._words[word : word + 1])
+        futex.wake(self._words[word : word + 1])
 
     def _await(self, word: int, seen: int, over: Callable[[], bool]) -> int | None:
         """Waits until the counter differs from ``seen`` and returns it; None once ``over`` returns
@@ -71,7 +70,7 @@ class _Box:
         while (count := int(place[0])) == seen:
             if over():
                 return None
-            wait(place, seen, LOOK_S)
+            futex.wait(place, seen, LOOK_S)
         return count
 
 
@@ -155,7 +154,3 @@ class ShardBox(_Box):
         """Releases the memory; no thread may wait any more."""
         self._words = np.zeros(HEAD_BYTES // 4, np.uint32)
         self._room = memoryview(b"")
-
-
-if _SYSCALL is not None:
-    _SYSCALL.restype = ctypes.c_long

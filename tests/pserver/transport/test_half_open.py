@@ -82,7 +82,7 @@ def test_messages_that_bring_nothing_are_no_progress(monkeypatch: pytest.MonkeyP
     """Each wakes the reader, and the time that is left is no more than before."""
     times = iter(np.arange(0.0, 99.0, 9.0))
     monkeypatch.setattr("pserver.wire.streams.time.monotonic", lambda: 0.0)
-    monkeypatch.setattr("pserver.transport.buffers.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("pserver.transport.progress.time.monotonic", lambda: next(times))
     header = pb.PushGradientsRequest(header=pb.PushHeader()).SerializeToString()
 
     def messages() -> Iterator[bytes]:
@@ -246,7 +246,7 @@ def test_half_open_initializations_keep_no_buffer_of_a_shard_that_trains(few: Sh
 def test_a_call_that_stands_still_gives_its_buffer_back_and_says_why(
     few: ShardEngine, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pserver.transport.buffers.PROGRESS_S", 0.05)
+    monkeypatch.setattr("pserver.transport.progress.PROGRESS_S", 0.05)
     with served(few) as client:
         if method != "Initialize":
             client.initialize(fence_of(client), counting(PLAN), INITIAL)
