@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    pass
 from coordinator.core.wording import duration
 
 Phase = Literal["", "waiting", "data", "compiling", "computing", "exchanging"]
