@@ -14,6 +14,7 @@ from worker.data.source import Batch, check_count, map_arrays
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.model.class_weights import weighed
+from worker.runtime.trace import graph_function
 
 if TYPE_CHECKING:
     from worker.describe.tables import AskedRows
@@ -214,7 +215,7 @@ def _without_gradient(
         return loss
 
     with user_code("the training step"):
-        traced = tf.function(trace).get_concrete_function(
+        traced = graph_function(trace).get_concrete_function(
             [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in named],
             tf.TensorSpec([len(seeds), 2], tf.int64),
             map_arrays(as_tensor, example),

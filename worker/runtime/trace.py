@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,15 @@ _CONFIG = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString(
 TRACING = threading.RLock()
 """Held while tracing a model: the trainer's thread and the read-ahead thread both trace, and a
 Keras model is not safe for two at once."""
+
+
+def graph_function(function: Callable[..., Any]) -> Any:
+    """Returns ``tf.function(function)`` without AutoGraph.
+
+    Converting our own code takes a second before the first step. Keras converts no code of a model
+    either; ``worker.step.module_step`` converts the loss of a ``tf.Module``.
+    """
+    return tf.function(function, autograph=False)
 
 
 class Trace:

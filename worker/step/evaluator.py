@@ -24,7 +24,7 @@ from worker.model.build import BY_OUTPUT, layer_metrics, loss_trackers
 from worker.model.inputs import check_whole_numbers, whole_inputs
 from worker.model.metrics import build_metrics
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
-from worker.runtime.trace import TRACING, Trace
+from worker.runtime.trace import TRACING, Trace, graph_function
 from worker.step.arenas import split_arenas
 from worker.step.compute import with_ids
 from worker.step.flat import StepInput
@@ -58,7 +58,7 @@ class Evaluator:
         """The metrics of the step, then :attr:`_counted`."""
         self._counted: list[Any] = []
         # The function reads the metrics' variables, so it is traced after they exist.
-        self._function = tf.function(self._run)
+        self._function = graph_function(self._run)
         self._larger = 1 if plan.tables else LARGER
         self._finder = replica.make_finder(plan, training=False)
         (self._seeds,) = device.place((np.zeros((replica.num_seeds(), 2), np.int64),))
@@ -180,7 +180,7 @@ class Evaluator:
         ) -> tf.Tensor:
             return self._run(arenas, batch, FetchedRows(rows, calls, places))
 
-        concrete = tf.function(run).get_concrete_function(
+        concrete = graph_function(run).get_concrete_function(
             arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids)
         )
         return Trace(concrete)

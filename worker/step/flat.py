@@ -24,7 +24,7 @@ from worker.embedding.lookups import FetchedRows
 from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import RowsNeeded
 from worker.runtime.devices import Device
-from worker.runtime.trace import TRACING, Trace
+from worker.runtime.trace import TRACING, Trace, graph_function
 from worker.step.arenas import (
     GradientStep,
     batch_signature,
@@ -122,7 +122,7 @@ class FlatStep:
         self._device = device
         self._compressor = compressor
         self._layout = Layout(plan, "plain" if compressor else wire)
-        self._function = tf.function(self._run)
+        self._function = graph_function(self._run)
         self._traces: dict[object, Trace] = {}
         self._sums = RowSums(plan.tables)
 
@@ -212,7 +212,7 @@ class FlatStep:
                 tables = FetchedRows(rows, calls, places, orders)
                 return self._differentiate(arenas, seeds, batch, tables)
 
-        concrete = tf.function(run).get_concrete_function(
+        concrete = graph_function(run).get_concrete_function(
             arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids, given.orders)
         )
         return Trace(concrete)
@@ -231,14 +231,12 @@ class FlatStep:
         batch: Batch,
         tables: FetchedRows | None,
     ) -> tuple[tf.Tensor, ...]:
-        # Only user code may need AutoGraph, which costs time for each call in a loop.
-        plain = tf.autograph.experimental.do_not_convert
-        values = plain(split_arenas)(self._plan, arenas)
+        values = split_arenas(self._plan, arenas)
         loss, changes = self._step.differentiate(values, seeds, batch, tables)
         if loss.shape.rank != 0:
             raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
         spans = self._layout.spans
-        buffers = [plain(self._buffer)(span, values, changes) for span in spans]
+        buffers = [self._buffer(span, values, changes) for span in spans]
         floats = [b for span, b in zip(spans, buffers, strict=True) if not span.arena.replaced]
         rows = []
         if tables is not None:

@@ -15,7 +15,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Batch
 from worker.runtime.devices import Device
-from worker.runtime.trace import Trace
+from worker.runtime.trace import Trace, graph_function
 from worker.step.arenas import GradientStep, encoded, power_of, split_arenas, with_states
 from worker.step.flat import StepInput, StepResult, step_result
 from worker.step.layout import MOST_JOINED, Compressor, Layout
@@ -98,7 +98,7 @@ class LocalSteps:
         outgoing: Encoding = "plain" if compressor else wire
         self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize, most_joined=sys.maxsize)
         self._trainable = [arena for arena in plan.arenas if arena.role == "trainable"]
-        self._advance = tf.function(self._advanced)
+        self._advance = graph_function(self._advanced)
         self._traces: dict[object, Trace] = {}
         self._widen: Trace | None = None
         self._subtract: Trace | None = None
@@ -116,7 +116,7 @@ class LocalSteps:
             values, velocities, vitals = self._one(values, velocities, index, part)
             scalars.append(vitals)
         if self._subtract is None:
-            subtract = tf.function(self._difference)
+            subtract = graph_function(self._difference)
             self._subtract = Trace(subtract.get_concrete_function(first, values))
         outputs = map(self._device.send, self._subtract((*first, *values)))
         *buffers, power = [np.asarray(memoryview(output)) for output in outputs]
@@ -138,7 +138,7 @@ class LocalSteps:
         if all(f.dtype == a.dtype for f, a in zip(arenas, self._plan.arenas, strict=True)):
             return arenas
         if self._widen is None:
-            widen = tf.function(self._widened)
+            widen = graph_function(self._widened)
             self._widen = Trace(widen.get_concrete_function(arenas))
         return tuple(self._widen(arenas))
 
@@ -192,9 +192,7 @@ class LocalSteps:
     ) -> tuple[tf.Tensor, ...]:
         """Returns arenas and velocities after a step, and its loss and metrics."""
         with self._device.scope():
-            # AutoGraph is for user code only, as in :class:`worker.step.flat.FlatStep`.
-            plain = tf.autograph.experimental.do_not_convert
-            values = plain(split_arenas)(self._plan, arenas)
+            values = split_arenas(self._plan, arenas)
             loss, changes = self._step.differentiate(values, seeds, batch)
             if loss.shape.rank != 0:
                 raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
@@ -203,7 +201,7 @@ class LocalSteps:
             after: list[tf.Tensor] = []
             moved: list[tf.Tensor] = []
             for arena, value in zip(self._plan.arenas, arenas, strict=True):
-                change = plain(self._joined)(arena, values, changes)
+                change = self._joined(arena, values, changes)
                 if arena.role == "state":
                     moved.append(change)
                     continue
