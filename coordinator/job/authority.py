@@ -43,6 +43,7 @@ class Authority:
         self._key = Ed25519PrivateKey.from_private_bytes(random(KEY_BYTES))
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.keys = Keys(public, random(KEY_BYTES))
+        self._signed: SignedDecision | None = None
 
     def open_session(self, worker: str, certificate: str) -> bytes:
         """Returns the token of a new session of ``worker``. ``certificate`` is the common name of
@@ -52,7 +53,10 @@ class Authority:
 
     def sign(self, decision: bytes) -> SignedDecision:
         """Signs a serialized decision, so that it can travel through workers."""
-        return SignedDecision(decision, self._key.sign(DECISION + decision))
+        # All workers of a round wait for the same decision, and signing takes 100 microseconds.
+        if self._signed is None or self._signed.decision != decision:
+            self._signed = SignedDecision(decision, self._key.sign(DECISION + decision))
+        return self._signed
 
     def grant(self, worker: str, generation: int, attempt: LeasedAttempt) -> bytes:
         """Returns the proof that ``attempt`` was leased to ``worker`` in ``generation``."""
