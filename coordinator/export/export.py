@@ -26,6 +26,7 @@ from psrpc.core.names import CHECKPOINTS, JOB, check_file_name
 from psrpc.core.text import counted
 from psrpc.files.remote_copies import written_to
 from psrpc.files.run_paths import read_summary
+from psrpc.files.similar import similar_path
 from psrpc.files.storage import cause_of, read_bounded, read_json
 from psrpc.ops.process import child_environment, module_command
 
@@ -151,7 +152,8 @@ def find_source(source: Path, step: int | None, job: str | None) -> Source:
 def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
     if not source.is_dir():
         raise CheckpointError(
-            f"there is no directory {source}; expected a run or a checkpoint", code="PS404"
+            f"there is no directory {source}; expected a run or a checkpoint{similar_path(source)}",
+            code="PS404",
         )
     checkpoints = source / CHECKPOINTS
     if not (checkpoints.is_dir() or (source / MANIFEST).exists()):

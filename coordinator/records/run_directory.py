@@ -21,6 +21,7 @@ from psrpc.core.names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKE
 from psrpc.core.version import SOFTWARE
 from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import LONGEST_TOKEN, is_running, newest_run
+from psrpc.files.similar import similar_path
 from psrpc.files.storage import make_private, read_bounded, read_json, replace_text
 
 LEDGER = "ledger.sqlite"
@@ -47,6 +48,10 @@ def newest_run_directory(name: str) -> Path:
 
 def check_holds_run(path: Path) -> None:
     """Raises InvalidJob if there is nothing to resume."""
+    if not path.exists():
+        raise InvalidJob(
+            f"--resume: there is no directory {path}{similar_path(path)}", code="PS125"
+        )
     if not (path / LEDGER).exists():
         raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
 

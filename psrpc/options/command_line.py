@@ -48,7 +48,9 @@ class Parser(argparse.ArgumentParser):
                 setting = setting_meant(words, flag, exactly=bool(close))
                 if setting:
                     self.error(f"unrecognized arguments: {flag}; use --set {setting}")
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{close if flag else ''}")
+            if not flag and "--resume" in words:
+                close = f"; --resume takes no value: --run-dir {unknown[0]} --resume"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
         return said, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from psrpc.core.errors import InvalidJob
+from psrpc.files.similar import similar_path
 
 
 def read_job_file(path: Path) -> bytes:
@@ -18,7 +19,8 @@ def read_job_file(path: Path) -> bytes:
         source = path.read_bytes()
     except FileNotFoundError:
         raise InvalidJob(
-            f"there is no job file {str(path)!r} (in {Path.cwd()})", code="PS102"
+            f"there is no job file {str(path)!r} (in {Path.cwd()}){similar_path(path)}",
+            code="PS102",
         ) from None
     except OSError as error:
         raise InvalidJob(

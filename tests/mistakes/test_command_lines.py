@@ -15,6 +15,10 @@ MISTAKES = {
         "pserver serve --shard first",
         "argument --shard: invalid int value: 'first'",
     ),
+    "a directory after --resume": (
+        "coordinator up job.py --resume runs/one",
+        "unrecognized arguments: runs/one; --resume takes no value: --run-dir runs/one --resume",
+    ),
     "one word too many": ("coordinator status now", "unrecognized arguments: now"),
     "a setting of the job as an option": (
         "coordinator up job.py --epochs 3",

@@ -64,7 +64,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--resume", "--run-dir", "none"],
-            "PS125: --resume: none holds no run (it has no ledger.sqlite)",
+            "PS125: --resume: there is no directory none",
         ),
         (
             ["--run-dir", "file"],
@@ -82,12 +82,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_job_file_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    where = f"there is no job file 'nope.py' (in {Path.cwd()})"
-    assert up.run(parse("nope.py")) == 2
+    where = f"there is no job file 'other.txt' (in {Path.cwd()})"
+    assert up.run(parse("other.txt")) == 2
     assert capsys.readouterr() == ("", f"error PS102: {where}\n")
+    assert up.run(parse("jb.py")) == 2
+    assert f"'jb.py' (in {Path.cwd()}); did you mean job.py?" in capsys.readouterr().err
     assert up.run(parse("/")) == 2
     assert "error PS102: the job file '/' cannot be read" in capsys.readouterr().err
-    assert cli.main(["serve", "--job", "nope.py", "--bind", "127.0.0.1:0"]) == 2
+    assert cli.main(["serve", "--job", "other.txt", "--bind", "127.0.0.1:0"]) == 2
     assert capsys.readouterr().err == f"error PS102: {where}\n"
     assert [path.name for path in Path().iterdir()] == ["job.py"]
 

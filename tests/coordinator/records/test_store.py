@@ -140,5 +140,9 @@ def test_what_stands_there_already_takes_no_space_and_is_new_all_the_same(tmp_pa
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    with pytest.raises(InvalidJob, match=f"--resume: there is no directory {none}"):
+        RunDirectory(none, resume=True).__enter__()
+    none.mkdir()
     with pytest.raises(InvalidJob, match=r"holds no run \(it has no ledger.sqlite\)"):
-        RunDirectory(tmp_path / "none", resume=True).__enter__()
+        RunDirectory(none, resume=True).__enter__()
