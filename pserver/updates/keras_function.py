@@ -36,10 +36,11 @@ class FlatFunction:
         """Traces ``function`` for tensors like these; with ``jit``, XLA compiles it at its first
         call."""
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-        compiled = tf.function(function, jit_compile=jit)
+        # Without AutoGraph: converting our own code takes longer than tracing it.
+        compiled = tf.function(function, jit_compile=jit, autograph=False)
         with tf.device(DEVICE):
             # The operation in __call__ honors jit_compile only of a nested function.
-            outer = tf.function(lambda *inputs: compiled(*inputs))
+            outer = tf.function(lambda *inputs: compiled(*inputs), autograph=False)
             self._concrete = outer.get_concrete_function(*specs)
         self._captured = tuple(self._concrete.captured_inputs)
         self._dtypes = [output.dtype for output in self._concrete.outputs]
