@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -25,6 +26,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EVALUATIONS_SHOWN = 5
 
 _GONE = ("silent", "left", "missing")
+
+
+_UNEVALUATED = re.compile(r"^(epoch \d+ is|\d+ epochs .* are)(?= not evaluated)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,10 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
         found.append(Event("checkpoint", f"checkpoint {status.newest_checkpoint}"))
     if status.waiting_for and status.waiting_for != last.waiting_for:
         found.append(Event("waiting", f"waiting for {status.waiting_for}"))
-    found += [Event("warning", f"warning: {line}") for line in _new(last.warnings, status.warnings)]
+    found += [
+        Event("warning", f"warning: {line}")
+        for line in _new_warnings(last.warnings, status.warnings)
+    ]
     return found
 
 
@@ -128,6 +135,12 @@ def _members(
             kind = "restart"
         found.append(Event(kind, f"{name} {'has' if state == 'left' else 'is'} {state}"))
     return found
+
+
+def _new_warnings(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    """Like :func:`_new`, but the count of epochs without an evaluation is no news as it grows."""
+    said = {_UNEVALUATED.sub("", line) for line in before}
+    return [line for line in _new(before, after) if _UNEVALUATED.sub("", line) not in said]
 
 
 def _new(before: Iterable[str], after: Iterable[str]) -> list[str]:

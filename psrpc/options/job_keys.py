@@ -108,7 +108,8 @@ def unknown_key(setting: str, key: str, known: Sequence[str]) -> InvalidSetting:
     nearest = short or get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
     if key in INSTEAD and not short:
-        hint = INSTEAD[key]
+        # With the value that was typed: the line is there to be copied.
+        hint = INSTEAD[key].replace("0.001", setting.partition("=")[2] or "0.001")
     return InvalidSetting(f"--set {setting}: there is no {key}; {hint}", code="PS104")
 
 

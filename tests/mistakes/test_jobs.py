@@ -32,6 +32,25 @@ MISTAKES = {
     "a syntax error": ("job = job_with(", (), "PS103", "SyntaxError"),
     "a bug": ("job = job_with(train=missing)", (), "PS103", "name 'missing' is not defined"),
     "no job": ("x = 1", (), "PS101", "add: job = Job(...)"),
+    "a job behind the guard of a script": (
+        "if __name__ == '__main__':\n    job = job_with()",
+        (),
+        "PS101",
+        'add: job = Job(...), outside of `if __name__ == "__main__"`, which is not run',
+    ),
+    "a model's function with arguments": (
+        "def build(units, depth=2): pass\njob = job_with(model=build)",
+        (),
+        "PS101",
+        "the model's function needs units; expected a function without arguments: "
+        "model=lambda: build(units=...)",
+    ),
+    "a model's function without return": (
+        "job = job_with(model=lambda: None)",
+        (),
+        "PS101",
+        "model() made None (did you forget `return`?); expected a keras.Model or a tf.Module",
+    ),
     "an unknown setting": ("job = job_with()", ("epoch=3",), "PS104", "did you mean epochs"),
     "a field that there is not": (
         "job = job_with(batch_sizes=3)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -20,6 +21,7 @@ from worker.data.source import Array, Batch, Map, check_count, check_range
 
 Column = str | int
 _SCAN_NBYTES = 1 << 24
+_NUMBER = re.compile(r"\s*-?[0-9.]+(e[+-]?[0-9]+)?\s*")
 _DELIMITERS = (";", "\t", "|", ",")
 """Common delimiters that an error suggests if the job's does not fit."""
 
@@ -123,7 +125,7 @@ class Csv:
             shown = ", ".join(names) if self._header else f"0 to {len(names) - 1}"
             raise InvalidData(
                 f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}"
-                f"{self._other_delimiter(column, index)}"
+                f"{self._other_delimiter(column, index) or self._no_header(names)}"
             )
 
         label = place(self._y)
@@ -139,6 +141,12 @@ class Csv:
             there = column in split if self._header else int(column) < len(split)
             if len(split) > len(index.columns) and (there or len(index.columns) == 1):
                 return f"; its columns seem to be separated by {other!r}: say delimiter={other!r}"
+        return ""
+
+    def _no_header(self, names: Sequence[str]) -> str:
+        """Returns a hint that the first line holds data where all its names are numbers."""
+        if self._header and all(map(_NUMBER.fullmatch, names)):
+            return "; that is a line of data: say header=False, and columns by number"
         return ""
 
     def _batch(self, index: _LineIndex, records: npt.NDArray[np.int64]) -> Batch:

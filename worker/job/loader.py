@@ -73,7 +73,9 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
     with user_code(f"job file {shown}"), settings_for(settings) as offered:
         module = _run(path, source)
     if not hasattr(module, "job"):
-        raise InvalidJob(f"{shown} defines no job; add: job = Job(...)")
+        guarded = b"__main__" in source
+        where = ', outside of `if __name__ == "__main__"`, which is not run' if guarded else ""
+        raise InvalidJob(f"{shown} defines no job; add: job = Job(...){where}")
     job = module.job
     if not isinstance(job, Job):
         raise InvalidJob(

@@ -46,6 +46,12 @@ def build_model(job: Job, example: Batch) -> Any:
     # Keras numbers layers ("dense_1") per process; without a reset a second model would get other
     # names than the first. No public function does only this.
     reset_uids()
+    needed = required_arguments(job.model)
+    if needed:
+        raise InvalidJob(
+            f"the model's function needs {', '.join(needed)}; expected a function without "
+            f"arguments: model=lambda: build({', '.join(f'{name}=...' for name in needed)})"
+        )
     with user_code("model()"), look_up(NoRows()):
         model = job.model()
     if isinstance(model, keras.Model):
@@ -65,9 +71,10 @@ def build_model(job: Job, example: Batch) -> Any:
             with user_code("the first call of the loss"), look_up(NoRows()):
                 job.loss(model, *map_arrays(as_tensor, example))
     else:
-        raise InvalidJob(
-            f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"
-        )
+        made = "made None (did you forget `return`?)"
+        if model is not None:
+            made = f"made a {type(model).__name__}"
+        raise InvalidJob(f"model() {made}; expected a keras.Model or a tf.Module")
     return model
 
 
@@ -207,13 +214,13 @@ def serialized_optimizer(
     return serialized
 
 
-def required_arguments(function: Any) -> int:
-    """Returns how many positional arguments without a default a callable takes."""
-    parameters = inspect.signature(function).parameters.values()
-    return sum(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )
+def required_arguments(function: Any) -> list[str]:
+    """Returns the names of the positional arguments without a default that a callable takes."""
+    return [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -191,6 +191,23 @@ def test_a_checkpoint_that_is_gone_is_no_new_one() -> None:
     assert log.lines(training(), 100.1) == []
 
 
+def test_a_growing_count_of_epochs_without_evaluation_is_told_once_for_each_reason() -> None:
+    log = ProgressLog(every_s=1000.0)
+    log.lines(training(), 100.0)
+    told = []
+    for line in (
+        "epoch 2 is not evaluated: busy",
+        "2 epochs (the newest is 3) are not evaluated: busy",
+        "3 epochs (the newest is 4) are not evaluated: busy",
+        "epoch 5 is not evaluated: gone",
+    ):
+        told += [new for new in log.lines(training(warnings=[line]), 100.1) if "evaluated" in new]
+    assert told == [
+        "warning: epoch 2 is not evaluated: busy",
+        "warning: epoch 5 is not evaluated: gone",
+    ]
+
+
 def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
     log = ProgressLog(every_s=5.0)
     log.lines(training(warnings=["old"]), 100.0)

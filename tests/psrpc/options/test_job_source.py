@@ -63,6 +63,7 @@ def test_what_is_no_python(body: str, said: str) -> None:
         ("rosw=3", "there is no rosw; did you mean rows?"),
         ("optimizer_lr=1", "there is no optimizer_lr; did you mean optimizer"),
         ("validation_split=0.1", "there is no validation_split; eval= takes data of its own"),
+        ("learning_rate=0.1", "--set optimizer.learning_rate=0.1"),
         ("lr=1", "there is no lr; did you mean optimizer.learning_rate?"),
         ("model=x", "model is code; change it in the job file"),
         ("epochs", "expected key=value"),

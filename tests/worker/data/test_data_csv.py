@@ -88,6 +88,7 @@ def test_text_goes_to_the_map(tmp_path: Path) -> None:
     ("text", "options", "says"),
     [
         ("a,y\n1,2\n", {"y": "z"}, "has no column 'z'; it has a, y"),
+        ("0.5,-2e3\n1,2\n", {"y": "y"}, "has no column 'y'; it has 0.5, -2e3; that is a line of "),
         ("1,2\n", {"y": 2, "header": False}, "has no column 2; it has 0 to 1"),
         ("a,y\n1,2\n1,2,3\n", {"y": "y"}, "line 3 has 3 columns; expected 2"),
         (
