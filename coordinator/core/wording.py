@@ -23,10 +23,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def figure(value: float) -> str:
+    """Returns a loss or a metric with four decimals; a smaller one with three digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
+
+
 def metrics(results: Mapping[str, float]) -> str:
     """Formats results: ``"loss 0.1234, accuracy 0.9700"``, the loss first, the others by name."""
     names = sorted(results, key=lambda name: (name != "loss", name))
-    return ", ".join(f"{name} {results[name]:.4f}" for name in names)
+    return ", ".join(f"{name} {figure(results[name])}" for name in names)
 
 
 def checkpoint(name: str) -> str:

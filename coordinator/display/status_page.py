@@ -13,6 +13,7 @@ from coordinator.core.wording import (
     batches,
     checkpoint,
     duration,
+    figure,
     loss_known,
     shards,
     state,
@@ -120,7 +121,7 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
     if status.epoch and not whence(status):
         figures.append(f"epoch {status.epoch}/{status.epochs}")
     if loss_known(status):
-        figures.append(f"loss {status.loss:.4f}")
+        figures.append(f"loss {figure(status.loss)}")
     figures += [
         f"{status.batches_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",

@@ -13,7 +13,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.core.wording import batches, duration, loss_known, state, step, whence
+from coordinator.core.wording import (
+    batches,
+    duration,
+    figure,
+    loss_known,
+    state,
+    step,
+    whence,
+)
 from coordinator.display.timeline import events_between, goes_on, newest_evaluations
 from psrpc.ops.retry import BUILDING, COMPILING
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
@@ -138,7 +146,7 @@ def _switching(status: GetJobStatusResponse) -> str:
 def _figures(status: GetJobStatusResponse) -> str:
     parts = [
         whence(status) or step(status),
-        f"loss {status.loss:.4f}" if loss_known(status) else "loss -",
+        f"loss {figure(status.loss)}" if loss_known(status) else "loss -",
         f"{status.batches_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]

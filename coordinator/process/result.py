@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.core.lifecycle import STOPPED
-from coordinator.core.wording import duration
+from coordinator.core.wording import duration, figure
 from coordinator.process.summary import write_summary
 from psrpc.core.text import sanitize
 from psrpc.v1 import coordinator_pb2 as pb
@@ -153,7 +153,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("mean staleness", None if replicas else number("mean_staleness", "{:.2f}")),
         # JSON has no NaN: it is null in the summary.
         *(
-            (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
+            (f"eval.{name}", "not finite" if value is None else figure(value))
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
         ("evaluated at step", _evaluated_before(summary)),

@@ -1,0 +1,27 @@
+"""Figures as they are shown."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from coordinator.core.wording import figure, metrics
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.0000"),
+        (0.25, "0.2500"),
+        (-12.5, "-12.5000"),
+        (0.001, "0.0010"),
+        (4.4123e-06, "4.41e-06"),
+        (-0.00051234, "-0.000512"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+)
+def test_a_small_figure_is_not_shown_as_zero(value: float, shown: str) -> None:
+    assert figure(value) == shown
+    assert metrics({"loss": value}) == f"loss {shown}"
