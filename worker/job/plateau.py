@@ -98,6 +98,9 @@ def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, A
         if key not in defaults or not equals or key in given:
             if key in given:
                 raise InvalidSetting(f"{field} has {key} twice: {show(text)}")
+            if key in defaults:
+                such = "true" if isinstance(defaults[key], bool) else f"{defaults[key]:g}"
+                raise InvalidSetting(f"{field}: {key} has no value; expected, say, {key}={such}")
             hint = did_you_mean(key, defaults) or f"; its settings are {', '.join(defaults)}"
             raise InvalidSetting(f"{field} has no setting {word!r}{hint}", code="PS104")
         given.add(key)
