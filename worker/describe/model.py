@@ -14,7 +14,6 @@ from worker.data.source import Batch, check_count, map_arrays
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.model.class_weights import weighed
-from worker.runtime.trace import graph_function
 
 if TYPE_CHECKING:
     from worker.describe.tables import AskedRows
@@ -193,6 +192,7 @@ def _without_gradient(
     import tensorflow as tf
 
     from worker.model.variables import seed_variables
+    from worker.runtime.trace import graph_function
     from worker.step.step_graph import check_custom_gradients, check_graph, check_random
 
     seeds = seed_variables(model)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 
 from worker.data.source import Batch
 from worker.embedding.lookups import FetchedRows, LookUps, look_up
@@ -27,7 +28,7 @@ class ModuleStep:
         """``loss`` is ``f(module, x, y[, sample_weight])``, the mean over the batch; ``variables``
         and ``trainable`` are in plan order."""
         self._module = module
-        self._loss = loss
+        self._loss = _converted(loss)
         self._variables = variables
         self._trainable = trainable
 
@@ -72,7 +73,7 @@ class ModuleStep:
         """See :class:`worker.embedding.id_finder.Model`."""
         self._assign(values)
         with look_up(tables):
-            _converted(self._loss)(self._module, *batch)
+            self._loss(self._module, *batch)
 
     def handles(self) -> Sequence[tf.Tensor]:
         """See :class:`worker.embedding.id_finder.Model`."""
@@ -86,9 +87,8 @@ class ModuleStep:
 
 
 def _converted(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Converts ``loss`` by AutoGraph, for conditions and loops that ``tf.function`` accepts."""
-    try:
-        converted: Callable[..., Any] = tf.autograph.to_graph(loss)
-    except Exception:  # AutoGraph's error class is private; tf.function continues as well
-        return loss
+    """Returns ``loss``, to be converted by AutoGraph when it is called: it may contain conditions
+    and loops over tensors, as in a ``tf.function`` of the user's own."""
+    context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(loss, context)
     return converted
