@@ -106,7 +106,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _user_text(error: BaseException) -> str:
-    """Returns the traceback from the first frame of the user's code. Empty without such a frame:
+    """Returns the traceback with the frames of the user's code alone. Empty without such a frame:
     then a library refused a value of the job, and its message says why."""
     if str(error).startswith(_TRACED):
         # TensorFlow compiled the user's code; its message contains the frames.
@@ -118,7 +118,10 @@ def _user_text(error: BaseException) -> str:
         trace = trace.tb_next
     if trace is None and not isinstance(error, SyntaxError):
         return ""
-    return "".join(traceback.format_exception(type(error), error, trace))
+    shown = traceback.TracebackException(type(error), error, trace)
+    own = [frame for frame in shown.stack if not _is_library(frame.filename)]
+    shown.stack = traceback.StackSummary.from_list(own)
+    return "".join(shown.format())
 
 
 def _is_library(filename: str) -> bool:
