@@ -118,10 +118,10 @@ def _user_text(error: BaseException) -> str:
         trace = trace.tb_next
     if trace is None and not isinstance(error, SyntaxError):
         return ""
-    shown = traceback.TracebackException(type(error), error, trace)
-    own = [frame for frame in shown.stack if not _is_library(frame.filename)]
-    shown.stack = traceback.StackSummary.from_list(own)
-    return "".join(shown.format())
+    told = traceback.TracebackException(type(error), error, trace)
+    own = [frame for frame in told.stack if not _is_library(frame.filename)]
+    told.stack = traceback.StackSummary.from_list(own)
+    return "".join(told.format())
 
 
 def _is_library(filename: str) -> bool:
