@@ -34,6 +34,21 @@ def metrics(results: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {figure(results[name])}" for name in names)
 
 
+def not_evaluated(epochs: int, newest: int, why: str) -> str:
+    """Returns the warning that ``epochs`` epochs, up to ``newest`` (from 1), have no evaluation;
+    ``why`` ends it: a colon and the reason."""
+    which = f"epoch {newest} is" if epochs == 1 else f"{epochs} epochs (the newest is {newest}) are"
+    return f"{which} not evaluated{why}"
+
+
+_COUNT = re.compile(r"^(epoch \d+ is|\d+ epochs \(the newest is \d+\) are)(?= not evaluated)")
+
+
+def without_count(warning: str) -> str:
+    """Returns the part of a warning that stays the same while :func:`not_evaluated` counts on."""
+    return _COUNT.sub("", warning)
+
+
 def checkpoint(name: str) -> str:
     """Formats a checkpoint: ``"checkpoint step-00000500.g2 (step 500)"``."""
     at = step_of(name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coordinator.core.wording import checkpoint, metrics
+from coordinator.core.wording import checkpoint, metrics, without_count
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 Kind = Literal[
@@ -26,9 +25,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EVALUATIONS_SHOWN = 5
 
 _GONE = ("silent", "left", "missing")
-
-
-_UNEVALUATED = re.compile(r"^(epoch \d+ is|\d+ epochs .* are)(?= not evaluated)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +135,8 @@ def _members(
 
 def _new_warnings(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """Like :func:`_new`, but the count of epochs without an evaluation is no news as it grows."""
-    said = {_UNEVALUATED.sub("", line) for line in before}
-    return [line for line in _new(before, after) if _UNEVALUATED.sub("", line) not in said]
+    said = set(map(without_count, before))
+    return [line for line in _new(before, after) if without_count(line) not in said]
 
 
 def _new(before: Iterable[str], after: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from coordinator.core.retention import Objective
+from coordinator.core.wording import not_evaluated
 from coordinator.core.work import SnapshotOrder
 from coordinator.records.store import FIRST_LOSS, Store
 from psrpc.ops.logs import get_logger
@@ -91,7 +92,7 @@ class NotEvaluated(str):
 
     def __new__(cls, epoch: int, why: str) -> NotEvaluated:
         """``why`` ends the text: a colon and the reason."""
-        made = super().__new__(cls, f"epoch {epoch + 1} is not evaluated{why}")
+        made = super().__new__(cls, not_evaluated(1, epoch + 1, why))
         made.epoch, made.why = epoch, why
         return made
 
@@ -130,10 +131,7 @@ class JobWarnings:
             return
         log.warning(warning)
         epochs.add(warning.epoch)
-        line = str(warning)
-        if len(epochs) > 1:
-            newest = max(epochs) + 1
-            line = f"{len(epochs)} epochs (the newest is {newest}) are not evaluated{warning.why}"
+        line = not_evaluated(len(epochs), max(epochs) + 1, warning.why)
         before = self._lines.get(warning.why)
         self._lines[warning.why] = line
         if before in self.kept:

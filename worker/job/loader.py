@@ -113,13 +113,10 @@ def _user_text(error: BaseException) -> str:
         frames = re.findall(r'( *File "(.*)", line .*\n(?: {6,}.*\n)*)', str(error))
         shown = [text for text, name in frames if not _is_library(name)]
         return f"{_TRACED}\n{''.join(shown)}\n" if shown else ""
-    trace = error.__traceback__
-    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    if trace is None and not isinstance(error, SyntaxError):
-        return ""
-    told = traceback.TracebackException(type(error), error, trace)
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
     own = [frame for frame in told.stack if not _is_library(frame.filename)]
+    if not own and not isinstance(error, SyntaxError):
+        return ""
     told.stack = traceback.StackSummary.from_list(own)
     return "".join(told.format())
 

@@ -10,6 +10,7 @@ from coordinator.core.wording import duration, metrics, state
 from coordinator.display.status_page import render_page
 from coordinator.display.terminal import ProgressLog, render
 from coordinator.display.timeline import newest_evaluations
+from coordinator.records.notes import JobWarnings, NotEvaluated
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
     GetJobStatusResponse,
@@ -194,14 +195,12 @@ def test_a_checkpoint_that_is_gone_is_no_new_one() -> None:
 def test_a_growing_count_of_epochs_without_evaluation_is_told_once_for_each_reason() -> None:
     log = ProgressLog(every_s=1000.0)
     log.lines(training(), 100.0)
+    warnings = JobWarnings()
     told = []
-    for line in (
-        "epoch 2 is not evaluated: busy",
-        "2 epochs (the newest is 3) are not evaluated: busy",
-        "3 epochs (the newest is 4) are not evaluated: busy",
-        "epoch 5 is not evaluated: gone",
-    ):
-        told += [new for new in log.lines(training(warnings=[line]), 100.1) if "evaluated" in new]
+    for epoch, why in ((1, ": busy"), (2, ": busy"), (3, ": busy"), (4, ": gone")):
+        warnings.add(NotEvaluated(epoch, why))
+        lines = log.lines(training(warnings=warnings.kept), 100.1)
+        told += [line for line in lines if "evaluated" in line]
     assert told == [
         "warning: epoch 2 is not evaluated: busy",
         "warning: epoch 5 is not evaluated: gone",

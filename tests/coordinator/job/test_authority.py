@@ -56,6 +56,13 @@ def test_what_it_issues_passes_where_its_keys_are() -> None:
     check_grant(grant, "w", 2, BATCH, 7, AUTHORITY.grant("w", 2, LeasedAttempt(BATCH, 7)))
 
 
+def test_each_decision_has_its_own_signature() -> None:
+    for decision in (b"first", b"second", b"second", b"first"):
+        signed = AUTHORITY.sign(decision)
+        assert signed.decision == decision
+        check_decision(AUTHORITY.keys.verify, signed)
+
+
 def test_a_coordinator_that_is_started_again_has_other_keys() -> None:
     again = Authority()
     with pytest.raises(AccessDenied):
