@@ -41,9 +41,8 @@ MISTAKES = {
     "a model's function with arguments": (
         "def build(units, depth=2): pass\njob = job_with(model=build)",
         (),
-        "PS101",
-        "the model's function needs units; expected a function without arguments: "
-        "model=lambda: build(units=...)",
+        "PS105",
+        "model needs units; expected a function without arguments: model=lambda: build(units=...)",
     ),
     "a model's function without return": (
         "job = job_with(model=lambda: None)",

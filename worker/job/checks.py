@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 from psrpc.core.errors import InvalidSetting
 
@@ -20,6 +22,26 @@ def check_model(model: object) -> None:
         raise InvalidSetting(
             f"model is {show(model)}; expected a function without arguments that makes the model"
         )
+    if needed := required_arguments(model):
+        call = f"{getattr(model, '__name__', 'build')}({', '.join(f'{n}=...' for n in needed)})"
+        raise InvalidSetting(
+            f"model needs {', '.join(needed)}; expected a function without arguments: "
+            f"model=lambda: {call}"
+        )
+
+
+def required_arguments(function: Any) -> list[str]:
+    """Returns the names of the positional arguments without a default that a callable takes; none
+    for one that does not tell, as some of those written in C."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def check_job_optimizer(optimizer: object) -> None:

@@ -18,6 +18,7 @@ from psrpc.core.errors import InvalidJob
 from worker.data.ragged import as_tensor
 from worker.data.source import Batch, map_arrays
 from worker.embedding.lookups import NoRows, look_up
+from worker.job.checks import required_arguments
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.job.output_names import weights_as_outputs
@@ -46,12 +47,6 @@ def build_model(job: Job, example: Batch) -> Any:
     # Keras numbers layers ("dense_1") per process; without a reset a second model would get other
     # names than the first. No public function does only this.
     reset_uids()
-    needed = required_arguments(job.model)
-    if needed:
-        raise InvalidJob(
-            f"the model's function needs {', '.join(needed)}; expected a function without "
-            f"arguments: model=lambda: build({', '.join(f'{name}=...' for name in needed)})"
-        )
     with user_code("model()"), look_up(NoRows()):
         model = job.model()
     if isinstance(model, keras.Model):
@@ -212,15 +207,6 @@ def serialized_optimizer(
             why = str(error.__cause__ or error)  # Keras's own words
             raise InvalidJob(f"{shown}: {' '.join(why.split())}") from None
     return serialized
-
-
-def required_arguments(function: Any) -> list[str]:
-    """Returns the names of the positional arguments without a default that a callable takes."""
-    return [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
 
 
 def _plain(value: Any) -> Any:

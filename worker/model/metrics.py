@@ -8,10 +8,11 @@ import keras
 import numpy as np
 
 from psrpc.core.errors import InvalidJob
+from worker.job.checks import required_arguments
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.model import keras_names
-from worker.model.build import BY_OUTPUT, kind_of_labels, layer_metrics, required_arguments
+from worker.model.build import BY_OUTPUT, kind_of_labels, layer_metrics
 
 
 def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
