@@ -17,7 +17,6 @@ from rich.console import Console
 from coordinator.certificates.authority import RENEW_BEFORE, certificates_of_run
 from coordinator.certificates.members import member_of_run
 from coordinator.dashboard.options import ANYWHERE
-from coordinator.dashboard.server import check_address
 from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
@@ -113,6 +112,9 @@ def _check(args: argparse.Namespace) -> None:
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
         )
     if args.dashboard not in (None, ANYWHERE):
+        # Only here: the web server takes long to import.
+        from coordinator.dashboard.server import check_address
+
         check_address(args.dashboard, is_insecure(args))
     first_look(Path(args.job), args.overrides)
     if args.run_dir is not None:

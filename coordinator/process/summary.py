@@ -7,16 +7,19 @@ import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.run import Followed
-from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Worker
 from coordinator.membership.progress import WorkerProgress
 from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
 from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
+
+if TYPE_CHECKING:
+    # `coordinator up` writes summaries too, and says mistakes before it imports what runs a job.
+    from coordinator.job.job_run import JobRun
 
 
 def summarize(course: JobRun) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from coordinator.core.figures import CAUSES, WorkerTimes
 from coordinator.core.run import Followed
-from coordinator.records.tensorboard import EventWriter
 
 POINTS_PER_FLUSH = 50
 """Most points of one curve that are written per second; more steps are averaged."""
@@ -90,6 +89,9 @@ class Curves:
     def __init__(self, logdir: Path, level_nbytes: int = LEVEL_NBYTES) -> None:
         self._logdir = logdir
         self._level_nbytes = level_nbytes
+        # Only here: TensorBoard takes long to import, and commands that show figures need none.
+        from coordinator.records.tensorboard import EventWriter
+
         self._writer = EventWriter(logdir)
         self._steps: list[_Steps] = []
         self._epochs: dict[str, tuple[float, int]] = {}
