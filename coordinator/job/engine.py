@@ -319,20 +319,12 @@ class Engine:
             self.course.record(caller.name, reports)
         return self._find(caller, received)
 
-    async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
-        """Like :meth:`lease_now`, but waits a while for work."""
-        return await self._await_work(self.lease_now(caller, reports, received), caller, received)
-
     def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
         """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
         self._members.worker_seen(caller.name, self.course.now())
         if self._admit(caller):
             self.course.commit(caller.name, round_number, report)
         return self._find(caller, received=0)
-
-    async def commit_batch(self, caller: Caller, round_number: int, report: Report) -> Work:
-        """Like :meth:`commit_now`, but waits a while for work."""
-        return await self._await_work(self.commit_now(caller, round_number, report), caller, 0)
 
     def report_initialized(self, caller: Caller) -> None:
         """Records that a worker has initialized every shard. Raises StaleGeneration."""
@@ -400,15 +392,18 @@ class Engine:
                 self.course.fail(reason or f"{name} failed and gave no reason")
             self.course.departures.worker_left(name)
 
-    async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
+    async def await_work(self, caller: Caller, received: int) -> Work:
+        """Waits a while for work for a caller that there was none for. Raises StaleGeneration."""
+        # Some may have come before this began to run.
+        found = self._find(caller, received)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + POLL_S
-        while isinstance(work, Wait):
-            until = min(deadline, loop.time() + pause_s(work, self.course.now()))
+        while isinstance(found, Wait):
+            until = min(deadline, loop.time() + pause_s(found, self.course.now()))
             if not await self.course.bell.wait(until) and until == deadline:
                 break
-            work = self._find(caller, received)
-        return work
+            found = self._find(caller, received)
+        return found
 
     def _find(self, caller: Caller, received: int) -> Work:
         """Finds work, if the caller may still have any: the job may have changed meanwhile."""

@@ -9,12 +9,14 @@ and before its clock looks for silent members.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from coordinator.membership.membership import MAX_ACTIVE
 from psrpc.core.errors import PsError
@@ -63,7 +65,7 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs ``work`` on the thread and awaits its result in the caller's loop."""
-        return await run_on_bridge(self._loop, work)
+        return cast(Result, await call_on(self._loop, lambda: work))
 
     def stop(self) -> None:
         """Stops the thread; may be called twice, and without a start."""
@@ -75,11 +77,73 @@ class LoopThread:
         self._loop.close()
 
 
-async def run_on_bridge(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]
-) -> Result:
-    """Runs ``work`` in another thread's loop; cancels it there if the caller is cancelled."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+async def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls ``function`` in another thread's loop, and awaits there what it returns, if that can be
+    awaited; cancels it there if the caller is cancelled. A result that needs no wait costs one turn
+    of each loop: commits cross here, on the way that every round of sync training waits for."""
+    call = _Call(function, args)
+    loop.call_soon_threadsafe(call.begin)
+    try:
+        return await call.answer
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeError):  # the other loop is closed
+            loop.call_soon_threadsafe(call.cancel)
+        raise
+
+
+class _Call:
+    """One call into another thread's loop. Made and awaited in the caller's loop; the other loop
+    runs the methods."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self._home = asyncio.get_running_loop()
+        self._task: asyncio.Future[Any] | None = None
+        self._cancelled = False
+        self.answer: asyncio.Future[Any] = self._home.create_future()
+
+    def begin(self) -> None:
+        if self._cancelled:
+            return
+        try:
+            result = self._function(*self._args)
+        except Exception as error:
+            self._reply(None, error)
+            return
+        if inspect.isawaitable(result):
+            self._task = asyncio.ensure_future(result)
+            self._task.add_done_callback(self._ended)
+        else:
+            self._reply(result, None)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        if task.cancelled():
+            self._home_soon(self.answer.cancel)
+        elif (error := task.exception()) is not None:
+            self._reply(None, error)
+        else:
+            self._reply(task.result(), None)
+
+    def _reply(self, result: Any, error: BaseException | None) -> None:
+        self._home_soon(self._answered, result, error)
+
+    def _home_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+            self._home.call_soon_threadsafe(callback, *args)
+
+    def _answered(self, result: Any, error: BaseException | None) -> None:
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(error)
 
 
 class Pulse:
@@ -135,7 +199,7 @@ class CallOrigin:
 
 class Crossing(CoordinatorServicer):
     """The Coordinator service on the network's loop; forwards each call to a servicer in the job
-    loop."""
+    loop, whose methods return the response or something to await it by."""
 
     def __init__(
         self,
@@ -168,7 +232,7 @@ class Crossing(CoordinatorServicer):
 
     def _called(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
-            return await run_on_bridge(self._job, self._inner(method)(request, CallOrigin(context)))
+            return await call_on(self._job, self._inner(method), request, CallOrigin(context))
 
         return call
 
@@ -176,7 +240,7 @@ class Crossing(CoordinatorServicer):
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             answers = self._inner(method)(request, CallOrigin(context))
             try:
-                while (answer := await run_on_bridge(self._job, _next(answers))) is not None:
+                while (answer := await call_on(self._job, _next, answers)) is not None:
                     yield answer
             finally:
                 # Not awaited: the caller has gone.

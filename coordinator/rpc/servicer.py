@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.certificates.audit import AuditLog
-from coordinator.core.work import Report, Work
+from coordinator.core.work import Report, Wait, Work
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
 from coordinator.membership.membership import LEASE_S
@@ -41,8 +41,12 @@ HEARTBEAT_S = 1.0
 """Interval between the heartbeats of a shard or worker."""
 
 
+Leased = TypeVar("Leased", pb.LeaseWorkResponse, pb.CommitBatchResponse)
+
+
 class Servicer(CoordinatorServicer):
-    """Implements one method per RPC; the proto documents each."""
+    """Implements one method per RPC; the proto documents each. A method whose answer may have to
+    wait returns the response, or what to await it by: only a wait costs a task."""
 
     def __init__(
         self,
@@ -240,19 +244,34 @@ class Servicer(CoordinatorServicer):
             shards=[pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in shards],
         )
 
-    async def LeaseWork(self, request: pb.LeaseWorkRequest, context: Any) -> pb.LeaseWorkResponse:
+    def LeaseWork(
+        self, request: pb.LeaseWorkRequest, context: Any
+    ) -> pb.LeaseWorkResponse | Awaitable[pb.LeaseWorkResponse]:
         caller = self._caller(request, context, request.policy)
         reports = self._reports(caller, request.done)
-        work = await self._engine.lease_work(caller, reports, request.received)
-        return pb.LeaseWorkResponse(lease=self._lease(work, caller.name))
+        work = self._engine.lease_now(caller, reports, request.received)
+        return self._leased(pb.LeaseWorkResponse, work, caller, request.received)
 
-    async def CommitBatch(
+    def CommitBatch(
         self, request: pb.CommitBatchRequest, context: Any
-    ) -> pb.CommitBatchResponse:
+    ) -> pb.CommitBatchResponse | Awaitable[pb.CommitBatchResponse]:
         caller = self._caller(request, context, request.policy)
         (report,) = self._reports(caller, [request.report])
-        work = await self._engine.commit_batch(caller, request.round, report)
-        return pb.CommitBatchResponse(lease=self._lease(work, caller.name))
+        work = self._engine.commit_now(caller, request.round, report)
+        return self._leased(pb.CommitBatchResponse, work, caller, received=0)
+
+    def _leased(
+        self, response: Callable[..., Leased], work: Work, caller: Caller, received: int
+    ) -> Leased | Awaitable[Leased]:
+        """Returns the response with a lease of ``work``, at once unless it has to wait for some."""
+
+        def lease(found: Work) -> Leased:
+            return response(lease=self._lease(found, caller.name))
+
+        async def later() -> Leased:
+            return lease(await self._engine.await_work(caller, received))
+
+        return later() if isinstance(work, Wait) else lease(work)
 
     async def ReportWork(
         self, request: pb.ReportWorkRequest, context: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from coordinator.core.work import (
     InitializationWork,
     Revocation,
+    Round,
     Wait,
 )
 from coordinator.membership.membership import LEASE_S
@@ -182,3 +184,21 @@ def test_a_worker_that_joins_anew_within_a_generation_never_does_an_attempt_agai
     again = worker.round()
     assert again.attempt.batch == held.attempt.batch
     assert again.attempt.number > other.attempt.number
+
+
+def test_work_that_comes_before_a_wait_begins_ends_it_at_once(tmp_path: Path) -> None:
+    """A task that runs a little later awaits the answer to a call that found no work."""
+    coordinator, worker = start(tmp_path, **SYNC)
+    other = Worker(coordinator, 2)
+    work = worker.round()
+    assert isinstance(other.commit(other.round()), Wait)
+
+    async def begin_to_wait() -> bool:
+        waiting = asyncio.ensure_future(coordinator.engine.await_work(other.caller, received=0))
+        worker.commit(work)
+        await asyncio.sleep(0)
+        found = waiting.done() and isinstance(waiting.result(), Round)
+        waiting.cancel()
+        return found
+
+    assert asyncio.run(begin_to_wait())

@@ -198,3 +198,78 @@ def test_a_stream_ends_in_the_jobs_loop_when_its_reader_is_gone(read: int) -> No
 
     asyncio.run(main())
     network.stop()
+
+
+class Answering:
+    """Answers at once, later, or not at all."""
+
+    def __init__(self) -> None:
+        self.began, self.cancelled = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.GetJob
+
+    def GetJob(self, request: str, _context: Any) -> Any:  # noqa: N802
+        if request == "refused":
+            raise NotReady("not yet")
+        return "at once" if request == "plain" else self._later(request)
+
+    async def _later(self, request: str) -> str:
+        if request == "refused later":
+            await asyncio.sleep(0)
+            raise NotReady("not yet, either")
+        if request == "never":
+            self.began.set()
+            try:
+                await asyncio.sleep(LONG_S)
+            finally:
+                self.cancelled.set()
+        return "later"
+
+
+def _ask(request: str, cancel: bool = False) -> tuple[Answering, Any]:
+    """Calls across two loops; with ``cancel`` once the call has begun to wait."""
+    servicer, network = Answering(), LoopThread("network")
+    network.start()
+
+    async def ask(crossed: Any) -> Any:
+        call = asyncio.ensure_future(crossed.GetJob(request, CONTEXT))
+        if cancel:
+            await asyncio.to_thread(servicer.began.wait, LONG_S)
+            call.cancel()
+        return await call
+
+    async def main() -> Any:
+        untyped: Any = servicer
+        crossing = Crossing(asyncio.get_running_loop(), Pulse(), NotReady)
+        crossing.open(untyped)
+        try:
+            return await network.run(ask(crossing))
+        except (NotReady, asyncio.CancelledError) as error:
+            await asyncio.sleep(0)
+            return error
+
+    try:
+        return servicer, asyncio.run(main())
+    finally:
+        network.stop()
+
+
+@pytest.mark.parametrize(("request_", "answer"), [("plain", "at once"), ("soon", "later")])
+def test_an_answer_crosses_at_once_or_after_a_wait(request_: str, answer: str) -> None:
+    assert _ask(request_)[1] == answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"), [("refused", "not yet"), ("refused later", "not yet, either")]
+)
+def test_an_error_crosses_at_once_or_after_a_wait(request_: str, why: str) -> None:
+    error = _ask(request_)[1]
+    assert isinstance(error, NotReady)
+    assert str(error) == why
+
+
+def test_a_cancelled_call_ends_in_the_jobs_loop() -> None:
+    servicer, error = _ask("never", cancel=True)
+    assert isinstance(error, asyncio.CancelledError)
+    assert servicer.cancelled.wait(LONG_S)
