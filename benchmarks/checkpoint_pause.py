@@ -26,14 +26,14 @@ import numpy as np
 
 from pserver.core.assembly import shard_extents
 from pserver.core.fence import Fence, ShardIdentity
-from pserver.core.requests import InitializeRequest, PushRequest, SnapshotOrder
-from pserver.core.staging import Attempt
+from pserver.core.requests import InitializeRequest, PushRequest
 from pserver.engine.engine import ShardEngine
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
 from pserver.transport.arrival import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, SnapshotOrder
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.ops.process import apply_malloc_settings
@@ -128,7 +128,7 @@ class Training:
         before = [self.step() for _ in range(STEPS_BEFORE)]
         name = f"checkpoints/.tmp-step-{self._steps:08d}"
         (self._run_dir / name).mkdir(parents=True)
-        order = SnapshotOrder(name.rpartition("/")[2], True, False, name, self._steps)
+        order = SnapshotOrder(name.rpartition("/")[2], self._steps, write=True, directory=name)
         self._written.clear()
         ordering = threading.Thread(target=self._engine.take_snapshot, args=(order,))
         during = []

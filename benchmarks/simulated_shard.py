@@ -9,20 +9,11 @@ import numpy as np
 
 from pserver.core.assembly import Extent
 from pserver.core.fence import Fence, ShardIdentity
-from pserver.core.requests import (
-    Begin,
-    Decision,
-    InitializeRequest,
-    PullRequest,
-    PushRequest,
-    Snapshot,
-    SnapshotOrder,
-    Values,
-)
-from pserver.core.staging import Attempt
+from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, Snapshot, Values
 from pserver.engine.engine import ShardEngine
 from pserver.transport.arrival import Shared
 from pserver.updates.factory import make_engine
+from psrpc.core.commands import Attempt, Begin, Decision, SnapshotOrder
 from psrpc.core.encoding import Gradient
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy

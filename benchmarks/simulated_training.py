@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.simulated_shard import Recipe, Shard
 from pserver.core.requests import Values
-from pserver.core.staging import Attempt
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.core.commands import Attempt
 from psrpc.core.encoding import Gradient
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec

@@ -10,9 +10,9 @@ from pathlib import Path
 from coordinator.checkpoints.pruning import Pruner
 from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
-from coordinator.core.work import SnapshotOrder
 from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
 from psrpc.checkpoint.manifest import TEMPORARY
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, disk_code
 from psrpc.core.names import CHECKPOINTS
 from psrpc.files.durable import give_names_back, make_directory

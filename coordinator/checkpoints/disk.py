@@ -16,8 +16,8 @@ from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.choice import Chosen, choose_checkpoint
 from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
-from coordinator.core.work import SnapshotOrder
 from psrpc.checkpoint.manifest import TEMPORARY
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.names import CHECKPOINTS
 from psrpc.files.storage import DISK, Storage

@@ -12,8 +12,8 @@ from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.saving import Saving
 from coordinator.checkpoints.snapshots import Failed, Snapshots, Taken
 from coordinator.core.run import Run
-from coordinator.core.work import Command, Release, SnapshotOrder
 from coordinator.schedule.evaluation import Evaluations
+from psrpc.core.commands import Command, Release, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from psrpc.core.names import CHECKPOINTS
 from psrpc.ops.logs import get_logger

@@ -11,10 +11,10 @@ from collections import deque
 
 from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.snapshots import Failed, Snapshots
-from coordinator.core.work import SnapshotOrder
 from coordinator.records.notes import NotEvaluated
 from coordinator.schedule.evaluation import FINAL, Evaluations, evaluation_of
 from psrpc.checkpoint.manifest import TEMPORARY
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.tables import FULL_EVERY

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from coordinator.core.run import Followed
 from coordinator.core.wording import shards
-from coordinator.core.work import SnapshotOrder
 from psrpc.checkpoint.manifest import RowsFileEntry
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 
 MAX_KEPT = 3

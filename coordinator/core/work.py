@@ -10,20 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, Ended
 from psrpc.core.intervals import IntervalSet
-from psrpc.core.policy import ASYNC, Policy
-from psrpc.core.tables import FULL_EVERY
 
 Positions: TypeAlias = Mapping[int, IntervalSet]
 """Positions of records, by epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeasedAttempt:
-    """One try at a batch; ``number`` is unique in a job and rises."""
-
-    batch: BatchId
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +35,6 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotOrder:
-    """Orders the shards to freeze their state under ``name``: to ``write`` it into ``directory``
-    (relative to the run directory), to ``keep`` it for pulls until its release, or both. ``base``
-    is the checkpoint, also relative, whose rows of tables a shard may extend, up to ``parts``
-    files."""
-
-    name: str
-    global_step: int
-    write: bool = False
-    keep: bool = False
-    directory: str = ""
-    base: str = ""
-    parts: int = FULL_EVERY
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decided round: exactly ``attempts``, in batch-id order, turn version ``round`` into
-    ``round + 1``."""
-
-    generation: int
-    round: int
-    attempts: tuple[LeasedAttempt, ...]
-    snapshots: tuple[SnapshotOrder, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Orders the shards to drop a kept snapshot."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Orders one shard to stand at ``generation``: with its present state (after ``decision``, if
-    that is of the shard's round), with the checkpoint ``restore`` (relative to the run directory),
-    or else empty. ``settings`` is the policy of number ``policy``; ``version``, if given, becomes
-    the shard's; the other two set the learning rate, see the message of the same name."""
-
-    generation: int
-    policy: int
-    keep: bool = False
-    restore: str = ""
-    decision: Decision | None = None
-    settings: Policy = ASYNC
-    version: int | None = None
-    rate_scale: float = 1.0
-    warmup_updates: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Revocation:
-    """Orders the shards to refuse a departed worker, and to drop these of its attempts."""
-
-    number: int
-    worker: str
-    attempts: tuple[LeasedAttempt, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Tells a process that the job is over; ``reason`` says why it failed, or was stopped."""
-
-    failed: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class InitializationWork:
     """Orders a worker to initialize every shard."""
 
@@ -121,7 +43,7 @@ class InitializationWork:
 class Train:
     """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first."""
 
-    batches: tuple[LeasedAttempt, ...]
+    batches: tuple[Attempt, ...]
     fresh: bool = False
 
 
@@ -131,7 +53,7 @@ class Round:
     ``round``, or from the ``newest``."""
 
     round: int
-    attempt: LeasedAttempt
+    attempt: Attempt
     decision: Decision | None
     newest: bool = False
 
@@ -173,7 +95,6 @@ class Wait:
     until: float | None = None
 
 
-Command: TypeAlias = Decision | SnapshotOrder | Release | Begin | Revocation | Ended
 Work: TypeAlias = InitializationWork | Train | Round | EvaluationWork | MergeWork | Wait | Ended
 
 
@@ -225,7 +146,7 @@ class Schedule(Protocol):
     def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
         """Records batches that are done on all shards; returns those that count now."""
 
-    def revoke(self, worker: str) -> list[LeasedAttempt]:
+    def revoke(self, worker: str) -> list[Attempt]:
         """Returns what a departed ``worker`` holds uncommitted; it stays reserved."""
 
     def release(self, worker: str) -> int:

@@ -11,16 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.core.run import Run
-from coordinator.core.work import LeasedAttempt, Report
+from coordinator.core.work import Report
+from psrpc.core.commands import KEY_BYTES, Attempt, Begin, Command, Keys
 from psrpc.core.errors import AccessDenied, JobMismatch
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
     DECISION,
     INITIALIZE,
-    KEY_BYTES,
     NONCE_BYTES,
     SESSION,
-    Keys,
     SessionIdentity,
     SignedDecision,
     grant_of,
@@ -58,7 +57,7 @@ class Authority:
             self._signed = SignedDecision(decision, self._key.sign(DECISION + decision))
         return self._signed
 
-    def grant(self, worker: str, generation: int, attempt: LeasedAttempt) -> bytes:
+    def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
         """Returns the proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
 
@@ -99,9 +98,13 @@ class Authority:
         )
         return hmac.compare_digest(receipt, expected)
 
+    def with_keys(self, command: Command) -> Command:
+        """Adds the keys to an order to begin, by which the shard then checks workers."""
+        return replace(command, keys=self.keys) if isinstance(command, Begin) else command
+
     def grant_initialize(self, worker: str, generation: int) -> bytes:
         """Returns the proof that ``worker`` is to initialize the shards in ``generation``."""
-        return self.grant(worker, generation, LeasedAttempt(INITIALIZE, 0))
+        return self.grant(worker, generation, Attempt(INITIALIZE, 0))
 
 
 def check_software(who: str, software: str) -> None:

@@ -17,7 +17,7 @@ from coordinator.core.figures import ReportedTotals, ReportedTransport, ShardFig
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
 from coordinator.core.standstill import Position
-from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, Work
+from coordinator.core.work import MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
@@ -26,6 +26,7 @@ from coordinator.membership.recovery import HeldState
 from coordinator.records.store import BARRED, Store
 from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
+from psrpc.core.commands import Command, Ended
 from psrpc.core.errors import (
     AccessDenied,
     Forming,

@@ -13,7 +13,7 @@ from pathlib import Path
 from coordinator.checkpoints.disk import DiskWork
 from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
 from coordinator.core.run import Run
-from coordinator.core.work import Command, Report
+from coordinator.core.work import Report
 from coordinator.membership.members import WorkerSilent
 from coordinator.membership.recovery import HeldState, went_back
 from coordinator.records.curves import Curves
@@ -30,6 +30,7 @@ from coordinator.transitions.departures import Departures
 from coordinator.transitions.stopping import DRAINED, Stopping
 from coordinator.transitions.stuck import Stuck
 from coordinator.transitions.waits import JobWaits, held_up, waiting_for
+from psrpc.core.commands import Command
 from psrpc.core.errors import StaleGeneration
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger

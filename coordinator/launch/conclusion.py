@@ -23,9 +23,9 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.core.exit_status import INTERRUPTED
 from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.run_paths import read_summary
+from psrpc.ops.exit_status import INTERRUPTED
 
 
 class Earlier(NamedTuple):

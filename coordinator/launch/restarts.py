@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from psrpc.core.exit_status import BAD_INPUT
+from psrpc.ops.exit_status import BAD_INPUT
 
 MAX_RESTARTS = 10
 """Default limit on restarts of all processes of a job together."""

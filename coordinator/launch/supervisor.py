@@ -14,9 +14,9 @@ from coordinator.launch.commands import Cluster
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
 from coordinator.launch.process_health import COORDINATOR
 from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
-from psrpc.core.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
+from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 TICK_S = 0.05

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.core.wording import shards
-from coordinator.core.work import LeasedAttempt, Revocation
+from psrpc.core.commands import Attempt, Revocation
 
 OFTEN = 3
 """Lapses in a row that cause a warning."""
@@ -37,7 +37,7 @@ class FencingOrders:
         self._pending: list[Revocation] = []
         self._obeyed = [0] * self._shards
 
-    def add(self, worker: str, attempts: Sequence[LeasedAttempt]) -> Revocation:
+    def add(self, worker: str, attempts: Sequence[Attempt]) -> Revocation:
         """Revokes ``worker``, which had these attempts in flight; returns the order for all
         shards."""
         self._number += 1

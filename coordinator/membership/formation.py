@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.core.wording import shards
-from coordinator.core.work import Begin
 from coordinator.membership.recovery import HeldState
+from psrpc.core.commands import Begin
 
 
 class Formation:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.core.wording import shards, step_of
-from coordinator.core.work import Begin, Decision
+from psrpc.core.commands import Begin, Decision
 from psrpc.core.errors import CheckpointError
 from psrpc.core.policy import Policy
 from psrpc.core.text import counted

@@ -41,7 +41,6 @@ from coordinator.records.run_directory import (
 from coordinator.records.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.rpc.server import Server
 from psrpc.core.errors import JobDone, JobFailed, PsError, disk_code, disk_reason
-from psrpc.core.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
 from psrpc.core.names import CERTS, HISTORY, SUMMARY
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
@@ -50,6 +49,7 @@ from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
+from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import StopSignals
 from psrpc.ops.retry import Announcer

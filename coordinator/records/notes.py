@@ -11,8 +11,8 @@ from typing import Protocol
 
 from coordinator.core.retention import Objective
 from coordinator.core.wording import not_evaluated
-from coordinator.core.work import SnapshotOrder
 from coordinator.records.store import FIRST_LOSS, Store
+from psrpc.core.commands import SnapshotOrder
 from psrpc.ops.logs import get_logger
 
 log = get_logger()

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.core.work import Decision, LeasedAttempt, SnapshotOrder
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.document import (
     Check,
     anything,
@@ -504,9 +504,7 @@ def _decision(document: dict[str, Any]) -> Decision:
     return Decision(
         generation=document["generation"],
         round=document["round"],
-        attempts=tuple(
-            LeasedAttempt(BatchId(**a["batch"]), a["number"]) for a in document["attempts"]
-        ),
+        attempts=tuple(Attempt(BatchId(**a["batch"]), a["number"]) for a in document["attempts"]),
         snapshots=tuple(SnapshotOrder(**s) for s in document["snapshots"]),
     )
 

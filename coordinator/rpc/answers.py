@@ -2,121 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 from coordinator.core.figures import WorkerTimes
 from coordinator.core.work import (
-    Begin,
-    Command,
-    Decision,
-    Ended,
     EvaluationWork,
     InitializationWork,
-    LeasedAttempt,
     MergeWork,
-    Release,
-    Revocation,
     Round,
-    SnapshotOrder,
     Train,
     Wait,
     Work,
 )
 from coordinator.job.authority import Authority
-from psrpc.security.signatures import Keys
+from psrpc.core.commands import (
+    Attempt,
+    Ended,
+)
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import decision_bytes, to_attempt, to_shutdown
 
 
 def write_times(times: WorkerTimes) -> pb.WorkerTimes:
     """Converts a worker's times."""
     return pb.WorkerTimes(**times.by_cause())
-
-
-def write_attempt(attempt: LeasedAttempt) -> types.Attempt:
-    """Converts one attempt at a batch."""
-    batch = types.BatchId(
-        epoch=attempt.batch.epoch, first=attempt.batch.first, count=attempt.batch.count
-    )
-    return types.Attempt(batch=batch, attempt=attempt.number)
-
-
-def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
-    """Converts an order to take a snapshot."""
-    return types.SnapshotOrder(
-        name=order.name,
-        write=order.write,
-        keep=order.keep,
-        directory=order.directory,
-        global_step=order.global_step,
-        base=order.base,
-        parts=order.parts,
-    )
-
-
-def write_decision(decision: Decision) -> types.Decision:
-    """Converts the decision of a round."""
-    return types.Decision(
-        generation=decision.generation,
-        round=decision.round,
-        attempts=[write_attempt(a) for a in decision.attempts],
-        snapshots=[write_order(s) for s in decision.snapshots],
-    )
-
-
-def write_begin(begin: Begin, keys: Keys) -> pb.Begin:
-    """Converts the state that a shard begins a generation with; ``keys`` let it check workers."""
-    message = pb.Begin(
-        generation=begin.generation,
-        policy=begin.policy,
-        settings=json.dumps(begin.settings.to_json()).encode(),
-        version=begin.version,
-        rate_scale=begin.rate_scale,
-        warmup_updates=begin.warmup_updates,
-        verify_key=keys.verify,
-        grant_key=keys.grant,
-    )
-    if begin.restore:
-        message.restore = begin.restore
-    elif begin.keep:
-        message.keep = True
-    else:
-        message.fresh = True
-    if begin.decision is not None:
-        message.decision.CopyFrom(write_decision(begin.decision))
-    return message
-
-
-def write_revocation(revocation: Revocation) -> pb.Revocation:
-    """Converts the revocation of a worker."""
-    return pb.Revocation(
-        number=revocation.number,
-        worker=revocation.worker,
-        attempts=[write_attempt(a) for a in revocation.attempts],
-    )
-
-
-def write_shutdown(ended: Ended) -> pb.Shutdown:
-    """Converts the end of the job."""
-    return pb.Shutdown(failed=ended.failed, reason=ended.reason)
-
-
-def write_command(command: Command, keys: Keys) -> pb.WatchResponse:
-    """Converts a command to a shard, which checks workers by ``keys``."""
-    match command:
-        case Decision():
-            return pb.WatchResponse(decision=write_decision(command))
-        case SnapshotOrder():
-            return pb.WatchResponse(snapshot=write_order(command))
-        case Release():
-            return pb.WatchResponse(release_snapshot=command.name)
-        case Begin():
-            return pb.WatchResponse(begin=write_begin(command, keys))
-        case Revocation():
-            return pb.WatchResponse(revocation=write_revocation(command))
-        case Ended():
-            return pb.WatchResponse(shutdown=write_shutdown(command))
 
 
 def write_lease(
@@ -125,8 +35,8 @@ def write_lease(
     """Converts the next work of ``worker``, with the grants that shards require for it."""
     lease = pb.Lease(generation=generation, policy=policy)
 
-    def leased(attempt: LeasedAttempt) -> types.Attempt:
-        message = write_attempt(attempt)
+    def leased(attempt: Attempt) -> types.Attempt:
+        message = to_attempt(attempt)
         message.grant = authority.grant(worker, generation, attempt)
         return message
 
@@ -141,7 +51,7 @@ def write_lease(
             lease.round.attempt.CopyFrom(leased(work.attempt))
             lease.round.newest = work.newest
             if work.decision is not None:
-                decision = write_decision(work.decision).SerializeToString(deterministic=True)
+                decision = decision_bytes(work.decision)
                 signed = authority.sign(decision)
                 lease.round.decision.decision = signed.decision
                 lease.round.decision.signature = signed.signature
@@ -164,7 +74,7 @@ def write_lease(
         case Wait():
             lease.wait.reason = work.reason
         case Ended():
-            lease.finished.CopyFrom(write_shutdown(work))
+            lease.finished.CopyFrom(to_shutdown(work))
     return lease
 
 

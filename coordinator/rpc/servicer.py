@@ -13,7 +13,7 @@ from coordinator.core.work import Report, Wait, Work
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
 from coordinator.membership.membership import LEASE_S
-from coordinator.rpc.answers import write_command, write_lease, write_shutdown
+from coordinator.rpc.answers import write_lease
 from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.messages import (
     read_figures,
@@ -36,6 +36,7 @@ from psrpc.security.peer_certificate import peer_of
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from psrpc.wire.commands import to_command, to_shutdown
 
 HEARTBEAT_S = 1.0
 """Interval between the heartbeats of a shard or worker."""
@@ -171,7 +172,7 @@ class Servicer(CoordinatorServicer):
         commands = self._engine.watch(request.shard, read_holding(request))
         async with aclosing(commands):
             async for command in commands:
-                yield write_command(command, self._engine.authority.keys)
+                yield to_command(self._engine.authority.with_keys(command))
 
     async def ReportSnapshot(
         self, request: pb.ReportSnapshotRequest, _context: Any
@@ -227,7 +228,7 @@ class Servicer(CoordinatorServicer):
         )
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,
-            shutdown=write_shutdown(ended) if ended else None,
+            shutdown=to_shutdown(ended) if ended else None,
             generation=self._engine.course.generations.formation.joinable,
         )
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.core.work import LeasedAttempt, Report, Train, TrainingPosition, Wait
+from coordinator.core.work import Report, Train, TrainingPosition, Wait
 from coordinator.schedule.clocks import Clocks
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.pace import Pace
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
 
@@ -143,7 +144,7 @@ class Ledger:
         holder = self._holders.setdefault(worker, _Holder())
         if not holder.leases:
             holder.pace.since = now  # the time before was not work
-        lost = [LeasedAttempt(batch, n) for batch, n in holder.leases.items() if n > received]
+        lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
         if lost:
             return self._train(lost)
         if not self._has_open():
@@ -158,9 +159,9 @@ class Ledger:
             size = min(size, self._clocks.allowed(worker, len(holder.leases)))
             if not size:
                 return Wait(self._clocks.reason(worker))
-        batches: list[LeasedAttempt] = []
+        batches: list[Attempt] = []
         while len(batches) < size and (batch := self._next_open(worker)) is not None:
-            attempt = LeasedAttempt(batch, self._next_attempt)
+            attempt = Attempt(batch, self._next_attempt)
             self._next_attempt += 1
             holder.leases[batch] = attempt.number
             self._leased[batch] = worker
@@ -210,7 +211,7 @@ class Ledger:
             self._holders[worker].pace.measure(steps, now)
         return counted
 
-    def revoke(self, worker: str) -> list[LeasedAttempt]:
+    def revoke(self, worker: str) -> list[Attempt]:
         """Returns what ``worker`` holds; other workers get it only after :meth:`release`."""
         self._busy_next.discard(worker)
         if self._clocks is not None:
@@ -218,7 +219,7 @@ class Ledger:
         holder = self._holders.get(worker)
         if holder is None:
             return []
-        return [LeasedAttempt(batch, number) for batch, number in holder.leases.items()]
+        return [Attempt(batch, number) for batch, number in holder.leases.items()]
 
     def release(self, worker: str) -> int:
         """Opens what ``worker`` holds to all workers, before anything new, as shards refuse it now;
@@ -262,7 +263,7 @@ class Ledger:
         holder = self._holders.get(worker)
         return holder is not None and bool(holder.leases)
 
-    def _train(self, batches: Sequence[LeasedAttempt]) -> Train:
+    def _train(self, batches: Sequence[Attempt]) -> Train:
         return Train(tuple(batches), fresh=self._clocks is not None)
 
     def _has_open(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from coordinator.core.work import LeasedAttempt, Report
+from coordinator.core.work import Report
 from coordinator.schedule.balance import Uncut
 from coordinator.schedule.micro_batch import LIVE_ATTEMPTS, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 
@@ -159,10 +160,10 @@ class OpenRound:
         full = [m for m in self.micros if len(m.attempts) >= LIVE_ATTEMPTS and m.held_by(stuck)]
         return sorted({m.attempts[max(m.attempts)].worker for m in full})
 
-    def revoke(self, worker: str) -> list[LeasedAttempt]:
+    def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the uncommitted attempts of ``worker``."""
         taken = [(micro.batch, micro.revoke(worker)) for micro in self.micros]
-        return [LeasedAttempt(batch, number) for batch, number in taken if number is not None]
+        return [Attempt(batch, number) for batch, number in taken if number is not None]
 
     def release(self, worker: str) -> int:
         """Opens what was taken back from ``worker``; returns how many micro-batches."""

@@ -23,20 +23,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.wording import of
-from coordinator.core.work import (
-    Decision,
-    LeasedAttempt,
-    Report,
-    Round,
-    SnapshotOrder,
-    TrainingPosition,
-    Wait,
-)
+from coordinator.core.work import Report, Round, TrainingPosition, Wait
 from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
 from coordinator.schedule.pace import Speeds
 from coordinator.schedule.speculation import Deadline, Speculation
+from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
@@ -271,7 +264,7 @@ class Rounds:
         """Returns the decision of the open round, which must be complete. Changes nothing; later
         commits do not change the decision."""
         assert self.complete
-        attempts = tuple(LeasedAttempt(report.batch, report.attempt) for report in self.reports())
+        attempts = tuple(Attempt(report.batch, report.attempt) for report in self.reports())
         return Decision(self._generation, self._round, attempts, snapshots)
 
     def reports(self) -> list[Report]:
@@ -306,7 +299,7 @@ class Rounds:
         """Whether ``worker`` has an uncommitted attempt."""
         return self._open.holds(worker)
 
-    def revoke(self, worker: str) -> list[LeasedAttempt]:
+    def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
         only after :meth:`release`."""
         self._speeds.forget(worker)
@@ -369,5 +362,5 @@ class Rounds:
         return self._work(micro, number)
 
     def _work(self, micro: MicroBatch, number: int) -> Round:
-        attempt = LeasedAttempt(micro.batch, number)
+        attempt = Attempt(micro.batch, number)
         return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

@@ -14,10 +14,11 @@ from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import DiskChoice, DiskWork
 from coordinator.core.figures import ReportedTotals
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Begin, Command, Positions
+from coordinator.core.work import Positions
 from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import HeldState, Origin, choose_origin, go_over, why_restore
 from coordinator.records.store import GENERATION, POLICIES, RESTORED, SINCE, Store
+from psrpc.core.commands import Begin, Command
 from psrpc.core.errors import CheckpointError
 from psrpc.ops.logs import get_logger
 

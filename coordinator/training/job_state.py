@@ -12,7 +12,6 @@ from pathlib import Path
 from coordinator.checkpoints.disk import DiskWork
 from coordinator.core.lifecycle import FORMING, STOPPED, Phase
 from coordinator.core.run import Run
-from coordinator.core.work import Ended
 from coordinator.membership.membership import LEASE_S, known_members
 from coordinator.records.curves import Curves
 from coordinator.records.notes import JobWarnings
@@ -20,6 +19,7 @@ from coordinator.records.store import BARRED, Store
 from coordinator.training.generations import Generations
 from coordinator.training.streams import CommandStreams, Notifier
 from coordinator.training.training import Training
+from psrpc.core.commands import Ended
 from psrpc.core.errors import StaleGeneration
 from psrpc.ops.clock import Clock
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.core.work import Command, Ended
+from psrpc.core.commands import Command, Ended
 from psrpc.core.errors import ResourceExhausted
 
 QUEUE = 64

@@ -18,17 +18,7 @@ from coordinator.core.figures import ReportedTotals
 from coordinator.core.plateau import EarlyStop, Review, best_epoch, evaluations_of, review
 from coordinator.core.retention import Objective
 from coordinator.core.run import Run
-from coordinator.core.work import (
-    Command,
-    Decision,
-    LeasedAttempt,
-    Positions,
-    Report,
-    Round,
-    Train,
-    TrainingPosition,
-    Wait,
-)
+from coordinator.core.work import Positions, Report, Round, Train, TrainingPosition, Wait
 from coordinator.membership.progress import Progress, mean_loss
 from coordinator.records.curves import Curves
 from coordinator.records.epochs import EpochHistory, EpochRow, first_learning_rate
@@ -41,6 +31,7 @@ from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
 from psrpc.core.batch import LOSS
+from psrpc.core.commands import Attempt, Command, Decision
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
@@ -240,7 +231,7 @@ class Training:
         if self.schedule is not None:
             self.schedule.idle_worker(worker)
 
-    def revoke(self, worker: str, lost: bool) -> list[LeasedAttempt]:
+    def revoke(self, worker: str, lost: bool) -> list[Attempt]:
         """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
         :meth:`release`. Its batches count as failed if it is ``lost``, not if it returned them.
         Its evaluations change nothing on a shard, so other workers may take them at once."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coordinator.core.lifecycle import ENDED
-from coordinator.core.work import Revocation
 from coordinator.membership.fencing import OFTEN, FencingOrders, FlapDetector
 from coordinator.training.job_state import JobState
 from coordinator.transitions.stopping import SaveRequest
+from psrpc.core.commands import Revocation
 from psrpc.ops.logs import get_logger
 
 log = get_logger()

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from psrpc.core.errors import InvalidArgument, error_line
-from psrpc.core.exit_status import BAD_INPUT, DONE, FAILED
 from psrpc.core.version import SOFTWARE
 from psrpc.metrics.address import add_metrics_argument, add_reflection_argument, add_trace_argument
+from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED
 from psrpc.ops.process import (
     apply_malloc_settings,
     die_with_parent,

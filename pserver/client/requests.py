@@ -11,7 +11,6 @@ import numpy.typing as npt
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
 from pserver.core.rows_wanted import pushed_pairs
 from pserver.core.table_ids import add_table_ids, row_extents
-from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient
@@ -20,6 +19,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import to_batch
 
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
@@ -96,7 +96,7 @@ class Requests:
     def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: GradientPush) -> None:
         """Fills ``header`` in place."""
         header.fence.CopyFrom(fence)
-        header.batch.CopyFrom(wire.to_batch(push.batch))
+        header.batch.CopyFrom(to_batch(push.batch))
         header.attempt = push.attempt
         header.grant = push.grant
         header.base_version = push.base_version

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psrpc.core.commands import Keys
 from psrpc.core.errors import JobMismatch, ResourceExhausted, StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
-from psrpc.security.signatures import Keys
 
 MAX_REVOKED = 1 << 16
 """Maximum number of revoked workers per generation: about 10 MB of names."""

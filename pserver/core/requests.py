@@ -13,15 +13,13 @@ import numpy.typing as npt
 from pserver.core.applied import AppliedEpoch, AppliedSet
 from pserver.core.assembly import Extent
 from pserver.core.fence import Fence
-from pserver.core.staging import Attempt
 from pserver.core.table_ids import TableIds
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision
 from psrpc.core.encoding import Encoding
-from psrpc.core.policy import Policy
-from psrpc.core.tables import FULL_EVERY
-from psrpc.security.signatures import Keys, SignedDecision
+from psrpc.security.signatures import SignedDecision
 
 NDArray = npt.NDArray[Any]
 Outcome = Literal["applied", "already_applied", "staged", "skipped", "too_stale"]
@@ -69,55 +67,6 @@ class PushResult:
     apply_us: int = field(default=0, compare=False)
     skipped: bool = field(default=False, compare=False)
     receipt: bytes = field(default=b"", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotOrder:
-    """Same fields as the protobuf message ``SnapshotOrder``."""
-
-    name: str
-    write: bool
-    keep: bool
-    directory: str
-    global_step: int
-    base: str = ""
-    parts: int = FULL_EVERY
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Same fields as the protobuf message ``Decision``."""
-
-    generation: int
-    round: int
-    attempts: tuple[Attempt, ...]
-    snapshots: tuple[SnapshotOrder, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """See the protobuf message ``Begin``. The shard then holds its present parameters (``keep``),
-    those of the checkpoint ``restore``, or none. Without ``settings`` its policy stays."""
-
-    generation: int
-    policy: int
-    keep: bool = False
-    restore: str = ""
-    decision: Decision | None = None
-    settings: Policy | None = None
-    version: int | None = None
-    rate_scale: float = 1.0
-    warmup_updates: int = 0
-    keys: Keys | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Revocation:
-    """Same fields as the protobuf message ``Revocation``."""
-
-    number: int
-    worker: str
-    attempts: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

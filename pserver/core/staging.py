@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.errors import InvalidArgument, ResourceExhausted
 from psrpc.core.plan import INTEGERS
 from psrpc.core.tables import Rows
@@ -19,17 +20,6 @@ NDArray = npt.NDArray[Any]
 
 MAX_ATTEMPTS = 2
 """Maximum number of attempts held per micro-batch."""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Attempt:
-    """One try at a micro-batch."""
-
-    batch: BatchId
-    attempt: int
-
-    def __str__(self) -> str:
-        return f"attempt {self.attempt} of {self.batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +98,7 @@ class Staging:
         """
         batch = attempt.batch
         held = self._held.get(batch, {})
-        if attempt.attempt in held:
+        if attempt.number in held:
             return False
         if len(held) >= MAX_ATTEMPTS:
             numbers = " and ".join(map(str, sorted(held)))
@@ -134,12 +124,12 @@ class Staging:
 
     def held(self, attempt: Attempt) -> Staged:
         """Returns a staged attempt."""
-        return self._held[attempt.batch][attempt.attempt]
+        return self._held[attempt.batch][attempt.number]
 
     def stage(self, attempt: Attempt, staged: Staged) -> None:
         """Stages a new attempt, for which :meth:`admit` has returned True."""
         assert self.admit(attempt)
-        self._held.setdefault(attempt.batch, {})[attempt.attempt] = staged
+        self._held.setdefault(attempt.batch, {})[attempt.number] = staged
 
     def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
         """Selects the gradients of the round that names ``attempts``. Changes nothing.
@@ -153,10 +143,10 @@ class Staging:
         for one, next_one in pairwise(ordered):
             if one.batch == next_one.batch:
                 raise InvalidArgument(
-                    f"a decision names attempts {one.attempt} and {next_one.attempt} of"
+                    f"a decision names attempts {one.number} and {next_one.number} of"
                     f" {one.batch}; expected one of each micro-batch"
                 )
-        named = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
+        named = [(a, self._held.get(a.batch, {}).get(a.number)) for a in ordered]
         missing = tuple(a for a, staged in named if staged is None)
         if missing:
             return Missing(missing)
@@ -170,7 +160,7 @@ class Staging:
     def drop(self, attempt: Attempt) -> Staged | None:
         """Removes one attempt and returns it, if staged."""
         held = self._held.get(attempt.batch, {})
-        dropped = held.pop(attempt.attempt, None)
+        dropped = held.pop(attempt.number, None)
         if dropped is not None and not held:
             del self._held[attempt.batch]
         return dropped

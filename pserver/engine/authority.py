@@ -6,22 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from google.protobuf.message import DecodeError
-
 from pserver.core.fence import Fence, ShardIdentity
 from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, PushResult
-from pserver.wire import messages as wire
+from psrpc.core.commands import Keys
 from psrpc.core.errors import AccessDenied, StaleGeneration
 from psrpc.security.signatures import (
     INITIALIZE,
-    Keys,
     SessionIdentity,
     check_decision,
     check_grant,
     read_session,
     receipt_of,
 )
-from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import parse_decision
 
 
 class Credentials:
@@ -60,7 +57,7 @@ class Credentials:
                 ``admit``.
         """
         session, keys = self._session(request.fence, certificate)
-        generation, attempt = request.fence.generation, request.attempt.attempt
+        generation, attempt = request.fence.generation, request.attempt.number
         check_grant(keys.grant, session.worker, generation, request.batch, attempt, request.grant)
         return replace(request, worker=session.worker)
 
@@ -79,7 +76,7 @@ class Credentials:
             request.worker,
             generation,
             request.batch,
-            request.attempt.attempt,
+            request.attempt.number,
             identity.shard,
             result.skipped,
         )
@@ -96,11 +93,8 @@ class Credentials:
         if request.signed is None:
             return replace(request, worker=session.worker)
         check_decision(keys.verify, request.signed)
-        try:
-            decision = types.Decision.FromString(request.signed.decision)
-        except DecodeError:
-            raise AssertionError("the coordinator signs only decisions") from None
-        return replace(request, worker=session.worker, decision=wire.from_decision(decision))
+        decision = parse_decision(request.signed.decision)
+        return replace(request, worker=session.worker, decision=decision)
 
     def _session(self, fence: Fence, certificate: str) -> tuple[SessionIdentity, Keys]:
         self._admit(fence)

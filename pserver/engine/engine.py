@@ -15,18 +15,14 @@ from pserver.core.assembly import check_values
 from pserver.core.counters import Counters, Rates, ShardReport
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import (
-    Begin,
     Begun,
-    Decision,
     InitializeRequest,
     LookedUp,
     PullRequest,
     PushRequest,
     PushResult,
     RestoredState,
-    Revocation,
     RowsRequest,
-    SnapshotOrder,
     Values,
 )
 from pserver.engine.authority import Credentials
@@ -42,6 +38,7 @@ from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.arrival import Arrival, Arrived
 from pserver.transport.buffers import BufferPool
 from pserver.updates.engine import UpdateEngine
+from psrpc.core.commands import Begin, Decision, Revocation, SnapshotOrder
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument, NotReady, PsError
 from psrpc.core.plan import Plan

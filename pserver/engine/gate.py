@@ -6,9 +6,10 @@ import threading
 from dataclasses import replace
 
 from pserver.core.fence import Fence, FencedWorkers, ShardIdentity, admit
-from pserver.core.requests import Begin, PullRequest, PushRequest
+from pserver.core.requests import PullRequest, PushRequest
 from pserver.engine.parameters import Parameters
 from pserver.engine.rounds import StagedRounds
+from psrpc.core.commands import Begin
 from psrpc.core.errors import InvalidArgument, JobFailed, NotReady, RoundPassed
 
 

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from pserver.core.requests import Snapshot, SnapshotOrder, Values
+from pserver.core.requests import Snapshot, Values
 from pserver.engine.parameters import Parameters
 from pserver.tables.tables import FrozenTables
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import RoundPassed
 
 MAX_KEPT = 3

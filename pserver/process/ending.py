@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from psrpc.core.errors import JobFailed, PsError
-from psrpc.core.exit_status import DONE, INTERRUPTED, after_signal
+from psrpc.ops.exit_status import DONE, INTERRUPTED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.threads import THREADS, Threads
 

@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.requests import Snapshot
 from pserver.snapshots.row_files import rows_header
 from pserver.tables.part import TablePart
 from psrpc.checkpoint.rows_file import TableRows, evicted_file_name, write_rows_file
 from psrpc.checkpoint.shard_file import NDArray, WrittenFile
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.plan import Plan
 from psrpc.files.storage import DISK, Storage
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.requests import Snapshot
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import TablePart
 from pserver.tables.tables import Tables
@@ -25,6 +25,7 @@ from psrpc.checkpoint.rows_file import (
 )
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray, WrittenFile
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.plan import Plan
 from psrpc.core.tables import TableSpec
 from psrpc.files.storage import DISK, Storage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pserver.core.applied import AppliedEpoch, AppliedSet, epoch_totals
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import RestoredState, Snapshot, SnapshotOrder
+from pserver.core.requests import RestoredState, Snapshot
 from pserver.snapshots.evicted_files import EvictedFiles
 from pserver.snapshots.row_files import RowFiles, fill_tables
 from pserver.tables.tables import Tables
@@ -18,6 +18,7 @@ from pserver.wire import messages as wire
 from psrpc.checkpoint.checkpoint import ShardState, WrittenFile, shard_file_name, write_shard_file
 from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.rows_chain import load_rows
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.core.names import inside
 from psrpc.core.plan import Plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from pserver.core.applied import AppliedEpoch, EpochTotals
@@ -10,29 +9,21 @@ from pserver.core.assembly import Extent
 from pserver.core.counters import Counters
 from pserver.core.fence import Fence
 from pserver.core.requests import (
-    Begin,
-    Decision,
     InitializeRequest,
     Outcome,
     PullRequest,
     PushRequest,
     PushResult,
-    Revocation,
-    SnapshotOrder,
     Values,
 )
-from pserver.core.staging import Attempt
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
 from pserver.wire.streams import from_encoding, from_extents, to_extents
-from psrpc.core.batch import BatchId
-from psrpc.core.errors import InvalidArgument, InvalidJob
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
-from psrpc.core.policy import Policy
-from psrpc.core.tables import FULL_EVERY
-from psrpc.security.signatures import Keys, SignedDecision
-from psrpc.v1 import coordinator_pb2 as coordinator
+from psrpc.security.signatures import SignedDecision
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_attempt
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
@@ -43,23 +34,7 @@ _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "skipped": pb.PUSH_OUTCOME_SKIPPED,
     "too_stale": pb.PUSH_OUTCOME_TOO_STALE,
 }
-_POSITIONS = 1 << 63
-
 _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
-
-
-def to_batch(batch: BatchId) -> types.BatchId:
-    """Encodes a batch id."""
-    return types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count)
-
-
-def _from_attempt(batch: types.BatchId, attempt: int) -> Attempt:
-    if batch.count < 1:
-        raise InvalidArgument(f"a batch id has count {batch.count}; expected at least 1")
-    if batch.first + batch.count > _POSITIONS:
-        # Its end would not fit the messages that list applied intervals.
-        raise InvalidArgument(f"a batch id has first {batch.first}; expected less than 2^63")
-    return Attempt(BatchId(batch.epoch, batch.first, batch.count), attempt)
 
 
 def _from_fence(fence: types.Fence) -> Fence:
@@ -79,7 +54,7 @@ def from_push(header: pb.PushHeader) -> PushRequest:
     return PushRequest(
         fence=_from_fence(header.fence),
         worker="",
-        attempt=_from_attempt(header.batch, header.attempt),
+        attempt=from_attempt(header),
         base_version=header.base_version,
         examples=header.examples,
         skipped=header.skipped,
@@ -87,66 +62,6 @@ def from_push(header: pb.PushHeader) -> PushRequest:
         rows=from_table_ids(header.rows) if header.rows else (),
         totals=tuple(header.totals),
         grant=header.grant,
-    )
-
-
-def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
-    """Decodes an order for a snapshot."""
-    return SnapshotOrder(
-        order.name,
-        order.write,
-        order.keep,
-        order.directory,
-        order.global_step,
-        order.base,
-        order.parts or FULL_EVERY,
-    )
-
-
-def from_decision(decision: types.Decision) -> Decision:
-    """Decodes a decided round."""
-    return Decision(
-        generation=decision.generation,
-        round=decision.round,
-        attempts=tuple(_from_attempt(a.batch, a.attempt) for a in decision.attempts),
-        snapshots=tuple(map(from_order, decision.snapshots)),
-    )
-
-
-def from_begin(begin: coordinator.Begin) -> Begin:
-    """Decodes ``Begin``; raises InvalidArgument if it names no source or has invalid settings."""
-    source = begin.WhichOneof("source")
-    if source is None:
-        raise InvalidArgument("Begin names no source; expected keep, restore or fresh")
-    return Begin(
-        begin.generation,
-        begin.policy,
-        keep=source == "keep",
-        restore=begin.restore,
-        decision=from_decision(begin.decision) if begin.HasField("decision") else None,
-        settings=_from_settings(begin.settings),
-        version=begin.version if begin.HasField("version") else None,
-        rate_scale=begin.rate_scale or 1.0,
-        warmup_updates=begin.warmup_updates,
-        keys=Keys(begin.verify_key, begin.grant_key),
-    )
-
-
-def _from_settings(document: bytes) -> Policy | None:
-    if not document:
-        return None
-    try:
-        return Policy.from_json(json.loads(document))
-    except (ValueError, TypeError, InvalidJob) as error:
-        raise InvalidArgument(f"Begin has settings {document[:200]!r}: {error}") from None
-
-
-def from_revocation(revocation: coordinator.Revocation) -> Revocation:
-    """Decodes the revocation of a worker."""
-    return Revocation(
-        revocation.number,
-        revocation.worker,
-        tuple(_from_attempt(a.batch, a.attempt) for a in revocation.attempts),
     )
 
 

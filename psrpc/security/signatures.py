@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from psrpc.core.batch import BatchId
-from psrpc.core.errors import AccessDenied, InvalidArgument
+from psrpc.core.errors import AccessDenied
 from psrpc.v1 import types_pb2 as types
 
 SESSION = b"psrpc.v1 session\0"
@@ -36,7 +36,6 @@ DECISION = b"psrpc.v1 decision\0"
 """Signed bytes begin with their purpose, so that no signature serves another. Load-bearing, as are
 the sizes and ``_GRANTED``: clients in other languages pass these bytes on."""
 
-KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 GRANT_BYTES = 16
 NONCE_BYTES = 16
@@ -53,28 +52,6 @@ _RECEIPT = b"psrpc.v1 receipt"
 
 _RECEIVED = struct.Struct("<I?")
 """Before what was granted: the shard, and whether it has the attempt as skipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """A shard checks its callers by these, for one generation. Made when checked.
-
-    Attributes:
-        verify: the public key of sessions and decisions, Ed25519.
-        grant: the key of grants, which is a secret of coordinator and shards.
-
-    Raises:
-        InvalidArgument: one of them is not :data:`KEY_BYTES` long.
-    """
-
-    verify: bytes
-    grant: bytes
-
-    def __post_init__(self) -> None:
-        if len(self.verify) != KEY_BYTES or len(self.grant) != KEY_BYTES:
-            raise InvalidArgument(
-                f"keys of {len(self.verify)} and {len(self.grant)} bytes; expected {KEY_BYTES} each"
-            )
 
 
 @dataclass(frozen=True, slots=True)

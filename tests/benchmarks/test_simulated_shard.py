@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_shard import Recipe, Shard
-from pserver.core.staging import Attempt
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.encoding import Gradient, plain
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec

@@ -16,9 +16,9 @@ from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient, plain
 from psrpc.core.errors import JobFailed, PsError
-from psrpc.core.exit_status import after_signal
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
+from psrpc.ops.exit_status import after_signal
 from psrpc.ops.logs import configure, get_logger
 from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
 from psrpc.security.credentials import Security

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from coordinator.core.work import Decision, Report, Round, Wait
+from coordinator.core.work import Report, Round, Wait
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
+from psrpc.core.commands import Decision
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 

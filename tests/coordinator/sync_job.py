@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core.work import Begin
+from psrpc.core.commands import Begin
 from psrpc.core.policy import ASYNC
 from tests.coordinator.whole_coordinator import Coordinator, Worker
 

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.core.run import Run
-from coordinator.core.work import (
-    Command,
-    LeasedAttempt,
-    Report,
-    Round,
-    Train,
-)
+from coordinator.core.work import Report, Round, Train
 from coordinator.records.curves import Curves
 from coordinator.records.notes import JobWarnings
 from coordinator.records.store import Store
 from coordinator.training.training import Training
+from psrpc.core.commands import Attempt, Command
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import QueuedDisk, make_run
 
@@ -50,13 +45,13 @@ class Bench:
         self.training.begin(run, [{}], [{}], version)
         return self.training
 
-    def lease(self, worker: str = "w") -> list[LeasedAttempt]:
+    def lease(self, worker: str = "w") -> list[Attempt]:
         work = self.training.lease(worker, 0.0, 10**9, 1)
         if isinstance(work, Round):
             return [work.attempt]
         return list(work.batches) if isinstance(work, Train) else []
 
-    def lease_another(self) -> list[LeasedAttempt]:
+    def lease_another(self) -> list[Attempt]:
         return self.lease("another")
 
     def round(self, loss: float = 1.0, skipped: bool = False) -> None:

@@ -11,21 +11,7 @@ from typing import Any
 from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import ShardFigures
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import (
-    Begin,
-    Command,
-    Decision,
-    Ended,
-    InitializationWork,
-    LeasedAttempt,
-    Positions,
-    Report,
-    Revocation,
-    Round,
-    SnapshotOrder,
-    Train,
-    Work,
-)
+from coordinator.core.work import InitializationWork, Positions, Report, Round, Train, Work
 from coordinator.job.engine import Caller, Engine
 from coordinator.job.job_run import JobRun
 from coordinator.membership.recovery import HeldState
@@ -33,6 +19,7 @@ from coordinator.records.curves import Curves
 from coordinator.records.store import GENERATION, POLICIES, SINCE, Store
 from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
+from psrpc.core.commands import Attempt, Begin, Command, Decision, Ended, Revocation, SnapshotOrder
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
@@ -179,7 +166,7 @@ class Shard:
         for order in decision.snapshots:
             self.take(order)
 
-    def record(self, attempts: list[LeasedAttempt]) -> None:
+    def record(self, attempts: list[Attempt]) -> None:
         """It has these batches."""
         applied = {epoch: IntervalSet(positions) for epoch, positions in self.applied.items()}
         for attempt in attempts:
@@ -251,7 +238,7 @@ class Worker:
             self.received = max(attempt.number for attempt in work.batches)
         return work
 
-    def batches(self, done: list[Report] | None = None) -> list[LeasedAttempt]:
+    def batches(self, done: list[Report] | None = None) -> list[Attempt]:
         """The train task it gets."""
         work = self.lease(done)
         assert isinstance(work, Train), work
@@ -275,7 +262,7 @@ class Worker:
         self.coordinator.settle()
         assert self.coordinator.course.phase == "training"
 
-    def train(self, batches: list[LeasedAttempt]) -> list[Report]:
+    def train(self, batches: list[Attempt]) -> list[Report]:
         """Pushes these to all shards."""
         for shard in self.coordinator.shards:
             shard.record(batches)
@@ -283,7 +270,7 @@ class Worker:
         return [report(attempt) for attempt in batches]
 
 
-def report(attempt: LeasedAttempt) -> Report:
+def report(attempt: Attempt) -> Report:
     """A batch that is done."""
     return Report(attempt.batch, attempt.number, loss=1.0)
 

@@ -11,11 +11,11 @@ import numpy as np
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
-from coordinator.core.work import Decision, LeasedAttempt, SnapshotOrder
 from coordinator.records import store as store_module
 from coordinator.records.store import GENERATION, Store
 from psrpc.checkpoint.checkpoint import ShardState, shard_file_name, write_shard_file
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from psrpc.core.plan import Plan
 from tests.coordinator.builders import make_run
@@ -95,7 +95,7 @@ def ledger(run_dir: Path, say: Say) -> None:
 
 def decision(generation: int, number: int) -> Decision:
     """The decision of a round."""
-    attempts = tuple(LeasedAttempt(BatchId(0, 10 * k, 10 * k + 10), number + k) for k in range(20))
+    attempts = tuple(Attempt(BatchId(0, 10 * k, 10 * k + 10), number + k) for k in range(20))
     return Decision(generation, number, attempts)
 
 

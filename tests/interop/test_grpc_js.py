@@ -19,18 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from coordinator.core.work import LeasedAttempt
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
-from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.encoding import round_to
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import to_batch
 from tests.pserver.shards import AUTHORITY, MOMENTUM, Sink, identity_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -123,14 +123,14 @@ def lease() -> dict[str, Any]:
     """What a coordinator gives the client: a session, grants, and the decision of the first round.
     All bytes in base64."""
     batches = [BatchId(0, 4 * step, 4) for step in range(4)]
-    attempts = [types.Attempt(batch=wire.to_batch(batch), attempt=1) for batch in batches[:2]]
+    attempts = [types.Attempt(batch=to_batch(batch), attempt=1) for batch in batches[:2]]
     decision = types.Decision(generation=1, round=0, attempts=attempts)
     signed = AUTHORITY.sign(decision.SerializeToString())
     return {
         "session": _base64(AUTHORITY.open_session("javascript", "")),
         "initialize": _base64(AUTHORITY.grant_initialize("javascript", 1)),
         "grants": {
-            str(batch.first): _base64(AUTHORITY.grant("javascript", 1, LeasedAttempt(batch, 1)))
+            str(batch.first): _base64(AUTHORITY.grant("javascript", 1, Attempt(batch, 1)))
             for batch in batches
         },
         "decided": {

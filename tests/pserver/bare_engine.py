@@ -10,18 +10,17 @@ from pserver.core.applied import AppliedSet
 from pserver.core.assembly import shard_extents
 from pserver.core.fence import Fence
 from pserver.core.requests import (
-    Decision,
     InitializeRequest,
     PullRequest,
     PushRequest,
     PushResult,
     RestoredState,
 )
-from pserver.core.staging import Attempt
 from pserver.engine.engine import ShardEngine
 from pserver.transport.arrival import Shared
 from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision
 from psrpc.core.plan import aligned_empty
 from psrpc.core.policy import Policy
 from tests.pserver.shards import (

@@ -12,18 +12,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Source
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.requests import Snapshot
 from pserver.core.rows_wanted import RowsWanted
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.transport.workspace import Workspace
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, SnapshotOrder
 from psrpc.core.encoding import Encoding, Gradient, plain
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
@@ -152,7 +152,7 @@ def fence_of(
 
 def grant_of(worker: str, batch: BatchId, attempt: int, generation: int = 1) -> bytes:
     """The proof that the attempt was leased to ``worker``."""
-    return AUTHORITY.grant(worker, generation, LeasedAttempt(batch, attempt))
+    return AUTHORITY.grant(worker, generation, Attempt(batch, attempt))
 
 
 def leased(

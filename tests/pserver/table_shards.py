@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pserver.core.requests import Snapshot, SnapshotOrder, Values
+from pserver.core.requests import Snapshot, Values
 from pserver.snapshots.writer import SnapshotFiles
 from pserver.tables.part import TablePart
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, commit
 from psrpc.checkpoint.manifest import read_manifest
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import FULL_EVERY, Rows, TableSpec, shard_of
@@ -121,7 +122,7 @@ class Job:
         name = name or f"step-{self.version:08d}"
         directory = f"checkpoints/.tmp-{name}"
         make_directory(self.root / directory, self.storage)
-        return SnapshotOrder(name, True, False, directory, self.version, base, self.most)
+        return SnapshotOrder(name, self.version, True, False, directory, base, self.most)
 
     def report(self, base: str = "") -> list[pb.ReportSnapshotRequest]:
         order = self.order(base)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
-from coordinator.core.work import Ended, Round, Train, Wait, Work
+from coordinator.core.work import Round, Train, Wait, Work
 from coordinator.job.engine import POLL_S, Caller, Engine, pause_s
 from coordinator.job.job_run import JobRun
 from coordinator.process.settling import settle
 from coordinator.records.curves import Curves, Gauges
 from coordinator.records.run_directory import RunDirectory
-from coordinator.rpc.answers import write_command, write_lease
+from coordinator.rpc.answers import write_lease
 from coordinator.rpc.messages import read_holding
 from coordinator.rpc.servicer import Servicer
 from coordinator.training.streams import Stream
+from psrpc.core.commands import Ended
 from psrpc.core.errors import (
     AccessDenied,
     CheckpointError,
@@ -30,6 +31,7 @@ from psrpc.core.errors import (
 )
 from psrpc.files.durable import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.commands import to_command
 from tests.sim.disk import View
 from tests.sim.network import Respond
 from tests.sim.place import COORDINATOR, RUN_DIR
@@ -370,7 +372,7 @@ class Coordinator:
         try:
             while (command := stream.next()) is not None:
                 self._cluster.invariants.check_told(self._store, command)
-                connection.send(write_command(command, self.engine.authority.keys))
+                connection.send(to_command(self.engine.authority.with_keys(command)))
                 if isinstance(command, Ended):
                     stream.told = stream.over = True
                     self.engine.watch_ended(stream)

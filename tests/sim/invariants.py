@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.work import Begin, Command, Decision, Round, Train
+from coordinator.core.work import Round, Train
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import ENDED, GENERATION, Store
-from pserver.core.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
+from pserver.core.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Begin, Command, Decision, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
@@ -207,7 +208,7 @@ class Invariants:
             self.fail(f"{shard.process} applies {header.attempt} of staleness {result.staleness}")
         key = (generation, header.batch)
         newest = self._newest.get(key, 0)
-        if header.attempt.attempt < newest and key not in self._doubled:
+        if header.attempt.number < newest and key not in self._doubled:
             self.fail(f"{shard.process} takes {header.attempt} although attempt {newest} is leased")
 
     def check_values(self, worker: Worker, values: Values, generation: int) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Begin, Decision, Round, Train, TrainingPosition
+from coordinator.core.work import Round, Train, TrainingPosition
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import POLICIES, Store
 from coordinator.schedule.ledger import Ledger
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
+from psrpc.core.commands import Begin, Decision
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb

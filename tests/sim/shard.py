@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import RestoredState, Snapshot, SnapshotOrder
+from pserver.core.requests import RestoredState, Snapshot
 from pserver.engine.engine import ShardEngine
 from pserver.process.coordination import Coordination
 from pserver.process.ending import Ending
 from pserver.snapshots.writer import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import PsError
 from psrpc.core.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb

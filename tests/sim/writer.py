@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.requests import Snapshot
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
+from psrpc.core.commands import SnapshotOrder
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.table_witness import Contents
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from pserver.core.requests import Decision
-from pserver.core.staging import Attempt
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision
 from tests.pserver.shards import INITIAL
 from tests.worker.flat_jobs import CPU, Bench
 from tests.worker.shards import leased, serve_shards, standing_alone
@@ -65,9 +64,9 @@ def train(
             unused = {name: np.empty_like(array) for name, array in values.items()}
             for attempt, gradients in results[::-1] if mode == "sync" else results:
                 if mode == "sync":
-                    router.push(*leased(attempt.batch, attempt.attempt), gradients)
+                    router.push(*leased(attempt.batch, attempt.number), gradients)
                 else:
-                    router.push_pull(*leased(attempt.batch, attempt.attempt), gradients, unused)
+                    router.push_pull(*leased(attempt.batch, attempt.number), gradients, unused)
             if mode == "sync":
                 decided = Decision(1, turn, tuple(attempt for attempt, _ in results))
                 for engine in served.engines:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from coordinator.client.client import CoordinatorClient
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.requests import Snapshot
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
 from psrpc.core.errors import Forming, NotReady, PsError, ShardUnreachable
-from psrpc.core.exit_status import DRAINED
+from psrpc.ops.exit_status import DRAINED
 from psrpc.ops.logs import get_logger, set_role
 from psrpc.ops.retry import waiting_words
 from psrpc.ops.threads import THREADS, Threads

@@ -23,10 +23,10 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.core.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.core.version import SOFTWARE
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed
-from psrpc.core.exit_status import DONE, INTERRUPTED
+from psrpc.ops.exit_status import DONE, INTERRUPTED
 from psrpc.v1 import coordinator_pb2, types_pb2
 from psrpc.v1 import coordinator_pb2 as pb
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrpc.core.errors import StaleGeneration
-from psrpc.core.exit_status import DONE, DRAINED
 from psrpc.core.version import SOFTWARE
+from psrpc.ops.exit_status import DONE, DRAINED
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.protocol.actions import WorkDone
 from worker.protocol.done import DoneBatch, DoneBatches, Stopped, raise_shutdown

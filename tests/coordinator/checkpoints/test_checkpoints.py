@@ -19,12 +19,12 @@ from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
-from coordinator.core.work import SnapshotOrder
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.checkpoint.checkpoint import ShardState, read_manifest, shard_file_name, write_shard_file
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.policy import Policy
 from psrpc.files.storage import Disk

@@ -24,7 +24,7 @@ from coordinator.checkpoints.disk import (
 from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.run import Run
-from coordinator.core.work import SnapshotOrder
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.names import CHECKPOINTS
 from psrpc.files.storage import Disk
 from tests.coordinator.builders import make_run

@@ -16,12 +16,12 @@ from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.run import Run
-from coordinator.core.work import SnapshotOrder
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.names import CHECKPOINTS
 from psrpc.files.durable import RENAMED, ensure_directory, make_directory
 from tests.coordinator.builders import make_run

@@ -8,9 +8,9 @@ from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.saving import Saving
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Snapshots, Taken
 from coordinator.core.lifecycle import Facts, Phase, next_phase
-from coordinator.core.work import SnapshotOrder
 from coordinator.schedule.evaluation import Evaluations
 from psrpc.core.checkpoint_every import DEFAULT_S, SaveInterval, read_checkpoint_every
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.clock import ManualClock
 

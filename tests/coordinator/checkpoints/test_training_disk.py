@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
-from coordinator.core.work import (
-    Decision,
-    Release,
-    Report,
-    SnapshotOrder,
-)
+from coordinator.core.work import Report
+from psrpc.core.commands import Decision, Release, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from tests.coordinator.builders import QueuedDisk
 from tests.coordinator.sync_job import SYNC, refuse

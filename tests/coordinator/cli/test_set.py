@@ -12,8 +12,9 @@ import pytest
 from coordinator.cli import set as set_cli
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
-from coordinator.core.work import Ended, Wait, Work
+from coordinator.core.work import Wait, Work
 from coordinator.job import engine as engine_module
+from psrpc.core.commands import Ended
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import Served, make_run, serving

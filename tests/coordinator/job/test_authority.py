@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
-from coordinator.core.work import LeasedAttempt, Report
+from coordinator.core.work import Report
 from coordinator.job.authority import Authority
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.errors import AccessDenied
 from psrpc.security.signatures import (
     SessionIdentity,
@@ -53,7 +54,7 @@ def test_what_it_issues_passes_where_its_keys_are() -> None:
     verify, grant = AUTHORITY.keys.verify, AUTHORITY.keys.grant
     assert read_session(verify, AUTHORITY.open_session("w", "c")) == SessionIdentity("w", "c")
     check_decision(verify, AUTHORITY.sign(b"anything"))
-    check_grant(grant, "w", 2, BATCH, 7, AUTHORITY.grant("w", 2, LeasedAttempt(BATCH, 7)))
+    check_grant(grant, "w", 2, BATCH, 7, AUTHORITY.grant("w", 2, Attempt(BATCH, 7)))
 
 
 def test_each_decision_has_its_own_signature() -> None:
@@ -96,7 +97,7 @@ def test_what_a_shard_has_as_skipped_is_skipped_whatever_is_reported(has: tuple[
         receipts(False, False, attempt=8),
         receipts(False, False, batch=BatchId(0, 8, 4)),
         receipts(False, False, authority=Authority(Random(2).randbytes)),
-        (AUTHORITY.grant("worker-1", 2, LeasedAttempt(BATCH, 7)),) * 2,
+        (AUTHORITY.grant("worker-1", 2, Attempt(BATCH, 7)),) * 2,
     ],
 )
 def test_a_report_that_a_shard_does_not_vouch_for_is_denied(others: tuple[bytes, ...]) -> None:

@@ -15,16 +15,15 @@ from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
 from coordinator.core.run import RestoredCheckpoint, Run
-from coordinator.core.work import Command, SnapshotOrder
-from coordinator.rpc.answers import write_order
 from coordinator.rpc.messages import read_manifest_file
-from pserver.wire.messages import from_order
 from psrpc.checkpoint.manifest import RowsFileEntry, read_manifest
+from psrpc.core.commands import Command, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.placement import make_plan
 from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_order, to_order
 from tests.coordinator.builders import QueuedDisk, make_run
 from tests.psrpc.rows import TABLES
 
@@ -69,7 +68,7 @@ def test_the_next_checkpoint_continues_the_one_that_was_committed_last(tmp_path:
     ordering.orders.failed(Failed(third, "it was read back"), damaged=True)
     assert ordering.orders.is_lost(number)
     assert ordering.next().base == "", "its parts would be in the next"
-    assert write_order(third).base == third.base
+    assert to_order(third).base == third.base
 
 
 def test_shards_are_told_when_all_rows_are_to_be_written_again(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_shards_are_told_when_all_rows_are_to_be_written_again(tmp_path: Path) -
         (tmp_path / name).mkdir()
     run, other = run_of(tmp_path / "run"), run_of(tmp_path / "other")
     other = replace(other, description=replace(other.description, full_checkpoint_every=3))
-    orders = [write_order(Ordering(each).next()) for each in (run, other)]
+    orders = [to_order(Ordering(each).next()) for each in (run, other)]
     orders.append(types.SnapshotOrder())
     assert [from_order(order).parts for order in orders] == [16, 3, 16]
 

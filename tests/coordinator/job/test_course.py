@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.work import (
-    Begin,
-)
 from coordinator.records.store import ENDED
+from psrpc.core.commands import Begin
 from psrpc.core.errors import StaleGeneration
 from tests.coordinator.sync_job import SYNC, begins, phase, rounds
 from tests.coordinator.whole_coordinator import Worker, start

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.work import (
-    Begin,
-    InitializationWork,
-    SnapshotOrder,
-    Train,
-)
+from coordinator.core.work import InitializationWork, Train
+from psrpc.core.commands import Begin, SnapshotOrder
 from psrpc.core.errors import StaleGeneration
 from tests.coordinator.sync_job import SYNC, begins, phase, rounds
 from tests.coordinator.whole_coordinator import Coordinator, Shard, Worker, start

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.work import (
-    InitializationWork,
-    Revocation,
-    Round,
-    Wait,
-)
+from coordinator.core.work import InitializationWork, Round, Wait
 from coordinator.membership.membership import LEASE_S
+from psrpc.core.commands import Revocation
 from psrpc.core.errors import Forming, NotReady, StaleGeneration
 from tests.coordinator.sync_job import SYNC
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start

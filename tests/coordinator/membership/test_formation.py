@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.core.work import Begin
 from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import HeldState
+from psrpc.core.commands import Begin
 
 
 def begins(generation: int, shards: int = 2) -> list[Begin]:

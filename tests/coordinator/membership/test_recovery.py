@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Begin, Decision
 from coordinator.membership.recovery import (
     HeldState,
     Origin,
@@ -15,6 +14,7 @@ from coordinator.membership.recovery import (
     went_back,
     why_restore,
 )
+from psrpc.core.commands import Begin, Decision
 from psrpc.core.errors import CheckpointError
 from psrpc.core.policy import ASYNC, Mode, Policy
 

@@ -7,11 +7,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import LeasedAttempt, Revocation
 from coordinator.membership.fencing import FencingOrders
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Revocation
 
-ATTEMPT = LeasedAttempt(BatchId(0, 0, 4), 1)
+ATTEMPT = Attempt(BatchId(0, 0, 4), 1)
 
 
 def test_work_is_free_when_all_shards_have_obeyed() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.work import Decision, LeasedAttempt
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import DamagedLedger, Store, unreadable_ledger
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision
 from tests.psrpc.checkpoint.test_forgery import PLACED
 
 POLICY = {"number": 1, "settings": {"mode": "async"}, "step": 0, "batches": 0}
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
         store.put("identity", {"run_id": "a", "first": {"mode": "async"}, "policy": None})
         store.put("restored", [[2, 1, 5], [3, 2, 7, [0]]])
         store.put("first_loss", 0.5)
-        store.put_decision(Decision(2, 7, (LeasedAttempt(BatchId(0, 4, 4), 1 << 40),)))
+        store.put_decision(Decision(2, 7, (Attempt(BatchId(0, 4, 4), 1 << 40),)))
         store.put_incarnation("shard", "0", 2**63 - 1, 2, "host:1")
         store.put_evaluation("epoch-0", 1, 10, {"loss": float("nan")})
         store.put_checkpoint("step-00000010", 1, 10)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.work import Decision, LeasedAttempt, SnapshotOrder
 from coordinator.records import store as store_module
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import KEPT_DECISIONS, RESERVED_BYTES, Store
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, InvalidJob
 
 FIRST = "first_loss"
 
 DECISION = Decision(
-    2, 7, (LeasedAttempt(BatchId(0, 4, 4), 1 << 40),), (SnapshotOrder("s", 8, True, True, "d"),)
+    2, 7, (Attempt(BatchId(0, 4, 4), 1 << 40),), (SnapshotOrder("s", 8, True, True, "d"),)
 )
 
 
@@ -65,7 +65,7 @@ def test_the_newest_decision_is_the_one_of_the_newest_generation(tmp_path: Path)
 
 def test_the_store_does_not_grow_and_has_its_space_beforehand(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    attempts = tuple(LeasedAttempt(BatchId(0, 4 * k, 4), k) for k in range(8))
+    attempts = tuple(Attempt(BatchId(0, 4 * k, 4), k) for k in range(8))
 
     def sizes() -> dict[str, int]:
         return {file.name: file.stat().st_size for file in tmp_path.iterdir()}

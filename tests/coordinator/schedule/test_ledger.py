@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import LeasedAttempt, Report, Train, Wait
+from coordinator.core.work import Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
@@ -24,12 +25,12 @@ def make(**changes: object) -> Ledger:
     return Ledger(**settings)  # type: ignore[arg-type]
 
 
-def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[LeasedAttempt]:
+def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[Attempt]:
     work = ledger.lease(worker, now, ALL, workers)
     return list(work.batches) if isinstance(work, Train) else []
 
 
-def done(attempt: LeasedAttempt, skipped: bool = False) -> Report:
+def done(attempt: Attempt, skipped: bool = False) -> Report:
     return Report(attempt.batch, attempt.number, 1.0, 0, skipped)
 
 
@@ -161,7 +162,7 @@ def test_resume_leases_exactly_what_is_missing() -> None:
         first_attempt=1 << 40,
     )
     assert (ledger.span.batches, ledger.span.examples) == (3, 8)
-    assert lease(ledger, "w")[0] == LeasedAttempt(BatchId(0, 4, 4), 1 << 40)
+    assert lease(ledger, "w")[0] == Attempt(BatchId(0, 4, 4), 1 << 40)
     ledger.release("w")
     assert drain(ledger) == [BatchId(0, 4, 4), BatchId(1, 0, 4), BatchId(1, 8, 2)]
 
@@ -173,8 +174,8 @@ def test_every_batch_is_counted_once_with_workers_that_die_and_repeat_themselves
 ) -> None:
     chance = random.Random(seed)
     ledger = Ledger(records=records, batch_size=batch_size, epochs=2)
-    held: dict[str, list[LeasedAttempt]] = {w: [] for w in "abc"}
-    late: list[tuple[str, LeasedAttempt]] = []
+    held: dict[str, list[Attempt]] = {w: [] for w in "abc"}
+    late: list[tuple[str, Attempt]] = []
     counted: list[BatchId] = []
     for now in range(2000):
         worker = chance.choice("abc")
@@ -204,7 +205,7 @@ def test_every_batch_is_counted_once_with_workers_that_die_and_repeat_themselves
 # What some shards have, what is refused, and changes.
 
 
-def too_stale(attempt: LeasedAttempt) -> Report:
+def too_stale(attempt: Attempt) -> Report:
     return Report(attempt.batch, attempt.number, 1.0, 9, too_stale=True)
 
 
@@ -316,7 +317,7 @@ def test_every_batch_is_done_once_by_all_shards_under_every_policy(
     """Two shards; a batch that only one has taken is leased until the other has it too."""
     chance = random.Random(seed)
     ledger = Ledger(records=records, batch_size=batch_size, epochs=2, policy=policy)
-    held: dict[str, list[LeasedAttempt]] = {w: [] for w in "abc"}
+    held: dict[str, list[Attempt]] = {w: [] for w in "abc"}
     told: list[tuple[str, Report]] = []
     shards: tuple[set[BatchId], set[BatchId]] = (set(), set())
     counted: list[BatchId] = []

@@ -8,10 +8,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Decision, Round, Wait
+from coordinator.core.work import Round, Wait
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Decision
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 from tests.coordinator.hand_rounds import done, make, play

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import Decision, LeasedAttempt, Report, Round, SnapshotOrder, Wait
+from coordinator.core.work import Report, Round, Wait
 from coordinator.schedule.rounds import Rounds
 from pserver.core import staging
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
@@ -236,15 +237,14 @@ class StagingShard:
         self.staging = staging.Staging(1)
         self.refused: set[str] = set()
 
-    def push(self, worker: str, attempt: LeasedAttempt) -> None:
-        staged = staging.Attempt(attempt.batch, attempt.number)
-        if worker not in self.refused and self.staging.admit(staged):
-            self.staging.stage(staged, staging.Staged(attempt.batch.count, {}))
+    def push(self, worker: str, attempt: Attempt) -> None:
+        if worker not in self.refused and self.staging.admit(attempt):
+            self.staging.stage(attempt, staging.Staged(attempt.batch.count, {}))
 
-    def refuse(self, worker: str, attempts: list[LeasedAttempt]) -> None:
+    def refuse(self, worker: str, attempts: list[Attempt]) -> None:
         self.refused.add(worker)
         for attempt in attempts:
-            self.staging.drop(staging.Attempt(attempt.batch, attempt.number))
+            self.staging.drop(attempt)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -289,6 +289,6 @@ def test_however_workers_die_between_two_shards_the_round_can_be_applied(
                 shard.push("w3", last.attempt)
                 assert len(shard.staging) == 1
             assert rounds.commit("w3", 0, done(last), 0.0).counted
-            named = tuple(staging.Attempt(a.batch, a.number) for a in rounds.decide().attempts)
+            named = rounds.decide().attempts
             for shard in shards:
                 assert isinstance(shard.staging.decide(named), staging.Ready)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.work import EvaluationWork, LeasedAttempt, Report, Train, Wait
+from coordinator.core.work import EvaluationWork, Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
+from psrpc.core.commands import Attempt
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 from tests.coordinator.whole_coordinator import Worker, start
@@ -29,7 +30,7 @@ def make(staleness: int, **changes: object) -> Ledger:
     return Ledger(**settings)  # type: ignore[arg-type]
 
 
-def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[LeasedAttempt]:
+def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[Attempt]:
     work = ledger.lease(worker, now, ALL, workers)
     if isinstance(work, Wait):
         return []
@@ -37,7 +38,7 @@ def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> li
     return list(work.batches)
 
 
-def finish(ledger: Ledger, worker: str, attempts: list[LeasedAttempt], now: float = 0.0) -> None:
+def finish(ledger: Ledger, worker: str, attempts: list[Attempt], now: float = 0.0) -> None:
     ledger.report(worker, [Report(a.batch, a.number) for a in attempts], now)
 
 
@@ -163,7 +164,7 @@ def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
     """With s = 0 and nobody who comes or goes this is a barrier."""
     chance = random.Random(seed)
     ledger = make(staleness, records=200)
-    held: dict[str, list[LeasedAttempt]] = {}
+    held: dict[str, list[Attempt]] = {}
     clocks: dict[str, int] = {}
     """Of those that train now."""
     away: dict[str, int] = {}

@@ -11,7 +11,6 @@ import pytest
 
 from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.work import (
-    Ended,
     EvaluationWork,
     MergeWork,
     MetricVariable,
@@ -25,6 +24,7 @@ from coordinator.process.result import _rows
 from coordinator.process.summary import summarize
 from coordinator.rpc.status import write_status
 from psrpc.checkpoint.manifest import MANIFEST
+from psrpc.core.commands import Ended
 from psrpc.core.errors import StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import SSP, SYNC, again, do

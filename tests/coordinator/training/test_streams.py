@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.work import Ended, Release
 from coordinator.training.streams import QUEUE, CommandStreams, Notifier
+from psrpc.core.commands import Ended, Release
 from psrpc.core.errors import ResourceExhausted
 
 

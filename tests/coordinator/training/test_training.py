@@ -9,16 +9,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
-from coordinator.core.work import (
-    Command,
-    Decision,
-    EvaluationWork,
-    MergeWork,
-    Report,
-    SnapshotOrder,
-)
+from coordinator.core.work import EvaluationWork, MergeWork, Report
 from coordinator.records.store import Store
 from coordinator.schedule.evaluation import training_of
+from psrpc.core.commands import Command, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from tests.coordinator.builders import make_run

@@ -11,16 +11,11 @@ from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import PAUSE_S
 from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.lifecycle import STOPPED
-from coordinator.core.work import (
-    Decision,
-    Ended,
-    SnapshotOrder,
-    Train,
-    Wait,
-)
+from coordinator.core.work import Train, Wait
 from coordinator.membership.membership import LEASE_S, STARTING_S
 from coordinator.records.store import ENDED
 from coordinator.transitions.stopping import FINISH_S, SAVE_S
+from psrpc.core.commands import Decision, Ended, SnapshotOrder
 from psrpc.core.errors import CheckpointError, NotReady
 from tests.coordinator.sync_job import SYNC, phase, rounds
 from tests.coordinator.sync_job import refuse as refuse_to_store

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.run import Followed
-from coordinator.core.work import Begin, EvaluationWork, MergeWork, Round, Wait
+from coordinator.core.work import EvaluationWork, MergeWork, Round, Wait
 from coordinator.records.store import POLICIES
+from psrpc.core.commands import Begin
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import PAIRS, SSP, SYNC, ask, do, finish, job, work, written

@@ -11,7 +11,6 @@ import pytest
 
 from pserver.client.client import ShardClient
 from pserver.transport.workspace import Workspace
-from pserver.wire import messages as wire
 from psrpc.core.encoding import (
     Encoded,
     Gradient,
@@ -22,6 +21,7 @@ from psrpc.core.encoding import (
     wire_dtype,
 )
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import to_batch
 from tests.pserver.exchanges import BATCH, NAME, PLAN, STATE, normal
 from tests.pserver.shards import (
     INCARNATION,
@@ -73,7 +73,7 @@ def test_gradients_in_every_encoding(
         client.initialize(fence, counting(PLAN), INITIAL)
         assert client.push(fence, leased("worker-1", BATCH, 1, 0, gradient)).version == 1 - replicas
         decision = types.Decision(
-            generation=1, attempts=[types.Attempt(batch=wire.to_batch(BATCH), attempt=1)]
+            generation=1, attempts=[types.Attempt(batch=to_batch(BATCH), attempt=1)]
         )
         into = whole(PLAN)
         client.pull(fence, 1 if replicas else None, into, signed(decision) if replicas else None)

@@ -13,12 +13,12 @@ import pytest
 from pserver.client.client import ShardClient
 from pserver.engine.engine import ShardEngine
 from pserver.transport.workspace import Workspace
-from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.net.channel import open_channel
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.codec import encode_stream
+from psrpc.wire.commands import to_batch
 from tests.pserver.exchanges import BATCH, PLAN
 from tests.pserver.malformed import refusal
 from tests.pserver.shards import (
@@ -46,7 +46,7 @@ class Raw:
     def push(self, **change: object) -> pb.PushHeader:
         fields: dict[str, object] = {
             "fence": self.fence,
-            "batch": wire.to_batch(BATCH),
+            "batch": to_batch(BATCH),
             "examples": BATCH.count,
             "extents": streams.to_extents(streams.gradient_extents(PLAN, part(PLAN, whole(PLAN)))),
         }

@@ -28,6 +28,7 @@ from psrpc.core.errors import OutcomeUnknown, PsError, SegmentLost, ShardUnreach
 from psrpc.core.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.codec import encode_stream
+from psrpc.wire.commands import to_batch
 from tests.pserver.exchanges import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
     INCARNATION,
@@ -81,7 +82,7 @@ def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
             gradient = part(PLAN, normal())
             header = pb.PushHeader(
                 fence=fence,
-                batch=wire.to_batch(batch),
+                batch=to_batch(batch),
                 examples=batch.count,
                 extents=streams.to_extents(streams.gradient_extents(PLAN, gradient)),
             )

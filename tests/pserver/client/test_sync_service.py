@@ -10,7 +10,6 @@ import pytest
 
 from pserver.client.client import RetryPolicy, ShardClient
 from pserver.engine.engine import ShardEngine
-from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import (
     InvalidArgument,
@@ -20,6 +19,7 @@ from psrpc.core.errors import (
     StaleGeneration,
 )
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_decision, to_batch
 from tests.pserver.shards import (
     INCARNATION,
     INITIAL,
@@ -86,7 +86,7 @@ def decision(
     return types.Decision(
         generation=1,
         round=number,
-        attempts=[types.Attempt(batch=wire.to_batch(b), attempt=a) for b, a in attempts],
+        attempts=[types.Attempt(batch=to_batch(b), attempt=a) for b, a in attempts],
         snapshots=[types.SnapshotOrder(name=name, keep=True) for name in snapshots],
     )
 
@@ -193,7 +193,7 @@ def test_a_decision_counts_once(client: ShardClient, engine: ShardEngine) -> Non
     stage(client, A, 1, gradient(1))
     decided = decision((A, 1))
     first = pulled(client, 1, decided)
-    engine.decide(wire.from_decision(decided))
+    engine.decide(from_decision(decided))
     assert_same_bits(pulled(client, 1, decided), first)
 
 
@@ -218,7 +218,7 @@ def test_a_pull_waits_for_its_round(client: ShardClient, engine: ShardEngine) ->
     stage(client, A, 1, gradient(1))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pulled, client, 1)
-        engine.decide(wire.from_decision(decision((A, 1))))
+        engine.decide(from_decision(decision((A, 1))))
         assert_same_bits(waiting.result(30), applied_to(counting(PLAN), gradient(1)))
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from pserver.core.applied import AppliedSet, EpochTotals
-from pserver.core.requests import Begin, Revocation
-from pserver.core.staging import Attempt
 from pserver.engine.engine import ShardEngine
 from pserver.transport.arrival import Shared
 from pserver.wire import messages as wire
@@ -21,6 +19,7 @@ from psrpc.checkpoint.load import common_applied
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.checkpoint.shard_reader import ShardReader
 from psrpc.core.batch import KEPT_VALUES, BatchId
+from psrpc.core.commands import Attempt, Begin, Revocation
 from psrpc.core.errors import InvalidArgument, StaleGeneration
 from psrpc.core.policy import ASYNC
 from tests.pserver.bare_engine import (

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.core.staging import Attempt, Missing, Ready, Staged, Staging, weighted_mean
+from pserver.core.staging import Missing, Ready, Staged, Staging, weighted_mean
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt
 from psrpc.core.errors import InvalidArgument
 
 

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.core.requests import (
-    Begin,
-    Begun,
-    InitializeRequest,
-    PullRequest,
-    PushResult,
-    SnapshotOrder,
-)
+from pserver.core.requests import Begun, InitializeRequest, PullRequest, PushResult
 from pserver.engine.engine import ShardEngine
 from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.core.commands import Begin, SnapshotOrder
 from psrpc.core.errors import (
     CheckpointError,
     NotReady,

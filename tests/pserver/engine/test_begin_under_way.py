@@ -11,16 +11,11 @@ import pytest
 
 from pserver.core.assembly import Extent
 from pserver.core.finite import Seen
-from pserver.core.requests import (
-    Begin,
-    PullRequest,
-    PushResult,
-    Revocation,
-)
-from pserver.core.staging import Attempt
+from pserver.core.requests import PullRequest, PushResult
 from pserver.engine.engine import ShardEngine
 from pserver.transport.arrival import Shared
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Begin, Revocation
 from psrpc.core.errors import (
     ResourceExhausted,
     StaleGeneration,

@@ -11,17 +11,7 @@ import pytest
 from pserver.core.applied import AppliedSet
 from pserver.core.assembly import Extent
 from pserver.core.fence import Fence
-from pserver.core.requests import (
-    Begin,
-    InitializeRequest,
-    PullRequest,
-    PushRequest,
-    RestoredState,
-    Revocation,
-    SnapshotOrder,
-    Values,
-)
-from pserver.core.staging import Attempt
+from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, RestoredState, Values
 from pserver.engine.compensation import EPSILON, Compensation
 from pserver.engine.engine import ShardEngine
 from pserver.engine.pushes import MAX_VERSIONS, Pulled
@@ -32,6 +22,7 @@ from psrpc.checkpoint.checkpoint import ManifestFile, commit
 from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Begin, Revocation, SnapshotOrder
 from psrpc.core.encoding import Encoding, round_to
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import MEAN_SQUARE, Plan, VariableSpec, aligned_empty
@@ -322,7 +313,7 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
     shard = Shard(ADAPTIVE, kind).initialize(1.0)
     shard.pull("a")
     shard.push("a", 2.0, 0)
-    shard.engine.take_snapshot(SnapshotOrder("s", True, True, "", 1))
+    shard.engine.take_snapshot(SnapshotOrder("s", 1, True, True))
     taken = shard.sink.snapshots["s"]
     assert list(taken.slots.elements[MEAN_SQUARE][NAME]) == [1.0] * 6
     shard.push("a", 4.0, 1)

@@ -8,17 +8,16 @@ from random import Random
 
 import pytest
 
-from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from pserver.client.client import ShardClient
 from pserver.client.requests import GradientPush
-from pserver.core.requests import Begin
 from pserver.engine.engine import ShardEngine
-from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Begin
 from psrpc.core.errors import AccessDenied, StaleGeneration
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import to_batch
 from tests.pserver.shards import (
     AUTHORITY,
     INITIAL,
@@ -174,7 +173,7 @@ GRANTS = {
     "another attempt's": grant_of("worker-1", A, 2),
     "another batch's": grant_of("worker-1", B, 1),
     "another generation's": grant_of("worker-1", A, 1, generation=2),
-    "another coordinator's": OTHER.grant("worker-1", 1, LeasedAttempt(A, 1)),
+    "another coordinator's": OTHER.grant("worker-1", 1, Attempt(A, 1)),
     "to initialize": INITIAL,
 }
 
@@ -243,7 +242,7 @@ def decision(*snapshots: str) -> types.Decision:
     return types.Decision(
         generation=1,
         round=0,
-        attempts=[types.Attempt(batch=wire.to_batch(A), attempt=1)],
+        attempts=[types.Attempt(batch=to_batch(A), attempt=1)],
         snapshots=[types.SnapshotOrder(name=name, keep=True, write=True) for name in snapshots],
     )
 
@@ -292,5 +291,5 @@ def test_what_was_issued_before_is_nothing_after_a_coordinator_was_started_again
     with pytest.raises(AccessDenied) as caught:
         client.push(client.fence(2, 1, again), push)
     assert caught.value.code == "PS305"
-    good = replace(push, grant=OTHER.grant("worker-1", 2, LeasedAttempt(A, 1)))
+    good = replace(push, grant=OTHER.grant("worker-1", 2, Attempt(A, 1)))
     assert client.push(client.fence(2, 1, again), good).outcome == "applied"

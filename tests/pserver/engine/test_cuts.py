@@ -18,22 +18,19 @@ from hypothesis import strategies as st
 from pserver.core.assembly import shard_extents
 from pserver.core.fence import Fence
 from pserver.core.requests import (
-    Begin,
-    Decision,
     InitializeRequest,
     PullRequest,
     PushRequest,
     RestoredState,
     Snapshot,
-    SnapshotOrder,
 )
-from pserver.core.staging import Attempt
 from pserver.engine.engine import ShardEngine
 from pserver.snapshots.writer import SnapshotFiles
 from pserver.transport.arrival import Shared
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Begin, Decision, SnapshotOrder
 from psrpc.core.plan import aligned_empty
 from tests.pserver.engine_cases import serialized
 from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, engine_of, identity_of, plan_of

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.core.requests import SnapshotOrder
 from pserver.engine.engine import ShardEngine
 from pserver.engine.parameters import Parameters
 from pserver.tables.tables import Tables
 from pserver.updates.engine import NDArray
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import JobFailed, RemoteFailure
 from tests.pserver.shards import (
     INCARNATION,
@@ -110,5 +110,5 @@ def test_an_update_that_breaks_makes_the_shard_unusable() -> None:
         with pytest.raises(JobFailed):
             client.pull(fence, None, whole(PLAN))
         assert not engine.applied().to_epochs()
-        engine.take_snapshot(SnapshotOrder("step-1", True, True, "", 1))
+        engine.take_snapshot(SnapshotOrder("step-1", 1, True, True))
         assert "out of memory" in sink.failures["step-1"]

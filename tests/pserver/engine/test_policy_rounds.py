@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from pserver.core.requests import (
-    Begin,
-    PullRequest,
-)
-from pserver.core.staging import Attempt
+from pserver.core.requests import PullRequest
 from pserver.engine.engine import ShardEngine
+from psrpc.core.commands import Attempt, Begin
 from psrpc.core.errors import (
     NotReady,
     ResourceExhausted,

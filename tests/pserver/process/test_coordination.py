@@ -19,8 +19,8 @@ from pserver.process import ending as ending_module
 from pserver.process.ending import Ending
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleGeneration
-from psrpc.core.exit_status import DONE
 from psrpc.ops.clock import ManualClock
+from psrpc.ops.exit_status import DONE
 from psrpc.ops.threads import Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, begin_at, running

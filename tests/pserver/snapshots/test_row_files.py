@@ -11,7 +11,7 @@ from threading import RLock
 import numpy as np
 import pytest
 
-from pserver.core.requests import Begin, Snapshot
+from pserver.core.requests import Snapshot
 from pserver.snapshots import row_files
 from pserver.snapshots.writer import MAX_PENDING, SnapshotWriter
 from pserver.tables.tables import Tables
@@ -19,6 +19,7 @@ from psrpc.checkpoint import rows_file
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.manifest import remove_checkpoint
 from psrpc.checkpoint.shard_file import NDArray
+from psrpc.core.commands import Begin
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import DISK, Disk, Written

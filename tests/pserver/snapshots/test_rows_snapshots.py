@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.core.requests import Begin, RestoredState, Snapshot, SnapshotOrder
+from pserver.core.requests import RestoredState, Snapshot
 from pserver.engine.engine import ShardEngine
 from pserver.engine.held_snapshots import Freeze
 from pserver.engine.parameters import Parameters
@@ -18,6 +18,7 @@ from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Begin, SnapshotOrder
 from psrpc.core.errors import NotReady
 from tests.pserver.rows_cases import (
     ITEM,
@@ -80,7 +81,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[FrozenTables]:
 
 
 def order(name: str = "step-1", *, write: bool = False, keep: bool = False) -> SnapshotOrder:
-    return SnapshotOrder(name, write, keep, "", 1)
+    return SnapshotOrder(name, 1, write, keep)
 
 
 def push(client: ShardClient, number: int, model: Model) -> None:

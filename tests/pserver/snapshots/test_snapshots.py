@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pserver.core.requests import Snapshot, SnapshotOrder, Values
+from pserver.core.requests import Snapshot, Values
 from pserver.snapshots.writer import MAX_PENDING, SnapshotFiles, SnapshotWriter
 from pserver.updates.engine import Slots
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import StaleGeneration
 from psrpc.files.storage import Disk, Written
 from psrpc.ops.tracing import tracing

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.work import LeasedAttempt
 from coordinator.job.authority import Authority
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import KEY_BYTES, Attempt, Keys
 from psrpc.core.errors import AccessDenied, InvalidArgument
 from psrpc.security.signatures import (
     DECISION,
     GRANT_BYTES,
     INITIALIZE,
-    KEY_BYTES,
     MAX_SESSION_BYTES,
     SESSION,
     SIGNATURE_BYTES,
-    Keys,
     SessionIdentity,
     SignedDecision,
     check_decision,
@@ -145,7 +143,7 @@ def test_a_decision_of_another_coordinator_is_refused() -> None:
 
 
 def test_a_grant_is_for_one_attempt_of_one_worker() -> None:
-    grant = AUTHORITY.grant("worker-1", 2, LeasedAttempt(BATCH, 7))
+    grant = AUTHORITY.grant("worker-1", 2, Attempt(BATCH, 7))
     assert len(grant) == GRANT_BYTES
     check_grant(GRANT, **CASE, grant=grant)
     for change in ANOTHER:

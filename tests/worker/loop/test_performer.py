@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.core.requests import Begin, Revocation
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Begin, Revocation
 from psrpc.core.encoding import plain
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb

@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 
 from coordinator.client.client import CoordinatorClient
-from pserver.core.requests import SnapshotOrder
 from pserver.transport.workspace import Workspace
-from pserver.wire.messages import from_decision
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import JobFailed, JobMismatch, StaleGeneration
 from psrpc.core.placement import make_plan
 from psrpc.options.job_file import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
 from tests.worker.flat_jobs import CPU, Bench, dense_model, make_job, noisy_model, records, whole
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
@@ -131,7 +131,7 @@ def test_an_evaluation_in_the_middle_of_a_round_leaves_the_round_alone() -> None
 
         def keep_a_snapshot() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", False, True, "", 0))
+                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(0)))
 
         coordinator.leases.extend(
@@ -296,7 +296,7 @@ def test_evaluation_reads_a_kept_snapshot_while_training_goes_on() -> None:
 
         def evaluate_now() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", False, True, "", 0))
+                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return evaluate_later
 
         evaluate_later = pb.Lease(evaluate=task_of)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.wire.messages import from_decision
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import decode
 from psrpc.core.errors import StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_decision
 from tests.pserver.shards import fence_of, leased, signed
 from tests.worker.flat_jobs import Bench, dense_model, make_job
 from tests.worker.process.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task

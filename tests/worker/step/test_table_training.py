@@ -12,17 +12,17 @@ import pytest
 import tensorflow as tf
 
 from coordinator.client.client import CoordinatorClient
-from pserver.core.requests import SnapshotOrder
 from pserver.engine.engine import ShardEngine
 from pserver.tables.initial import InitialRows
 from pserver.tables.part import TablePart
-from pserver.wire.messages import from_decision
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards, standing_alone
@@ -304,7 +304,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
 
         def keep_a_snapshot() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", False, True, "", 0))
+                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return pb.Lease(round=rounds[0])
 
         coordinator.leases.extend(
