@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from coordinator.records.ledger_file import unreadable_ledger
 from coordinator.records.run_directory import LEDGER
-from coordinator.records.store import RestoredGeneration, Store, unreadable_ledger
+from coordinator.records.store import Store
+from coordinator.records.stored_values import RestoredGeneration
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.checkpoint.evicted_file import Source
 from psrpc.checkpoint.manifest import MANIFEST, TEMPORARY, Manifest, read_manifest

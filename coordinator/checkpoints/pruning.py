@@ -11,8 +11,9 @@ from coordinator.checkpoints.evicted import keep_evicted
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import read_description
 from coordinator.core.retention import KeptCheckpoint, Objective, best_of, superfluous
+from coordinator.records.ledger_file import unreadable_ledger
 from coordinator.records.run_directory import LEDGER
-from coordinator.records.store import Store, unreadable_ledger
+from coordinator.records.store import Store
 from psrpc.checkpoint.choice import FoundCheckpoints, find_checkpoints
 from psrpc.checkpoint.manifest import Manifest, remove_checkpoint, verify
 from psrpc.core.document import anything, record

@@ -23,7 +23,8 @@ from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.membership.members import Shard, Worker
 from coordinator.membership.recovery import HeldState
-from coordinator.records.store import BARRED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import BARRED
 from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Command, Ended

@@ -17,8 +17,8 @@ from coordinator.core.work import Report
 from coordinator.membership.members import WorkerSilent
 from coordinator.membership.recovery import HeldState, went_back
 from coordinator.records.curves import Curves
-from coordinator.records.store import ENDED as ENDED_KEY
 from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.gauges import read_gauges
 from coordinator.training.generations import HeldReport
 from coordinator.training.job_state import JobState

@@ -10,13 +10,10 @@ from typing import Any
 
 from coordinator.checkpoints.choice import Chosen, choose_checkpoint
 from coordinator.core.description import JobDescription
+from coordinator.records.ledger_file import DamagedLedger, damaged_ledger
 from coordinator.records.run_directory import LEDGER
-from coordinator.records.store import (
-    ENDED,
-    DamagedLedger,
-    Store,
-    damaged_ledger,
-)
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.core.names import CHECKPOINTS

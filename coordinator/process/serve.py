@@ -29,6 +29,7 @@ from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
 from coordinator.process.settling import settle
 from coordinator.process.summary import still_holds, summarize, write_summary
+from coordinator.records.ledger_file import LEDGER_NBYTES, DamagedLedger, damaged_ledger
 from coordinator.records.run_directory import (
     LEDGER,
     RunDirectory,
@@ -38,7 +39,7 @@ from coordinator.records.run_directory import (
     newest_run_directory,
     remembered,
 )
-from coordinator.records.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
+from coordinator.records.store import Store
 from coordinator.rpc.server import Server
 from psrpc.core.errors import JobDone, JobFailed, PsError, disk_code, disk_reason
 from psrpc.core.names import CERTS, HISTORY, SUMMARY

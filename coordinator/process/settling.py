@@ -21,7 +21,8 @@ from coordinator.process.resume_checks import (
     saved,
 )
 from coordinator.records.run_directory import RunDirectory, started_with
-from coordinator.records.store import (
+from coordinator.records.store import Store
+from coordinator.records.stored_values import (
     ENDED,
     FIRST,
     GENERATION,
@@ -29,7 +30,6 @@ from coordinator.records.store import (
     POLICIES,
     SINCE,
     TWICE,
-    Store,
 )
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import CheckpointError, JobDone

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from coordinator.core.retention import Objective
 from coordinator.core.wording import not_evaluated
-from coordinator.records.store import FIRST_LOSS, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import FIRST_LOSS
 from psrpc.core.commands import SnapshotOrder
 from psrpc.ops.logs import get_logger
 

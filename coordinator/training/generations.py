@@ -17,7 +17,8 @@ from coordinator.core.run import Followed, Run
 from coordinator.core.work import Positions
 from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import HeldState, Origin, choose_origin, go_over, why_restore
-from coordinator.records.store import GENERATION, POLICIES, RESTORED, SINCE, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import GENERATION, POLICIES, RESTORED, SINCE
 from psrpc.core.commands import Begin, Command
 from psrpc.core.errors import CheckpointError
 from psrpc.ops.logs import get_logger

@@ -15,7 +15,8 @@ from coordinator.core.run import Run
 from coordinator.membership.membership import LEASE_S, known_members
 from coordinator.records.curves import Curves
 from coordinator.records.notes import JobWarnings
-from coordinator.records.store import BARRED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import BARRED
 from coordinator.training.generations import Generations
 from coordinator.training.streams import CommandStreams, Notifier
 from coordinator.training.training import Training

@@ -16,7 +16,8 @@ from coordinator.job.engine import Caller, Engine
 from coordinator.job.job_run import JobRun
 from coordinator.membership.recovery import HeldState
 from coordinator.records.curves import Curves
-from coordinator.records.store import GENERATION, POLICIES, SINCE, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import GENERATION, POLICIES, SINCE
 from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Attempt, Begin, Command, Decision, Ended, Revocation, SnapshotOrder

@@ -12,7 +12,8 @@ from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.records import store as store_module
-from coordinator.records.store import GENERATION, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import GENERATION
 from psrpc.checkpoint.checkpoint import ShardState, shard_file_name, write_shard_file
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, SnapshotOrder

@@ -94,8 +94,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_checkpoints_and_nothing_else(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.records.store.RESERVED_BYTES", 64 << 10)
-    monkeypatch.setattr("coordinator.records.store.LOG_PAGES", 8)
+    monkeypatch.setattr("coordinator.records.ledger_file.RESERVED_BYTES", 64 << 10)
+    monkeypatch.setattr("coordinator.records.ledger_file.LOG_PAGES", 8)
     run = make_run(small_disk, shards=SHARDS, generation=1, keep_checkpoints=2)
     made = Checkpoints(run)
     with Store(small_disk / LEDGER) as store:

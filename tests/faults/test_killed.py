@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
-from coordinator.records.store import GENERATION, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import GENERATION
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
 from psrpc.core.errors import CheckpointError

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from coordinator.records.run_directory import RunDirectory
-from coordinator.records.store import ENDED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED
 from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.version import SOFTWARE
 from tests.coordinator.builders import description_json, make_run

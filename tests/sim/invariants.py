@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from coordinator.core.work import Round, Train
 from coordinator.job.job_run import JobRun
-from coordinator.records.store import ENDED, GENERATION, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED, GENERATION
 from pserver.core.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from coordinator.core.run import Followed, Run
 from coordinator.core.work import Round, Train, TrainingPosition
 from coordinator.job.job_run import JobRun
-from coordinator.records.store import POLICIES, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import POLICIES
 from coordinator.schedule.ledger import Ledger
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state

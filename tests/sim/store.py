@@ -6,7 +6,9 @@ import sqlite3
 from pathlib import Path
 from typing import ClassVar
 
-from coordinator.records.store import ENDED, Store
+from coordinator.records.ledger_file import LedgerFile
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED
 from tests.sim.faults import Faults
 from tests.sim.schedule import Crash
 
@@ -38,6 +40,14 @@ class StoreFile:
 
 
 class FaultyStore(Store):
+    """The real one, on a :class:`_FaultyFile`."""
+
+    def __init__(self, file: StoreFile, faults: Faults) -> None:
+        super().__init__(Path(":memory:"))
+        self._file = _FaultyFile(file, faults)
+
+
+class _FaultyFile(LedgerFile):
     """The real one, on a database in memory. Its transactions are SQLite's; the process may die
     before or after each statement, and the disk may refuse one."""
 
@@ -47,7 +57,7 @@ class FaultyStore(Store):
         self._faults = faults
 
     def open(self) -> None:
-        """See :class:`Store`."""
+        """See :class:`LedgerFile`."""
         if self._file.connection is None:
             super().open()
             self._file.connection = self._connection
@@ -62,14 +72,14 @@ class FaultyStore(Store):
     def _reserve(self) -> None:
         """Memory needs no reserve."""
 
-    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
+    def run(self, statement: str, *values: object) -> sqlite3.Cursor:
         if statement.startswith(("SELECT", "ROLLBACK")):
-            return super()._run(statement, *values)
+            return super().run(statement, *values)
         if self._faults.strikes("crash at the store"):
             raise Crash
         if self._faults.strikes("store refuses") and statement.startswith(("INSERT", "COMMIT")):
             raise sqlite3.OperationalError("disk I/O error")
-        cursor = super()._run(statement, *values)
+        cursor = super().run(statement, *values)
         if self._faults.strikes("crash at the store"):
             raise Crash
         return cursor

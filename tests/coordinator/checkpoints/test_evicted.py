@@ -18,7 +18,8 @@ from coordinator.cli.checkpoint_options import add_arguments as add_checkpoint_a
 from coordinator.export import export
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.records.run_directory import LEDGER
-from coordinator.records.store import RESTORED, RestoredGeneration, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import RESTORED, RestoredGeneration
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import shard_of

@@ -9,7 +9,7 @@ import pytest
 from coordinator.checkpoints.disk import DiskChoice
 from coordinator.core.lifecycle import STOPPED
 from coordinator.process.summary import summarize
-from coordinator.records.store import GENERATION
+from coordinator.records.stored_values import GENERATION
 from psrpc.core.errors import CheckpointError
 from tests.coordinator.sync_job import SYNC, phase, refuse, rounds
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start

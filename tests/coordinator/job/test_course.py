@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.records.store import ENDED
+from coordinator.records.stored_values import ENDED
 from psrpc.core.commands import Begin
 from psrpc.core.errors import StaleGeneration
 from tests.coordinator.sync_job import SYNC, begins, phase, rounds

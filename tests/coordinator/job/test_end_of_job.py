@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.job.job_run import JobRun
-from coordinator.records.store import ENDED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import make_run
 

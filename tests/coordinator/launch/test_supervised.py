@@ -21,7 +21,8 @@ from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.process.options import ServeOptions
 from coordinator.records.run_directory import LEDGER, RunDirectory
-from coordinator.records.store import ENDED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED
 from psrpc.core.errors import (
     CoordinatorRefuses,
     CoordinatorUnreachable,

@@ -14,7 +14,8 @@ from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
 from coordinator.process.settling import settle
 from coordinator.records.run_directory import LEDGER, RunDirectory
-from coordinator.records.store import ENDED, GENERATION, POLICIES, SINCE, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import ENDED, GENERATION, POLICIES, SINCE
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.policy import ASYNC, Policy

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.records.ledger_file import DamagedLedger, unreadable_ledger
 from coordinator.records.run_directory import LEDGER
-from coordinator.records.store import DamagedLedger, Store, unreadable_ledger
+from coordinator.records.store import Store
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision
 from tests.psrpc.checkpoint.test_forgery import PLACED

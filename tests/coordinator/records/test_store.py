@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.records import store as store_module
+from coordinator.records.ledger_file import RESERVED_BYTES
 from coordinator.records.run_directory import RunDirectory
-from coordinator.records.store import KEPT_DECISIONS, RESERVED_BYTES, Store
+from coordinator.records.store import KEPT_DECISIONS, Store
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, InvalidJob
@@ -50,7 +51,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
 
 
 def rows(store: Store, table: str) -> int:
-    found = store._run(f"SELECT count(*) FROM {table}").fetchone()
+    found = store._file.run(f"SELECT count(*) FROM {table}").fetchone()
     return int(found[0])
 
 

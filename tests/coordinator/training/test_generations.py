@@ -13,7 +13,8 @@ from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import DiskChoice
 from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.membership.recovery import HeldState
-from coordinator.records.store import RESTORED, Store
+from coordinator.records.store import Store
+from coordinator.records.stored_values import RESTORED
 from coordinator.training.generations import Generations
 from psrpc.core.placement import make_plan
 from tests.coordinator.builders import QueuedDisk, make_run

@@ -13,7 +13,7 @@ from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.work import Train, Wait
 from coordinator.membership.membership import LEASE_S, STARTING_S
-from coordinator.records.store import ENDED
+from coordinator.records.stored_values import ENDED
 from coordinator.transitions.stopping import FINISH_S, SAVE_S
 from psrpc.core.commands import Decision, Ended, SnapshotOrder
 from psrpc.core.errors import CheckpointError, NotReady

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.run import Followed
 from coordinator.core.work import EvaluationWork, MergeWork, Round, Wait
-from coordinator.records.store import POLICIES
+from coordinator.records.stored_values import POLICIES
 from psrpc.core.commands import Begin
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import ASYNC, Policy

@@ -10,7 +10,7 @@ from coordinator.checkpoints.saving import PAUSE_S
 from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.run import Followed
 from coordinator.core.work import Train
-from coordinator.records.store import SINCE
+from coordinator.records.stored_values import SINCE
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import NotReady
 from psrpc.core.policy import ASYNC, Policy
