@@ -9,6 +9,7 @@ import pytest
 from coordinator.records.stored_values import ENDED
 from psrpc.core.commands import Begin
 from psrpc.core.errors import StaleGeneration
+from psrpc.core.policy import ASYNC
 from tests.coordinator.sync_job import SYNC, begins, phase, rounds
 from tests.coordinator.whole_coordinator import Worker, start
 
@@ -25,8 +26,8 @@ def test_a_report_that_comes_after_its_shard_fell_back_counts_nothing(tmp_path: 
         worker.lease(late)
     coordinator.settle()
     assert begins(coordinator) == [
-        Begin(2, 1, restore="checkpoints/step-00000000"),
-        Begin(2, 1, keep=True),
+        Begin(2, 1, restore="checkpoints/step-00000000", settings=ASYNC),
+        Begin(2, 1, keep=True, settings=ASYNC),
     ]
     with pytest.raises(StaleGeneration, match="generation 1; it is 2"):
         worker.lease(late)
@@ -70,7 +71,7 @@ def test_a_restarted_coordinator_costs_only_the_step(tmp_path: Path) -> None:
             shard.watch()
         shard.connect()
     coordinator.settle()
-    assert begins(coordinator) == [Begin(2, 1, keep=True)] * 2
+    assert begins(coordinator) == [Begin(2, 1, keep=True, settings=ASYNC)] * 2
     worker.join()
     assert worker.name == "worker-0"
     assert coordinator.course.standing == (2, 1)
@@ -167,7 +168,10 @@ def test_all_processes_are_lost_at_once(tmp_path: Path, mode: str) -> None:
     for index in range(2):
         coordinator.add(index, 20 + index)
     coordinator.settle()
-    assert begins(coordinator) == [Begin(2, 1, restore="checkpoints/step-00000001")] * 2
+    assert (
+        begins(coordinator)
+        == [Begin(2, 1, restore="checkpoints/step-00000001", settings=ASYNC)] * 2
+    )
     assert coordinator.course.standing == (2, 1)
     worker = Worker(coordinator, 2)
     assert worker.name == "worker-1"
@@ -181,7 +185,10 @@ def test_a_lost_shard_takes_a_sync_job_back_to_the_last_checkpoint(tmp_path: Pat
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
     coordinator.settle()
-    assert begins(coordinator) == [Begin(2, 1, restore="checkpoints/step-00000002")] * 2
+    assert (
+        begins(coordinator)
+        == [Begin(2, 1, restore="checkpoints/step-00000002", settings=ASYNC)] * 2
+    )
     assert coordinator.course.standing == (2, 2)
     worker.join()
     rounds(coordinator, worker, 2)
@@ -201,7 +208,7 @@ def test_decisions_of_before_a_fall_are_not_for_those_after(tmp_path: Path) -> N
     for shard in shards:
         shard.connect()
     coordinator.settle()
-    assert begins(coordinator) == [Begin(3, 1, keep=True)] * 2
+    assert begins(coordinator) == [Begin(3, 1, keep=True, settings=ASYNC)] * 2
     assert coordinator.course.standing == (3, 2)
 
 

@@ -10,6 +10,7 @@ import pytest
 from coordinator.core.work import InitializationWork, Train
 from psrpc.core.commands import Begin, SnapshotOrder
 from psrpc.core.errors import StaleGeneration
+from psrpc.core.policy import ASYNC
 from tests.coordinator.sync_job import SYNC, begins, phase, rounds
 from tests.coordinator.whole_coordinator import Coordinator, Shard, Worker, start
 
@@ -85,7 +86,10 @@ def test_a_shard_that_cannot_keep_what_it_holds_restores(tmp_path: Path) -> None
     for shard in shards:
         shard.connect()
     coordinator.settle()
-    assert begins(coordinator) == [Begin(3, 1, restore="checkpoints/step-00000000")] * 2
+    assert (
+        begins(coordinator)
+        == [Begin(3, 1, restore="checkpoints/step-00000000", settings=ASYNC)] * 2
+    )
     assert coordinator.course.standing == (3, 0)
 
 
@@ -154,7 +158,9 @@ def test_a_checkpoint_that_is_committed_when_its_generation_is_over_counts(tmp_p
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     coordinator.settle()
-    assert begins(coordinator)[0] == Begin(2, 1, restore="checkpoints/step-00000001")
+    assert begins(coordinator)[0] == Begin(
+        2, 1, restore="checkpoints/step-00000001", settings=ASYNC
+    )
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.course.standing == (2, 1)
 
@@ -212,6 +218,9 @@ def test_shards_that_keep_what_does_not_fit_together_restore(
         shard.connect()
     coordinator.settle()
     assert (first.version, second.version) == (0, 0)
-    assert begins(coordinator) == [Begin(3, 1, restore="checkpoints/step-00000000")] * 2
+    assert (
+        begins(coordinator)
+        == [Begin(3, 1, restore="checkpoints/step-00000000", settings=ASYNC)] * 2
+    )
     assert any("rounds [0, 1] in generation 2" in w for w in coordinator.course.warnings.kept)
     assert phase(coordinator) == "training"
