@@ -6,23 +6,20 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from coordinator.client.client import CoordinatorClient
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.encoding import plain
 from psrpc.core.errors import JobFailed, PsError
 from psrpc.core.plan import Plan
-from psrpc.core.tables import Rows
 from psrpc.ops.exit_status import after_signal
 from psrpc.ops.logs import configure, get_logger
 from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
 from psrpc.security.credentials import Security
-from psrpc.v1 import coordinator_pb2 as pb
 from tests.chaos.row_witness import check_rows, every_row, row_gradients, shard_rows
 from tests.chaos.schedule import GATE
 from tests.chaos.witness import (
@@ -36,11 +33,11 @@ from tests.chaos.witness import (
     gradient,
     initial_values,
 )
+from tests.worker.fakes import FakeResult, FakeSource
 from worker.embedding.row_sets import ReceivedRows, RowSets, rows_nbytes
 from worker.loop.performer import Performer
 from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import PullSnapshot
 
 log = get_logger()
 
@@ -53,43 +50,25 @@ READ_LATE = 3
 """Of so many batches one is read too late for its rows to come with another exchange."""
 
 
-@dataclass(frozen=True)
-class WitnessResult:
-    """See ``worker.step.gradient_source.GradientResult``."""
-
-    gradients: tuple[Gradient, ...]
-    loss: float
-    finite: bool
-    rows: tuple[Mapping[int, Rows], ...] = ()
-    metrics: tuple[float, ...] = ()
-
-
-class WitnessSource:
-    """The witness model as a ``worker.step.gradient_source.GradientSource``. Looks at all that it
-    receives; the last batches wait until the gate is open."""
-
-    wire: Encoding = "plain"
+class WitnessSource(FakeSource):
+    """The witness model. Looks at all that it receives; the last batches wait until the gate is
+    open."""
 
     def __init__(self, options: Options, gate: Path, standing: WorkerSession) -> None:
         self._options = options
         self._gate = gate
         self._standing = standing
-        self._current: Mapping[str, Array] = {}
-        self.spare: Mapping[str, Array] = {}
         self._needed = every_row(options)
         self._row_sets: RowSets | None = None
 
-    def build(self) -> None:
-        """There is nothing to build."""
-
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
-        """See the protocol; so are the others."""
+        """See GradientSource, as for all methods here."""
         assert plan == self._options.plan
-        self._current, self.spare = workspace.sets
+        super().prepare(plan, workspace)
         self._row_sets = RowSets(plan.tables, workspace.row_sets) if plan.tables else None
 
     def leave(self) -> None:
-        self._current = self.spare = {}
+        super().leave()
         self._row_sets = None
 
     def rows_nbytes(self, plan: Plan, /) -> int:
@@ -97,15 +76,6 @@ class WitnessSource:
 
     def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return initial_values(self._options)
-
-    def expect(self, batches: Iterable[BatchId]) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def waiting(self, now: bool, /) -> None:
-        pass
 
     def read(self, batch: BatchId) -> int:
         return self._options.number(batch)
@@ -117,9 +87,7 @@ class WitnessSource:
     def place(self, _given: int, /) -> ReceivedRows | None:
         return self._row_sets.place(self._needed) if self._row_sets else None
 
-    def gradient(
-        self, batch: BatchId, given: int, received: ReceivedRows | None, /
-    ) -> WitnessResult:
+    def gradient(self, batch: BatchId, given: int, received: ReceivedRows | None, /) -> FakeResult:
         options = self._options
         time.sleep(options.pace_ms / 1000)
         while given >= GATE * options.total_batches and not self._gate.exists():
@@ -136,28 +104,11 @@ class WitnessSource:
             row_gradients(options, given, shard) if options.rows else {}
             for shard in range(len(gradients))
         )
-        return WitnessResult(gradients, float(given), bool(gradients), rows)
+        return FakeResult(gradients, float(given), bool(gradients), rows)
 
     def swap(self, version: int) -> None:
-        self._current, self.spare = self.spare, self._current
+        super().swap(version)
         self._check(None)
-
-    def settle(self, unused: Iterable[int] = ()) -> None:
-        pass
-
-    def not_finite(self, _batch: BatchId) -> str:
-        return ""
-
-    def take_back(self) -> None:
-        pass
-
-    def evaluate(
-        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
-    ) -> pb.EvaluateDone:
-        raise AssertionError("there is nothing to evaluate")
-
-    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        raise AssertionError("there is nothing to merge")
 
     def _check(self, round_number: int | None) -> None:
         try:

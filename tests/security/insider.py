@@ -39,8 +39,9 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.chaos.invariants import check_cuts, check_final_state
 from tests.chaos.witness import Array, Options, Torn, description, gradient
-from tests.chaos.worker_process import WitnessResult, WitnessSource
+from tests.chaos.worker_process import WitnessSource
 from tests.coordinator.builders import Served, serving
+from tests.worker.fakes import FakeResult
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.performer import Performer
 from worker.loop.session import WorkerSession
@@ -99,9 +100,7 @@ class HonestSource(WitnessSource):
         self._checks = standing.check
         self._numbered = options.number
 
-    def gradient(
-        self, batch: BatchId, given: int, received: ReceivedRows | None, /
-    ) -> WitnessResult:
+    def gradient(self, batch: BatchId, given: int, received: ReceivedRows | None, /) -> FakeResult:
         gate = self._held_by
         if self._numbered(batch) >= gate.at:
             gate.reached.set()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +11,13 @@ from pserver.core.requests import PushRequest, Values
 from pserver.core.table_ids import TableIds
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.encoding import plain
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.table_witness import PAIR
 from tests.sim.witness import ARENA, NDArray
+from tests.worker.fakes import FakeResult, FakeSource
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.embedding.rows import RowsNeeded
@@ -36,24 +36,8 @@ ROWS_NBYTES = 4096
 """Of a batch; some have more."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A :class:`worker.step.gradient_source.GradientResult`."""
-
-    gradients: tuple[Gradient, ...]
-    rows: Sequence[Mapping[int, Rows]]
-    finite: bool
-    loss: float = 1.0
-    metrics: Sequence[float] = ()
-
-
-class Source:
-    """A :class:`worker.step.gradient_source.GradientSource`. It knows by itself of which versions
-    the parameters and rows are that it computes from."""
-
-    wire: Encoding = "plain"
-    spare: Mapping[str, Array]
-    _current: Mapping[str, Array]
+class Source(FakeSource):
+    """Knows by itself of which versions the parameters and rows are that it computes from."""
 
     def __init__(self, worker: Worker) -> None:
         self.computes = False
@@ -123,33 +107,19 @@ class Source:
 
     # -- as the performer uses it --------------------------------------------------------------
 
-    def build(self) -> None:
-        """See GradientSource, as for all methods here."""
-
     def rows_nbytes(self, _plan: Plan, /) -> int:
+        """See GradientSource, as for all methods here."""
         return ROWS_NBYTES
 
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         self._versions.clear()
         self.pulled = ()
-        self._current, self.spare = workspace.sets
+        super().prepare(plan, workspace)
         self._rows = RowSets(plan.tables, workspace.row_sets)
         self._evaluated = {ARENA: self._witness.initial()}
 
-    def leave(self) -> None:
-        self._current = self.spare = {}
-
     def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return {ARENA: self._witness.initial()}
-
-    def expect(self, batches: Iterable[BatchId]) -> None:
-        return
-
-    def forget(self) -> None:
-        return
-
-    def waiting(self, now: bool, /) -> None:
-        return
 
     def read(self, batch: BatchId) -> BatchId:
         return batch
@@ -162,7 +132,7 @@ class Source:
             return None
         return self._rows.place(self._needed(given))
 
-    def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> Result:
+    def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> FakeResult:
         self.computes = True
         self._worker.fibers.sleep(self._options.batch_s)
         self.computes = False
@@ -172,32 +142,23 @@ class Source:
             self._bases = tuple(map(min, self._bases, self._check_rows(rows, parameters)))
         parts = [self._witness.gradient(batch, parameters, shard) for shard in self._shards]
         gradients = [part for part in parts if part is not None]
-        return Result(
+        return FakeResult(
             tuple({ARENA: plain(gradient)} for gradient in gradients),
-            tuple(
+            finite=batch not in self._witness.skipped,
+            rows=tuple(
                 self._row_gradients(batch, gradient, shard)
                 for shard, gradient in enumerate(gradients)
                 if rows is not None
             ),
-            batch not in self._witness.skipped,
             metrics=[float(sum(range(batch.first, batch.first + batch.count)))],
         )
 
     def swap(self, version: int) -> None:
-        self._current, self.spare = self.spare, self._current
+        super().swap(version)
         versions = self.versions
         assert version == max(versions)
         generation = self._worker.standing.membership.generation
         self._invariants.check_worker(self._worker, generation, versions)
-
-    def settle(self, unused: Iterable[int] = ()) -> None:
-        return
-
-    def not_finite(self, _batch: BatchId) -> str:
-        return ""
-
-    def take_back(self) -> None:
-        return
 
     def evaluate(
         self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot

@@ -15,14 +15,14 @@ from coordinator.client.client import CoordinatorClient
 from pserver.client.client import ShardClient
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.encoding import plain
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.policy import Policy
-from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import fence_of
+from tests.worker.fakes import FakeResult, FakeSource
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards
 from worker.data.source import Array
@@ -30,7 +30,6 @@ from worker.loop.performer import Performer
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import PullSnapshot, WithoutTables
 
 WITNESSES = 32
 """Elements on each shard: one for each batch, which it moves from 0 to 1."""
@@ -42,16 +41,7 @@ Leases = Callable[[ScriptedCoordinator, Shards], Iterable[Any]]
 """What the coordinator hands out, as ScriptedCoordinator takes it."""
 
 
-@dataclass(frozen=True)
-class Result:
-    gradients: tuple[Gradient, ...]
-    loss: float = 0.5
-    finite: bool = True
-    rows: tuple[Mapping[int, Rows], ...] = ()
-    metrics: tuple[float, ...] = ()
-
-
-class Source(WithoutTables):
+class Source(FakeSource):
     """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
 
     def __init__(
@@ -63,25 +53,12 @@ class Source(WithoutTables):
         self._during = during
         self.waits: list[bool] = []
 
-    wire: Encoding = "plain"
-    spare: Mapping[str, Array]
-    _current: Mapping[str, Array]
-
-    def build(self) -> None: ...
-
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         assert plan == PLAN
-        self._current, self.spare = workspace.sets
-
-    def leave(self) -> None:
-        self._current = self.spare = {}
+        super().prepare(plan, workspace)
 
     def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return {ARENA.name: np.zeros(2 * WITNESSES, np.float32)}
-
-    def expect(self, batches: Iterable[BatchId]) -> None: ...
-
-    def forget(self) -> None: ...
 
     def waiting(self, now: bool, /) -> None:
         self.waits.append(now)
@@ -89,31 +66,13 @@ class Source(WithoutTables):
     def read(self, batch: BatchId) -> int:
         return batch.first
 
-    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> Result:
+    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> FakeResult:
         if given == self._stop_at:
             self._standing.stop()
         self._during(given)
         one = np.zeros(WITNESSES, np.float32)
         one[given] = -2
-        return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
-
-    def swap(self, version: int) -> None:
-        self._current, self.spare = self.spare, self._current
-
-    def settle(self, unused: Iterable[int] = ()) -> None: ...
-
-    def not_finite(self, _batch: BatchId) -> str:
-        return ""
-
-    def take_back(self) -> None: ...
-
-    def evaluate(
-        self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot
-    ) -> pb.EvaluateDone:
-        raise NotImplementedError
-
-    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        raise NotImplementedError
+        return FakeResult(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}), loss=0.5)
 
 
 def attempt(index: int) -> types.Attempt:
