@@ -20,19 +20,18 @@ from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import SGD, NDArray, SharingClient, fence_of, leased, part, signed, whole
+from tests.pserver.tables.table_cases import UNIFORM
 
 USER, ITEM = 0, 1
 WIDTHS = (4, 3)
-
-_UNIFORM = {"class_name": "uniform", "config": {"low": -0.5, "high": 0.5}}
 
 FloatArray = npt.NDArray[np.float32]
 
 
 def tables(**change: Any) -> tuple[TableSpec, TableSpec]:
     """``user`` of any ids, ``item`` of a vocabulary of 1000; ``change`` is of ``user``."""
-    user = TableSpec("user", 4, None, _UNIFORM, SGD, seed=1)
-    return replace(user, **change), TableSpec("item", 3, 1000, _UNIFORM, SGD, seed=2)
+    user = TableSpec("user", 4, None, UNIFORM, SGD, seed=1)
+    return replace(user, **change), TableSpec("item", 3, 1000, UNIFORM, SGD, seed=2)
 
 
 def tables_plan(shards: int = 1, *, arenas: bool = True, **change: Any) -> Plan:

@@ -18,7 +18,7 @@ from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, commit
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.placement import make_plan
-from psrpc.core.plan import Plan, VariableSpec
+from psrpc.core.plan import Plan
 from psrpc.core.tables import FULL_EVERY, Rows, TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage
@@ -26,15 +26,12 @@ from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of
 from tests.pserver.tables.table_cases import marks_of
 from tests.psrpc.manifests import RUN, manifest_of
+from tests.psrpc.rows import ADAGRAD, ADAM, UNIFORM, VARIABLES
 
-UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
-ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.1}}
-ADAGRAD = {"class_name": "RowwiseAdagrad", "config": {"learning_rate": 0.1}}
 TABLES = (
     TableSpec("user", 3, None, UNIFORM, ADAM, min_count=2),
     TableSpec("item", 2, None, UNIFORM, ADAGRAD, max_rows=60, eviction="age"),
 )
-VARIABLES = (VariableSpec("bias", (4,), "float32", "trainable"),)
 Everything = list[tuple[dict[int, tuple[bytes, ...]], dict[int, tuple[int, int]]]]
 
 

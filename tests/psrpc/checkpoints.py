@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from psrpc.checkpoint.checkpoint import (
-    ManifestFile,
-    ShardState,
-    commit,
-    shard_file_name,
-    write_shard_file,
-)
+from psrpc.checkpoint.checkpoint import ShardState
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, Plan, VariableSpec
-from tests.psrpc.manifests import manifest_of
+from tests.psrpc.manifests import write_and_commit
 
 VARIABLES = (
     VariableSpec("dense/kernel", (7, 9), "float32", "trainable"),
@@ -56,19 +49,8 @@ def write(root: Path, plan: Plan, step: int = 5, generation: int = 1, states: An
     """A committed checkpoint."""
     temporary = root / f".tmp-{step}"
     temporary.mkdir(parents=True)
-    files = []
-    for shard in range(plan.shards):
-        path = temporary / shard_file_name(shard, plan.shards)
-        state = states[shard] if states else state_of(plan, shard)
-        written = write_shard_file(
-            path, plan, shard, state, run_id="run-1", generation=generation, global_step=step
-        )
-        files.append(
-            ManifestFile(shard, written.name, written.nbytes, written.sha256, state.version)
-        )
-    manifest = replace(manifest_of(plan, tuple(files), step), generation=generation)
-    commit(temporary, root / manifest.name, manifest)
-    return root / manifest.name
+    states = states or [state_of(plan, shard) for shard in range(plan.shards)]
+    return write_and_commit(temporary, plan, states, step, generation=generation)
 
 
 def assert_state(found: ShardState, expected: ShardState) -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
+from psrpc.checkpoint.checkpoint import RowsFileEntry, ShardState
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.checkpoint.rows_chain import Removed, RowsStep, SavedCandidates
 from psrpc.checkpoint.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
 from psrpc.checkpoint.rows_reader import RowsBlock
-from psrpc.checkpoint.shard_file import NDArray, shard_file_name, write_shard_file
+from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import Ids, TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage
-from tests.psrpc.manifests import RUN, manifest_of
+from tests.psrpc.manifests import RUN, write_and_commit
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.1}}
@@ -156,19 +156,12 @@ def write_checkpoint(
     temporary = root / ".tmp-writing"
     make_directory(temporary, storage)
     before = read_manifest(base, storage) if base else None
-    files = []
-    for shard in range(plan.shards):
+
+    def state_of(shard: int) -> ShardState:
         values = {a.name: np.full(a.shard_length(shard), step, a.dtype) for a in plan.arenas}
-        written = write_shard_file(
-            temporary / shard_file_name(shard, plan.shards),
-            plan,
-            shard,
-            states[shard] if states else ShardState(values, version=step),
-            run_id=run,
-            generation=1,
-            global_step=step,
-            storage=storage,
-        )
+        return ShardState(values, version=step)
+
+    def write_rows(shard: int) -> list[RowsFileEntry]:
         rows = list(before.files[shard].rows) if before else []
         for entry in rows:
             assert base is not None
@@ -196,12 +189,12 @@ def write_checkpoint(
                 storage,
             )
             rows.append(RowsFileEntry(part.name, part.nbytes, part.sha256))
-        files.append(
-            ManifestFile(shard, written.name, written.nbytes, written.sha256, step, tuple(rows))
-        )
-    manifest = manifest_of(plan, files, step, run)
-    commit(temporary, root / manifest.name, manifest, storage)
-    return root / manifest.name
+        return rows
+
+    states = states or list(map(state_of, range(plan.shards)))
+    return write_and_commit(
+        temporary, plan, states, step, run=run, storage=storage, rows_of=write_rows
+    )
 
 
 def restored(steps: Iterator[tuple[int, RowsStep]]) -> list[DictTable]:

@@ -33,7 +33,8 @@ from tests.pserver.shards import (
     served,
     session_of,
 )
-from tests.pserver.table_shards import ADAGRAD, ADAM, TABLES, UNIFORM, Job, everything, plan_of
+from tests.pserver.table_shards import TABLES, Job, everything, plan_of
+from tests.psrpc.rows import ADAGRAD, ADAM, UNIFORM
 
 ITEM = replace(TABLES[1], optimizer=ADAM, min_count=2, max_rows=None, eviction=None)
 NEW = TableSpec("new", 4, None, UNIFORM, ADAGRAD)

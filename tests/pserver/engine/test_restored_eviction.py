@@ -18,8 +18,9 @@ from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.tables import Rows, TableSpec
 from tests.pserver.shards import MOMENTUM, SGD
-from tests.pserver.table_shards import ADAGRAD, ADAM, UNIFORM, Job
+from tests.pserver.table_shards import Job
 from tests.psrpc.checkpoint.test_corruption import Memory
+from tests.psrpc.rows import ADAGRAD, ADAM, UNIFORM
 
 LIMIT, CANDIDATES = 8, 10
 

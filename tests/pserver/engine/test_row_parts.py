@@ -11,7 +11,8 @@ import pytest
 from psrpc.checkpoint.manifest import remove_checkpoint
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import Disk
-from tests.pserver.table_shards import ADAM, UNIFORM, Job, everything, merged
+from tests.pserver.table_shards import Job, everything, merged
+from tests.psrpc.rows import ADAM, UNIFORM
 
 
 def test_what_is_not_known_to_continue_is_written_whole(tmp_path: Path) -> None:

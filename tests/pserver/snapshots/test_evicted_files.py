@@ -15,7 +15,8 @@ from psrpc.checkpoint.manifest import read_manifest, verify
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import Disk, Written
-from tests.pserver.table_shards import ADAGRAD, TABLES, UNIFORM, Job, everything, merged
+from tests.pserver.table_shards import TABLES, Job, everything, merged
+from tests.psrpc.rows import ADAGRAD, UNIFORM
 
 KEEPING = TableSpec("item", 2, None, UNIFORM, ADAGRAD, max_rows=4, eviction="age")
 KEEPING = replace(KEEPING, keep_evicted=True)

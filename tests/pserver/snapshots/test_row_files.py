@@ -24,7 +24,8 @@ from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import DISK, Disk, Written
 from tests.pserver.shards import engine_of
-from tests.pserver.table_shards import UNIFORM, Job, everything, merged, plan_of
+from tests.pserver.table_shards import Job, everything, merged, plan_of
+from tests.psrpc.rows import UNIFORM
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])

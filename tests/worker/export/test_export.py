@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from pserver.updates.allowlist import AVERAGES
-from psrpc.checkpoint.checkpoint import ManifestFile, ShardState, commit, write_shard_file
+from psrpc.checkpoint.checkpoint import ShardState
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import ArenaPlan
-from tests.psrpc.manifests import manifest_of
+from tests.psrpc.manifests import write_and_commit
 from tests.worker.flat_jobs import make_job, noisy_model
 from worker.data.source import Array
 from worker.describe.describe import describe
@@ -83,20 +83,13 @@ def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> 
     plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
     values = {a.name: arbitrary(a) for a in plan.arenas}
     (folder / "tmp").mkdir()
-    files = []
+    states = []
     for shard in range(plan.shards):
         mine = {a.name: values[a.name][a.cuts[shard] : a.cuts[shard + 1]] for a in plan.arenas}
         slot = {name: 2 * array for name, array in mine.items() if name.endswith("trainable")}
         averaged = {AVERAGES: slot} if averages else {}
-        state = ShardState(values=mine, elements=averaged, version=7)
-        path = folder / "tmp" / f"shard-{shard}-of-2.safetensors"
-        written = write_shard_file(
-            path, plan, shard, state, run_id="r", generation=1, global_step=7
-        )
-        files.append(ManifestFile(shard, written.name, written.nbytes, written.sha256, 7))
-    manifest = manifest_of(plan, files, step=7, run="r")
-    commit(folder / "tmp", folder / manifest.name, manifest)
-    return folder / manifest.name
+        states.append(ShardState(values=mine, elements=averaged, version=7))
+    return write_and_commit(folder / "tmp", plan, states, 7, run="r")
 
 
 def arbitrary(arena: ArenaPlan) -> Array:
