@@ -19,7 +19,7 @@ from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import QueuedDisk, make_run
 
 
-class Bench:
+class TrainingRun:
     """A Training with what goes out of it."""
 
     def __init__(self, run: Run, store: Store) -> None:
@@ -71,10 +71,10 @@ class Bench:
 
 
 @contextmanager
-def bench(tmp_path: Path, **changes: Any) -> Iterator[Bench]:
+def training_run(tmp_path: Path, **changes: Any) -> Iterator[TrainingRun]:
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = Bench(make_run(tmp_path, **changes), store)
+        found = TrainingRun(make_run(tmp_path, **changes), store)
         try:
-            yield bench
+            yield found
         finally:
-            bench.curves.close()
+            found.curves.close()

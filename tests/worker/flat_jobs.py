@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import keras
@@ -70,7 +70,7 @@ def noisy_model() -> keras.Model:
     )
 
 
-class Bench:
+class JobStepper:
     """The flat step of a job, with the model's initial values as parameters."""
 
     def __init__(
@@ -81,12 +81,12 @@ class Bench:
         wire: Encoding = "plain",
         placement: Placement = "cut",
         without_gradient: Collection[str] = (),
+        plan: Plan | None = None,
     ) -> None:
         self.job = job
         self.replica = Replica(job)
-        model = self.replica.model
-        found = model_variables(model, without_gradient)
-        self.plan: Plan = make_plan([spec for spec, _ in found], shards, placement)
+        found = model_variables(self.replica.model, without_gradient) if plan is None else ()
+        self.plan = plan or make_plan([spec for spec, _ in found], shards, placement)
         self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device, wire)
         self.parameters = ParameterBuffers(Workspace(self.plan, wire, shared=False).sets[0])
         for name, values in self.replica.values(self.plan).items():
@@ -97,14 +97,18 @@ class Bench:
         return self.step(self.parameters.tensors, self.read(batch))
 
     def by_variable(self, result: StepResult) -> dict[str, Array]:
-        found = {}
-        arenas = whole(self.plan, result)
-        for arena in self.plan.arenas:
-            for index, start in zip(arena.order, arena.starts, strict=True):
-                spec = self.plan.variables[index]
-                flat = arenas[arena.name][start : start + spec.size]
-                found[spec.name] = flat.reshape(spec.shape)
-        return found
+        return by_variable(self.plan, whole(self.plan, result))
+
+
+def by_variable(plan: Plan, arenas: Mapping[str, Array]) -> dict[str, Array]:
+    """Variables by name, in their shapes, as copies."""
+    found = {}
+    for arena in plan.arenas:
+        for index, start in zip(arena.order, arena.starts, strict=True):
+            spec = plan.variables[index]
+            flat = arenas[arena.name][start : start + spec.size]
+            found[spec.name] = flat.reshape(spec.shape).copy()
+    return found
 
 
 def whole(plan: Plan, result: StepResult) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision
 from tests.pserver.shards import INITIAL
-from tests.worker.flat_jobs import CPU, Bench
+from tests.worker.flat_jobs import CPU, JobStepper, by_variable
 from tests.worker.shards import leased, serve_shards, standing_alone
 from worker import Job
 from worker.data.source import Array
@@ -35,12 +35,12 @@ def train(
     in async mode the batches of one come from the same parameters, one after another. As the
     job is described, or by SGD."""
     if described is None:
-        bench, options = Bench(job, shards=shards), {}
+        stepper, options = JobStepper(job, shards=shards), {}
     else:
         state = [v["name"] for v in described["variables"] if v["role"] == "state"]
-        bench = Bench(job, CPU, shards, "plain", described["placement"], state)
+        stepper = JobStepper(job, CPU, shards, "plain", described["placement"], state)
         options = {"optimizer": described["optimizer"], "engine_kind": described["engine"]}
-    plan, values = bench.plan, bench.parameters.arrays
+    plan, values = stepper.plan, stepper.parameters.arrays
     replicas = len(rounds[0]) if mode == "sync" else 0
     with (
         serve_shards(plan, mode, replicas, **options) as served,
@@ -53,7 +53,7 @@ def train(
             router.pull(None, values)
             results = []
             for batch in batches:
-                result = bench.run(batch)
+                result = stepper.run(batch)
                 assert result.finite
                 copies = [
                     {n: type(e)(e.encoding, tuple(p.copy() for p in e.parts)) for n, e in g.items()}
@@ -72,18 +72,7 @@ def train(
                 for engine in served.engines:
                     engine.decide(decided)
         router.pull(None, values)
-    return by_variable(bench, values)
-
-
-def by_variable(bench: Bench, arenas: Mapping[str, Array]) -> dict[str, Array]:
-    """Variables by name, in their shapes, as copies."""
-    found = {}
-    for arena in bench.plan.arenas:
-        for index, start in zip(arena.order, arena.starts, strict=True):
-            spec = bench.plan.variables[index]
-            flat = arenas[arena.name][start : start + spec.size]
-            found[spec.name] = flat.reshape(spec.shape).copy()
-    return found
+    return by_variable(plan, values)
 
 
 def train_with_keras(

@@ -13,24 +13,21 @@ import tensorflow as tf
 
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import parse_description
-from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
+from tests.worker.flat_jobs import CPU, FIRST, RECORDS, JobStepper
 from worker import Arrays, Job
 from worker.data.source import Array
 from worker.describe.describe import describe
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import LoadedJob
 from worker.model.inputs import whole_inputs
-from worker.runtime.devices import HOST, Device, ParameterBuffers, tensor_of
+from worker.runtime.devices import Device, tensor_of
 from worker.step.compute import BatchReader
-from worker.step.flat import FlatStep, StepResult
-from worker.step.replica import Replica
+from worker.step.flat import StepResult
 
-CPU = Device(HOST, "cpu")
-RECORDS, BATCH = 24, 8
-FIRST = BatchId(0, 0, BATCH)
+BATCH = 8
 
 Dense = Mapping[str, Array]
 """Tables whole: name -> float32 ``[vocabulary, width]``."""
@@ -79,17 +76,11 @@ def fill(plan: Plan, received: ReceivedRows, tables: Dense) -> None:
             wanted.into[index][:] = tables[plan.tables[index].name][ids]
 
 
-class Bench:
+class TableJobStepper(JobStepper):
     """The flat step of a job with tables."""
 
     def __init__(self, job: Job, shards: int = 2, device: Device = CPU) -> None:
-        self.job = job
-        self.replica = Replica(job)
-        self.plan = plan_of(job, shards)
-        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device)
-        self.parameters = ParameterBuffers(Workspace(self.plan, shared=False).sets[0])
-        for name, values in self.replica.values(self.plan).items():
-            self.parameters.arrays[name][:] = values
+        super().__init__(job, device, plan=plan_of(job, shards))
         finder = self.replica.make_finder(self.plan)
         inputs = whole_inputs(self.replica.model)
         self.read = BatchReader(job, device, self.replica.num_seeds(), finder, inputs)
@@ -132,13 +123,15 @@ def reference(
 
 
 def check_gradients(
-    bench: Bench, forward: Callable[[Mapping[str, tf.Tensor], Any], tf.Tensor], rtol: float = 1e-5
+    stepper: TableJobStepper,
+    forward: Callable[[Mapping[str, tf.Tensor], Any], tf.Tensor],
+    rtol: float = 1e-5,
 ) -> dict[str, Array]:
     """The step's loss and gradients are the plain tape's. Returns the gradients, whole."""
-    result = bench.run()
-    loss, expected = reference(bench.job, bench.tables, forward)
+    result = stepper.run()
+    loss, expected = reference(stepper.job, stepper.tables, forward)
     np.testing.assert_allclose(result.loss, loss, rtol=rtol)
-    found = bench.gradients(result)
+    found = stepper.gradients(result)
     for name, gradient in expected.items():
         pushed = ~np.isnan(found[name])
         np.testing.assert_allclose(found[name][pushed], gradient[pushed], rtol=rtol, atol=1e-6)

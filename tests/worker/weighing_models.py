@@ -9,9 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.worker.table_jobs import (
-    RECORDS,
-)
+from tests.worker.flat_jobs import RECORDS
 from worker import Embedding
 
 V, W = 7, 4

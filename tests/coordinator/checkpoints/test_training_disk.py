@@ -12,13 +12,13 @@ from psrpc.core.commands import Decision, Release, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from tests.coordinator.builders import QueuedDisk
 from tests.coordinator.sync_job import SYNC, refuse
-from tests.coordinator.training_run import bench
+from tests.coordinator.training_run import training_run
 
 
 def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
+    with training_run(tmp_path, **SYNC, checkpoint_every=1) as parts:
         training = parts.begin()
         with monkeypatch.context() as full:
             full.setattr(parts.store, "put_decision", refuse)
@@ -51,7 +51,7 @@ def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
 def test_what_the_disk_refuses_is_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with bench(tmp_path, train_records=100) as parts:
+    with training_run(tmp_path, train_records=100) as parts:
         training = parts.begin()
         order = SnapshotOrder("step-00000001", 1, True, False, "checkpoints/.tmp-step-00000001")
         with monkeypatch.context() as full:
@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     changes = SYNC if mode == "sync" else {"total_updates": 6}
-    with bench(tmp_path, **changes, eval_records=8, checkpoint_every=1000) as parts:
+    with training_run(tmp_path, **changes, eval_records=8, checkpoint_every=1000) as parts:
         training = parts.begin()
         refused: list[str] = []
 
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
 def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
     tmp_path: Path,
 ) -> None:
-    with bench(tmp_path, eval_records=8, checkpoint_every=3) as parts:
+    with training_run(tmp_path, eval_records=8, checkpoint_every=3) as parts:
         training = parts.begin()
         (tmp_path / "checkpoints").write_text("in the way")
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
 
 
 def test_a_final_snapshot_that_a_shard_could_not_write_is_ordered_again(tmp_path: Path) -> None:
-    with bench(tmp_path, epochs=1) as parts:
+    with training_run(tmp_path, epochs=1) as parts:
         training = parts.begin()
         for _ in range(3):
             parts.step()

@@ -19,7 +19,7 @@ from coordinator.training.training import Training
 from psrpc.core.intervals import IntervalSet
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import QueuedDisk, make_run
-from tests.coordinator.training_run import Bench
+from tests.coordinator.training_run import TrainingRun
 from tests.coordinator.whole_coordinator import Coordinator
 
 RECORDS = 8
@@ -33,21 +33,21 @@ class NoCurves:
         self.seen = dict(values), step
 
 
-def make_bench(tmp_path: Path, store: Store, **changes: Any) -> Bench:
+def make_training_run(tmp_path: Path, store: Store, **changes: Any) -> TrainingRun:
     """With a file for its history."""
     values: dict[str, Any] = {"train_records": RECORDS, "epochs": 3, "optimizer": SGD} | changes
-    bench = Bench(make_run(tmp_path, **values), store)
-    bench.training = Training(
-        bench.run,
+    made = TrainingRun(make_run(tmp_path, **values), store)
+    made.training = Training(
+        made.run,
         store,
         cast(Any, NoCurves()),
-        lambda c: bench.sent.append(c),
-        QueuedDisk(bench.run),
-        bench.warnings,
-        bench.clock,
+        lambda c: made.sent.append(c),
+        QueuedDisk(made.run),
+        made.warnings,
+        made.clock,
         tmp_path / "history.csv",
     )
-    return bench
+    return made
 
 
 def rows(tmp_path: Path) -> list[dict[str, str]]:
@@ -55,15 +55,15 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def begin(bench: Bench, generation: int, *epochs: int) -> Training:
-    run = replace(bench.run, generation=generation)
-    bench.training.begin(run, [dict.fromkeys(epochs, WHOLE)], [{}], 0)
-    return bench.training
+def begin(made: TrainingRun, generation: int, *epochs: int) -> Training:
+    run = replace(made.run, generation=generation)
+    made.training.begin(run, [dict.fromkeys(epochs, WHOLE)], [{}], 0)
+    return made.training
 
 
 def test_an_epoch_is_a_row_once_all_of_its_records_are_counted(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store), 1, 0)
+        training = begin(make_training_run(tmp_path, store), 1, 0)
         training.take_totals(
             [ReportedTotals(0, RECORDS - 1, (6.0, 7.0)), ReportedTotals(1, 4, (1, 4))]
         )
@@ -78,7 +78,7 @@ def test_an_epoch_is_a_row_once_all_of_its_records_are_counted(tmp_path: Path) -
 
 def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store), 1, 0)
+        training = begin(make_training_run(tmp_path, store), 1, 0)
         evaluations = training.orders.evaluations
         for _ in range(2):
             training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0, 4.0, 8.0))])
@@ -98,7 +98,7 @@ def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
 
 def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store, eval_records=2), 1, 0, 1, 2)
+        training = begin(make_training_run(tmp_path, store, eval_records=2), 1, 0, 1, 2)
         for name, snapshot, value in (("epoch-1", "a", 0.25), ("final", "b", 0.125)):
             training.orders.evaluations.drop("step-00000006")
             evaluations = training.orders.evaluations
@@ -124,7 +124,7 @@ def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_pa
 def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: Path) -> None:
     """Workers that wait for none are further than the epoch's end by the time of a snapshot."""
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store, eval_records=2), 1, 0, 1)
+        training = begin(make_training_run(tmp_path, store, eval_records=2), 1, 0, 1)
         evaluations = training.orders.evaluations
         evaluations._queue.clear()
         evaluations.add("epoch-1", "a", 5)
@@ -141,25 +141,25 @@ def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: P
 
 def test_a_coordinator_that_was_restarted_goes_on_with_its_history(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store), 1, 0)
+        training = begin(make_training_run(tmp_path, store), 1, 0)
         training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store), 2, 0, 1)
+        training = begin(make_training_run(tmp_path, store), 2, 0, 1)
         training.take_totals([ReportedTotals(1, RECORDS, (2.0, 8.0))])
         assert [row.training for row in training.history.rows] == [{"loss": 0.75}, {"loss": 0.25}]
 
 
 def test_epochs_that_are_done_again_are_written_over(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = make_bench(tmp_path, store)
-        training = begin(bench, 1, 0, 1)
+        made = make_training_run(tmp_path, store)
+        training = begin(made, 1, 0, 1)
         totals = [ReportedTotals(0, RECORDS, (6.0, 8.0)), ReportedTotals(1, RECORDS, (2.0, 8.0))]
         training.take_totals(totals)
         # A checkpoint of the first epoch is restored.
-        begin(bench, 2, 0)
+        begin(made, 2, 0)
         assert [row.epoch for row in training.history.rows] == [0]
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store), 3, 0, 1)
+        training = begin(make_training_run(tmp_path, store), 3, 0, 1)
         training.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75", ""]
         training.take_totals([ReportedTotals(1, RECORDS, (4.0, 8.0))])
@@ -171,8 +171,8 @@ def test_a_disk_that_refuses_delays_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = make_bench(tmp_path, store)
-        training = begin(bench, 1, 0)
+        made = make_training_run(tmp_path, store)
+        training = begin(made, 1, 0)
 
         def refuse(*_: object) -> None:
             raise sqlite3.OperationalError("disk I/O error")
@@ -180,13 +180,13 @@ def test_a_disk_that_refuses_delays_the_history(
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
             training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
-        assert "history of epoch 1 cannot be stored" in bench.warnings.kept[0]
+        assert "history of epoch 1 cannot be stored" in made.warnings.kept[0]
         training.notes.retry()
         assert [row["training"] for row in store.epochs()] == [{"loss": 0.75}]
 
         (tmp_path / "history.csv").mkdir()
         training.history.write()
-        assert "history.csv cannot be written" in bench.warnings.kept[-1]
+        assert "history.csv cannot be written" in made.warnings.kept[-1]
         (tmp_path / "history.csv").rmdir()
         training.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75"]
@@ -197,8 +197,8 @@ def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
 ) -> None:
     """A coordinator that starts then would take it for what the epoch comes to when done again."""
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = make_bench(tmp_path, store)
-        training = begin(bench, 1, 0)
+        made = make_training_run(tmp_path, store)
+        training = begin(made, 1, 0)
 
         def refuse(*_: object) -> None:
             raise sqlite3.OperationalError("disk I/O error")
@@ -206,16 +206,16 @@ def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
             training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
-        assert bench.warnings.kept
-        begin(bench, 2)
+        assert made.warnings.kept
+        begin(made, 2)
         training.notes.retry()
         assert store.epochs() == []
 
 
 def test_it_is_in_the_curves(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = make_bench(tmp_path, store)
-        training = begin(bench, 1, 0)
+        made = make_training_run(tmp_path, store)
+        training = begin(made, 1, 0)
         training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
         assert training._curves.seen == ({"train_loss": 0.75}, 2)  # type: ignore[attr-defined]
 
@@ -223,7 +223,7 @@ def test_it_is_in_the_curves(tmp_path: Path) -> None:
 def test_the_learning_rate_is_left_out_where_a_schedule_says_it(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         schedule = {"config": {"learning_rate": {"class_name": "CosineDecay"}}}
-        training = begin(make_bench(tmp_path, store, optimizer=schedule), 1, 0)
+        training = begin(make_training_run(tmp_path, store, optimizer=schedule), 1, 0)
         assert [row.learning_rate for row in training.history.rows] == [None]
 
 
@@ -233,10 +233,10 @@ def test_with_local_steps_the_learning_rate_is_the_workers(
 ) -> None:
     """Shards subtract what they are given, at a rate of 1."""
     with Store(tmp_path / "ledger.sqlite") as store:
-        bench = make_bench(
+        made = make_training_run(
             tmp_path, store, optimizer=SHARDS, local_steps=2, local_learning_rate=rate
         )
-        training = begin(bench, 1, 0)
+        training = begin(made, 1, 0)
         assert [row.learning_rate for row in training.history.rows] == [rate]
 
 
@@ -253,7 +253,7 @@ def test_a_summary_has_every_epoch(tmp_path: Path) -> None:
 def test_time_between_two_writes_grows_with_the_file(tmp_path: Path) -> None:
     clock = ManualClock()
     with Store(tmp_path / "ledger.sqlite") as store:
-        training = begin(make_bench(tmp_path, store, epochs=5000), 1, *range(4000))
+        training = begin(make_training_run(tmp_path, store, epochs=5000), 1, *range(4000))
         training.history.write(clock.now())
         training.take_totals([ReportedTotals(3999, RECORDS, (6.0, 8.0))])
         training.history.write(clock.now() + 1.9)

@@ -24,7 +24,7 @@ from psrpc.core.errors import ShardUnreachable
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.coordinator import whole_coordinator as bench
+from tests.coordinator import whole_coordinator
 from tests.coordinator.builders import make_run, serving
 from tests.coordinator.fakes import report
 from tests.coordinator.training_job import Job, training
@@ -199,7 +199,7 @@ def test_policies_are_listed_from_the_first_on(tmp_path: Path) -> None:
 
 
 def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
-    coordinator, _ = bench.start(tmp_path, shards=1)
+    coordinator, _ = whole_coordinator.start(tmp_path, shards=1)
     coordinator.course.training.notes.results = [
         (f"epoch-{epoch}", epoch, {"loss": 1.0}) for epoch in range(EVALUATIONS + 7)
     ]
@@ -210,7 +210,7 @@ def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
 
 
 def test_the_status_warns_before_the_guard_stops_the_job(tmp_path: Path) -> None:
-    coordinator, worker = bench.start(tmp_path, shards=1, train_records=4000)
+    coordinator, worker = whole_coordinator.start(tmp_path, shards=1, train_records=4000)
     course = coordinator.course
     batches = worker.batches()
     for step in range(20 + 150):

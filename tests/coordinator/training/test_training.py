@@ -17,11 +17,11 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from tests.coordinator.builders import make_run
 from tests.coordinator.sync_job import SYNC
-from tests.coordinator.training_run import Bench, bench
+from tests.coordinator.training_run import TrainingRun, training_run
 
 
 def test_a_decision_is_stored_before_anyone_sees_it(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with training_run(tmp_path, **SYNC) as parts:
         training = parts.begin()
         seen_in_store = []
 
@@ -39,7 +39,7 @@ def test_a_decision_is_stored_before_anyone_sees_it(tmp_path: Path) -> None:
 
 
 def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC, checkpoint_every=3, eval_records=8) as parts:
+    with training_run(tmp_path, **SYNC, checkpoint_every=3, eval_records=8) as parts:
         training = parts.begin()
         for _ in range(4):
             parts.round()
@@ -57,7 +57,7 @@ def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
 
 
 def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with training_run(tmp_path, **SYNC) as parts:
         training = parts.begin()
         parts.round(loss=float("nan"), skipped=True)
         assert (training.span.step, training.span.batches, training.span.examples) == (1, 2, 0)
@@ -66,7 +66,7 @@ def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -
 
 
 def test_data_that_is_not_finite_is_named_with_the_batch_that_was_skipped(tmp_path: Path) -> None:
-    with bench(tmp_path) as parts:
+    with training_run(tmp_path) as parts:
         parts.begin()
         parts.step(skipped=True, not_finite="x has a NaN in record 37")
         [said, *_] = parts.warnings.kept
@@ -77,7 +77,7 @@ def test_data_that_is_not_finite_is_named_with_the_batch_that_was_skipped(tmp_pa
 
 
 def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:
-    with bench(tmp_path) as parts:
+    with training_run(tmp_path) as parts:
         training = parts.begin()
         [attempt] = parts.lease()
         with pytest.raises(InvalidArgument, match="this job is async"):
@@ -85,7 +85,7 @@ def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:
 
 
 def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
-    with bench(tmp_path, eval_records=8, checkpoint_every=2) as parts:
+    with training_run(tmp_path, eval_records=8, checkpoint_every=2) as parts:
         training = parts.begin()
         orders = []
         for _ in range(6):
@@ -106,7 +106,7 @@ def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
 
 
 def test_finite_divergence_stops_the_job(tmp_path: Path) -> None:
-    with bench(tmp_path, train_records=4000, epochs=1) as parts:
+    with training_run(tmp_path, train_records=4000, epochs=1) as parts:
         training = parts.begin()
         for loss in [1.0] * 20 + [50.0] * 199:
             parts.step(loss)
@@ -118,7 +118,7 @@ def test_finite_divergence_stops_the_job(tmp_path: Path) -> None:
 
 
 def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> None:
-    with bench(tmp_path, shards=2) as parts:
+    with training_run(tmp_path, shards=2) as parts:
         training = parts.training
         training.begin(
             replace(parts.run, generation=2),
@@ -137,7 +137,7 @@ def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> 
 
 
 def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> None:
-    with bench(tmp_path, eval_records=5000, unsummed_metrics=["most"]) as parts:
+    with training_run(tmp_path, eval_records=5000, unsummed_metrics=["most"]) as parts:
         training = parts.begin()
         for _ in range(3):
             parts.step()
@@ -156,7 +156,7 @@ def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> 
 
 
 def test_steps_per_second_are_rounds_in_sync_mode(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with training_run(tmp_path, **SYNC) as parts:
         training = parts.begin()
         for second in range(3):
             for _ in range(2):
@@ -170,7 +170,7 @@ def test_steps_per_second_are_rounds_in_sync_mode(tmp_path: Path) -> None:
 
 
 def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
+    with training_run(tmp_path, **SYNC, checkpoint_every=1) as parts:
         training = parts.begin()
         for _ in range(3):
             parts.round(loss=2.0)
@@ -196,7 +196,7 @@ def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) 
 def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         store.put_evaluation("epoch-0", 1, 3, {"loss": 0.5})
-        parts = Bench(make_run(tmp_path, generation=2), store)
+        parts = TrainingRun(make_run(tmp_path, generation=2), store)
         assert parts.begin(generation=3).notes.results == [("epoch-0", 3, {"loss": 0.5})]
 
 
@@ -205,7 +205,7 @@ def test_an_epoch_is_evaluated_again_as_long_as_shards_hold_its_state(
     tmp_path: Path, mode: str
 ) -> None:
     settings = {**(SYNC if mode == "sync" else {}), "eval_records": 8, "epochs": 5}
-    with bench(tmp_path, **settings) as parts:
+    with training_run(tmp_path, **settings) as parts:
         training = parts.begin()
         records = parts.run.description.train_records
         done = {epoch: IntervalSet([(0, records)]) for epoch in range(4)}
@@ -222,7 +222,7 @@ def test_an_epoch_is_evaluated_again_as_long_as_shards_hold_its_state(
 
 @pytest.mark.parametrize("beyond", ["done", "partial"])
 def test_no_epoch_is_evaluated_in_the_state_of_another(tmp_path: Path, beyond: str) -> None:
-    with bench(tmp_path, eval_records=8, epochs=5) as parts:
+    with training_run(tmp_path, eval_records=8, epochs=5) as parts:
         training = parts.begin()
         done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
         more = {**done, 4: IntervalSet([(0, 4)])}
@@ -236,7 +236,7 @@ def test_no_epoch_is_evaluated_in_the_state_of_another(tmp_path: Path, beyond: s
 
 
 def test_a_trained_state_is_the_last_epochs_alone(tmp_path: Path) -> None:
-    with bench(tmp_path, eval_records=8, epochs=3) as parts:
+    with training_run(tmp_path, eval_records=8, epochs=3) as parts:
         training = parts.begin()
         done = {epoch: IntervalSet([(0, 10)]) for epoch in range(3)}
         training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
@@ -248,7 +248,7 @@ def test_a_trained_state_is_the_last_epochs_alone(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_at_different_rounds_is_none(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with training_run(tmp_path, **SYNC) as parts:
         training = parts.begin()
         order = SnapshotOrder("step-00000002", 2, True, False, "checkpoints/.tmp-step-00000002")
         good = Taken(order, (ShardFile(0, 2), ShardFile(1, 2)))
@@ -261,7 +261,7 @@ def test_a_snapshot_at_different_rounds_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, mode: str) -> None:
     changes = SYNC if mode == "sync" else {"train_records": 100}
-    with bench(tmp_path, **changes) as parts:
+    with training_run(tmp_path, **changes) as parts:
         training = parts.begin()
         parts.round() if mode == "sync" else parts.step()
         number = training.request_checkpoint()
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, 
 
 
 def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: Path) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with training_run(tmp_path, **SYNC) as parts:
         training = parts.begin()
         parts.round()
         held = parts.lease() + parts.lease_another()

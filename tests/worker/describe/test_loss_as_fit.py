@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.batch import BatchId
-from tests.worker.flat_jobs import FEATURES, RECORDS, Bench, make_job
+from tests.worker.flat_jobs import FEATURES, RECORDS, JobStepper, make_job
 from tests.worker.step.test_evaluator import make_evaluator, summed
 from worker import Arrays
 
@@ -108,17 +108,17 @@ CASES: list[tuple[Callable[[], keras.Model], Arrays, dict[str, Any]]] = [
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_value_and_gradient_are_those_of_keras(case: int) -> None:
     model, data, fields = CASES[case]
-    bench = Bench(make_job(model, train=data, eval=data, **fields))
-    result = bench.run(BATCH)
-    found = bench.by_variable(result)
+    stepper = JobStepper(make_job(model, train=data, eval=data, **fields))
+    result = stepper.run(BATCH)
+    found = stepper.by_variable(result)
 
     plain = model()
     plain.compile("sgd", fields["loss"])
-    x, y, weights = (*bench.job.train.read(bench.job.seed, BATCH), None)[:3]
+    x, y, weights = (*stepper.job.train.read(stepper.job.seed, BATCH), None)[:3]
     if "class_weight" in fields:
         weights = np.where(y == 1, 3.0, 1.0).astype(np.float32)
     plain(x)
-    for mine, theirs in zip(plain.weights, bench.replica.model.weights, strict=True):
+    for mine, theirs in zip(plain.weights, stepper.replica.model.weights, strict=True):
         mine.assign(theirs)
     with tf.GradientTape() as tape:
         loss = plain.compute_loss(x, y, plain(x, training=True), weights)

@@ -12,14 +12,8 @@ import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import hashed
-from tests.worker.table_jobs import (
-    BATCH,
-    FIRST,
-    RECORDS,
-    Bench,
-    check_gradients,
-    make_job,
-)
+from tests.worker.flat_jobs import FIRST, RECORDS
+from tests.worker.table_jobs import BATCH, TableJobStepper, check_gradients, make_job
 from tests.worker.weighing_models import WEIGHTS, V, W, Weighed, some_ids
 from worker import Embedding
 from worker.embedding.embedding import string_ids
@@ -56,13 +50,13 @@ def test_combiners_make_one_vector_of_several_ids(kind: str, combiner: str) -> N
     def model() -> keras.Model:
         return Weighed(prepare[kind], combiner=combiner, padding=padding)
 
-    bench = Bench(make_job(model, multi_valued()))
-    found = check_gradients(bench, lambda tables, x: combined(combiner, tables, x))
+    stepper = TableJobStepper(make_job(model, multi_valued()))
+    found = check_gradients(stepper, lambda tables, x: combined(combiner, tables, x))
     # Nobody looks the padding up.
     assert np.isnan(found["rows"][0]).all()
     # The number of ids is another in each batch, and needs no other trace.
-    bench.run(type(FIRST)(0, BATCH, BATCH))
-    assert len(bench.step._traces) == 1
+    stepper.run(type(FIRST)(0, BATCH, BATCH))
+    assert len(stepper.step._traces) == 1
 
 
 @pytest.mark.parametrize("prepare", [as_ragged, tf.sparse.from_dense])
@@ -79,14 +73,14 @@ def test_words_are_combined_like_numbers(prepare: Callable[[Any], Any]) -> None:
         count = tf.sqrt(tf.maximum(tf.reduce_sum(there, -1), 1))
         return tf.reduce_sum(tf.reduce_sum(rows, -2) / count[:, tf.newaxis] * WEIGHTS, -1)
 
-    check_gradients(Bench(make_job(model, multi_valued())), forward)
+    check_gradients(TableJobStepper(make_job(model, multi_valued())), forward)
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_ids_of_a_dense_tensor_are_combined_like_those_of_keras(combiner: str) -> None:
     x = some_ids(3, low=1)
-    bench = Bench(make_job(lambda: Weighed(combiner=combiner), x))
-    check_gradients(bench, lambda tables, ids: combined(combiner, tables, ids))
+    stepper = TableJobStepper(make_job(lambda: Weighed(combiner=combiner), x))
+    check_gradients(stepper, lambda tables, ids: combined(combiner, tables, ids))
 
 
 def test_ragged_rows_without_a_combiner_stay_ragged() -> None:
@@ -96,8 +90,8 @@ def test_ragged_rows_without_a_combiner_stay_ragged() -> None:
             assert isinstance(rows, tf.RaggedTensor)
             return tf.reduce_sum(tf.reduce_sum(rows, 1) * WEIGHTS, -1)
 
-    bench = Bench(make_job(Ragged, multi_valued()))
-    check_gradients(bench, lambda tables, x: combined("sum", tables, x))
+    stepper = TableJobStepper(make_job(Ragged, multi_valued()))
+    check_gradients(stepper, lambda tables, x: combined("sum", tables, x))
 
 
 def functional() -> keras.Model:
@@ -116,9 +110,9 @@ def factorized(tables: Mapping[str, Any], x: Any) -> Any:
 
 def test_gradients_of_ids_that_come_twice_are_summed_over_layers_that_share_a_table() -> None:
     x = {"user": some_ids(), "film": some_ids(high=5), "other": some_ids(high=5)[::-1].copy()}
-    bench = Bench(make_job(functional, x), shards=3)
-    check_gradients(bench, factorized)
-    assert {table.name: table.vocabulary for table in bench.plan.tables} == {
+    stepper = TableJobStepper(make_job(functional, x), shards=3)
+    check_gradients(stepper, factorized)
+    assert {table.name: table.vocabulary for table in stepper.plan.tables} == {
         "users": V,
         "films": None,
     }
@@ -133,26 +127,26 @@ def test_a_layer_that_is_called_twice_in_a_sequential_model() -> None:
             [keras.Model(ids, first * last), keras.layers.Flatten(), keras.layers.Dense(1)]
         )
 
-    bench = Bench(make_job(model, some_ids(4).astype(np.int32)))
-    kernel = tf.constant(bench.replica.model.trainable_variables[0].numpy())
+    stepper = TableJobStepper(make_job(model, some_ids(4).astype(np.int32)))
+    kernel = tf.constant(stepper.replica.model.trainable_variables[0].numpy())
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         rows = tf.gather(tables["rows"], x)
         return tf.reshape(rows[:, :2] * rows[:, 2:], [len(x), -1]) @ kernel
 
-    check_gradients(bench, forward)
+    check_gradients(stepper, forward)
 
 
 def test_an_id_may_be_hashed_or_follow_from_the_batch_in_other_ways() -> None:
     def prepare(x: Any) -> Any:
         return tf.abs(x * 3 + tf.range(2, dtype=tf.int64)) % V
 
-    bench = Bench(make_job(lambda: Weighed(prepare, combiner="sum"), some_ids(2)))
+    stepper = TableJobStepper(make_job(lambda: Weighed(prepare, combiner="sum"), some_ids(2)))
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         return tf.reduce_sum(tf.gather(tables["rows"], prepare(x)) * WEIGHTS, [-2, -1])
 
-    check_gradients(bench, forward)
+    check_gradients(stepper, forward)
 
 
 def test_strings_are_hashed_into_the_vocabulary_and_empty_ones_dropped() -> None:
@@ -161,14 +155,14 @@ def test_strings_are_hashed_into_the_vocabulary_and_empty_ones_dropped() -> None
     def model() -> keras.Model:
         return Weighed(combiner="sum", padding="")
 
-    bench = Bench(make_job(model, words))
+    stepper = TableJobStepper(make_job(model, words))
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         there = tf.cast(tf.constant(x) != "", tf.float32)[..., tf.newaxis]
         rows = tf.gather(tables["rows"], string_ids(x, V)) * there
         return tf.reduce_sum(rows * WEIGHTS, [-2, -1])
 
-    check_gradients(bench, forward)
+    check_gradients(stepper, forward)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
@@ -188,7 +182,9 @@ def test_padding_is_masked_for_the_layers_that_follow(dtype: str) -> None:
         rows = tf.gather(tables["rows"], string_ids(x, V) if dtype == "string" else x) * there
         return tf.reduce_sum(tf.reduce_sum(rows, 1) / tf.reduce_sum(there, 1) * WEIGHTS, -1)
 
-    check_gradients(Bench(make_job(model, x.astype(str) if dtype == "string" else x)), forward)
+    check_gradients(
+        TableJobStepper(make_job(model, x.astype(str) if dtype == "string" else x)), forward
+    )
 
 
 def test_the_hash_of_a_string_never_changes() -> None:
@@ -218,7 +214,8 @@ def test_dropped_and_clipped_ids() -> None:
         return tf.reduce_sum(tf.reduce_sum(rows, -2) / count * WEIGHTS, -1)
 
     check_gradients(
-        Bench(make_job(lambda: Weighed(combiner="mean", out_of_vocabulary="drop"), x)), mean
+        TableJobStepper(make_job(lambda: Weighed(combiner="mean", out_of_vocabulary="drop"), x)),
+        mean,
     )
 
     def total(tables: Mapping[str, Any], x: Any) -> Any:
@@ -226,13 +223,14 @@ def test_dropped_and_clipped_ids() -> None:
         return tf.reduce_sum(rows * WEIGHTS, [-2, -1])
 
     check_gradients(
-        Bench(make_job(lambda: Weighed(combiner="sum", out_of_vocabulary="clip"), x)), total
+        TableJobStepper(make_job(lambda: Weighed(combiner="sum", out_of_vocabulary="clip"), x)),
+        total,
     )
 
 
 def test_a_batch_may_have_no_id_at_all() -> None:
-    bench = Bench(make_job(lambda: Weighed(combiner="sum", padding=0), some_ids(2) * 0))
-    result = bench.run()
+    stepper = TableJobStepper(make_job(lambda: Weighed(combiner="sum", padding=0), some_ids(2) * 0))
+    result = stepper.run()
     assert result.finite
     assert result.rows == ({}, {})
 
@@ -240,12 +238,12 @@ def test_a_batch_may_have_no_id_at_all() -> None:
 def test_an_id_that_is_not_in_the_vocabulary_fails_the_job_by_name() -> None:
     x = some_ids(2)
     job = make_job(lambda: Weighed(combiner="sum"), x)
-    bench = Bench(job)
+    stepper = TableJobStepper(job)
     x[:] = V
     with pytest.raises(
         InvalidJob, match=r"epoch 1.*layer 'rows' was given id 7, which table 'rows'"
     ):
-        bench.read(FIRST)
+        stepper.read(FIRST)
 
 
 def test_a_module_may_use_the_layer() -> None:
@@ -262,31 +260,31 @@ def test_a_module_may_use_the_layer() -> None:
             rows *= 2.0
         return tf.reduce_mean(tf.square(module.scale * tf.reduce_sum(rows * WEIGHTS, -1) - y))
 
-    bench = Bench(make_job(Module, some_ids(), loss=loss))
+    stepper = TableJobStepper(make_job(Module, some_ids(), loss=loss))
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         return 2 * tf.reduce_sum(tf.gather(tables["rows"], x) * WEIGHTS, -1)
 
-    check_gradients(bench, forward)
+    check_gradients(stepper, forward)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_computes_in_16_bits_and_sends_32(dtype: str) -> None:
-    bench = Bench(make_job(lambda: Weighed(dtype=f"mixed_{dtype}"), some_ids()))
-    assert bench.replica.model.rows.compute_dtype == dtype
+    stepper = TableJobStepper(make_job(lambda: Weighed(dtype=f"mixed_{dtype}"), some_ids()))
+    assert stepper.replica.model.rows.compute_dtype == dtype
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         return tf.reduce_sum(tf.gather(tables["rows"], x) * WEIGHTS, -1)
 
-    check_gradients(bench, forward, rtol=0.1)
+    check_gradients(stepper, forward, rtol=0.1)
 
 
 def test_a_row_that_is_not_finite_skips_the_batch() -> None:
-    bench = Bench(make_job(lambda: Weighed(combiner="sum"), some_ids(2)))
-    assert bench.run().finite
-    for table in bench.tables.values():
+    stepper = TableJobStepper(make_job(lambda: Weighed(combiner="sum"), some_ids(2)))
+    assert stepper.run().finite
+    for table in stepper.tables.values():
         table[:] = np.inf
-    result = bench.run()
+    result = stepper.run()
     assert not result.finite
     assert result.rows == ()
 
@@ -300,7 +298,7 @@ def test_nothing_but_what_leads_to_ids_is_run_to_find_them() -> None:
             tf.py_function(lambda values: seen.append(len(values)), [rows], [])
             return tf.reduce_sum(rows * WEIGHTS, -1)
 
-    bench = Bench(make_job(Watched, some_ids()))
+    stepper = TableJobStepper(make_job(Watched, some_ids()))
     seen.clear()
-    bench.read(FIRST)
+    stepper.read(FIRST)
     assert seen == []

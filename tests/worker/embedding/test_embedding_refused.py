@@ -13,13 +13,8 @@ import tensorflow as tf
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
-from tests.worker.table_jobs import (
-    BATCH,
-    RECORDS,
-    Bench,
-    described,
-    make_job,
-)
+from tests.worker.flat_jobs import RECORDS
+from tests.worker.table_jobs import BATCH, TableJobStepper, described, make_job
 from tests.worker.weighing_models import V, W, Weighed, some_ids
 from worker import Embedding, RowwiseAdagrad
 
@@ -135,12 +130,12 @@ def test_a_missing_value_is_named_in_whatever_batch_it_is() -> None:
     job = make_job(model, ids)
     assert described(job)
     ids[-1] = np.nan
-    bench = Bench(make_job(model, ids))
+    stepper = TableJobStepper(make_job(model, ids))
     refused = []
     for first in range(0, RECORDS, job.batch_size):
         batch = BatchId(0, first, min(job.batch_size, RECORDS - first))
         try:
-            bench.read(batch)
+            stepper.read(batch)
         except InvalidJob as error:
             refused.append(str(error))
     (why,) = refused

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.batch import BatchId
-from tests.worker.flat_jobs import Bench, make_job
+from tests.worker.flat_jobs import JobStepper, make_job
 from worker import Arrays
 
 pytestmark = pytest.mark.slow
@@ -39,10 +39,10 @@ def gradient(model: keras.Model) -> Any:
 
 
 def test_shards_get_the_sum_of_the_gradients_of_an_id() -> None:
-    bench = Bench(make_job(bag, loss=LOSS, train=Arrays(X, Y), eval=None))
-    found = bench.by_variable(bench.run(BatchId(0, 0, RECORDS)))
+    stepper = JobStepper(make_job(bag, loss=LOSS, train=Arrays(X, Y), eval=None))
+    found = stepper.by_variable(stepper.run(BatchId(0, 0, RECORDS)))
     [ours] = [value for name, value in found.items() if "rows" in name]
-    expected = tf.convert_to_tensor(gradient(bench.replica.model))
+    expected = tf.convert_to_tensor(gradient(stepper.replica.model))
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-8)
 
 

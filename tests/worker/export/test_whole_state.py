@@ -17,7 +17,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.placement import make_plan
 from tests.worker.described_jobs import described
 from tests.worker.export.test_export import arbitrary, flat_values, write_checkpoint
-from tests.worker.flat_jobs import CLASSES, FEATURES, RECORDS, Bench, make_job
+from tests.worker.flat_jobs import CLASSES, FEATURES, RECORDS, JobStepper, make_job
 from tests.worker.keras_jobs import train, train_with_keras
 from tests.worker.step.test_local_steps import Local, sgd
 from worker import Arrays
@@ -183,13 +183,15 @@ def test_an_export_has_the_state_of_the_checkpoint_and_computes_with_it(tmp_path
 
 def test_every_worker_normalizes_by_what_the_shards_hold() -> None:
     """Not by what its own ``adapt()`` has come to, as of a worker with other data."""
-    bench = Bench(make_job(adapted_model))
-    x, _ = bench.job.train.read(0, BATCHES[0])
-    before = bench.run(BATCHES[0]).loss
-    (layer,) = (one for one in bench.replica.model.layers if isinstance(one, layers.Normalization))
+    stepper = JobStepper(make_job(adapted_model))
+    x, _ = stepper.job.train.read(0, BATCHES[0])
+    before = stepper.run(BATCHES[0]).loss
+    (layer,) = (
+        one for one in stepper.replica.model.layers if isinstance(one, layers.Normalization)
+    )
     layer.adapt(100 * x)
-    assert bench.run(BATCHES[0]).loss == before
-    fresh = Bench(make_job(adapted_model))
+    assert stepper.run(BATCHES[0]).loss == before
+    fresh = JobStepper(make_job(adapted_model))
     fresh.replica.model.layers[0].adapt(100 * x)
     assert fresh.run(BATCHES[0]).loss == before
 
@@ -202,12 +204,12 @@ def test_a_layer_that_draws_from_python_while_it_is_traced_draws_alike_everywher
 
     losses = set()
     for draws in range(4):
-        bench = Bench(make_job(model))
+        stepper = JobStepper(make_job(model))
         # As a worker does that had to try a call again.
         for _ in range(draws):
             random.random()
         before = random.getstate()
-        losses.add(bench.run(BATCHES[0]).loss)
+        losses.add(stepper.run(BATCHES[0]).loss)
         assert random.getstate() == before
     assert len(losses) == 1
 

@@ -42,7 +42,7 @@ class Shards:
             raise self.error
 
 
-class Bench:
+class Fetching:
     def __init__(self, *, tables: bool = True, prefetch: bool = False) -> None:
         self.source, self.shards = Source(), Shards()
         source, shards = cast(Any, self.source), cast(Any, self.shards)
@@ -50,63 +50,63 @@ class Bench:
 
 
 def test_rows_that_came_with_something_else_are_used_once() -> None:
-    bench = Bench()
-    rows = bench.fetcher.ahead(A)
+    fetching = Fetching()
+    rows = fetching.fetcher.ahead(A)
     assert rows is not None
-    bench.fetcher.came(A, rows)
+    fetching.fetcher.came(A, rows)
     # They are not asked for again.
-    assert bench.fetcher.ahead(A) is None
-    assert bench.fetcher.of(A, A, None) is rows
-    assert bench.shards.pulled == []
-    assert bench.fetcher.of(A, A, 3) is not rows
-    assert bench.shards.pulled == [(3, A.first)]
+    assert fetching.fetcher.ahead(A) is None
+    assert fetching.fetcher.of(A, A, None) is rows
+    assert fetching.shards.pulled == []
+    assert fetching.fetcher.of(A, A, 3) is not rows
+    assert fetching.shards.pulled == [(3, A.first)]
 
 
 def test_a_batch_that_was_not_read_in_time_has_its_rows_pulled_when_it_is_computed() -> None:
-    bench = Bench()
-    assert bench.fetcher.ahead(C) is None
-    bench.fetcher.came(C, None)
-    assert bench.fetcher.of(C, C, 7) is not None
-    assert bench.shards.pulled == [(7, C.first)]
+    fetching = Fetching()
+    assert fetching.fetcher.ahead(C) is None
+    fetching.fetcher.came(C, None)
+    assert fetching.fetcher.of(C, C, 7) is not None
+    assert fetching.shards.pulled == [(7, C.first)]
 
 
 def test_rows_of_another_batch_are_of_no_use() -> None:
-    bench = Bench()
-    bench.fetcher.came(A, bench.fetcher.ahead(A))
-    bench.fetcher.of(B, B, None)
-    assert bench.shards.pulled == [(None, B.first)]
+    fetching = Fetching()
+    fetching.fetcher.came(A, fetching.fetcher.ahead(A))
+    fetching.fetcher.of(B, B, None)
+    assert fetching.shards.pulled == [(None, B.first)]
 
 
 def test_rows_that_are_older_than_the_parameters_are_dropped() -> None:
-    bench = Bench()
-    bench.fetcher.came(A, bench.fetcher.ahead(A))
-    bench.fetcher.drop()
-    bench.fetcher.of(A, A, None)
-    assert bench.shards.pulled == [(None, A.first)]
+    fetching = Fetching()
+    fetching.fetcher.came(A, fetching.fetcher.ahead(A))
+    fetching.fetcher.drop()
+    fetching.fetcher.of(A, A, None)
+    assert fetching.shards.pulled == [(None, A.first)]
 
 
 def test_a_round_that_has_passed_is_said() -> None:
-    bench = Bench()
-    bench.shards.error = RoundPassed("round 8")
+    fetching = Fetching()
+    fetching.shards.error = RoundPassed("round 8")
     with pytest.raises(RoundPassed):
-        bench.fetcher.of(A, A, 7)
+        fetching.fetcher.of(A, A, 7)
 
 
 def test_rows_of_the_next_batch_come_while_one_is_computed() -> None:
-    bench = Bench(prefetch=True)
-    with bench.fetcher, bench.fetcher.prefetching(B):
+    fetching = Fetching(prefetch=True)
+    with fetching.fetcher, fetching.fetcher.prefetching(B):
         pass
-    assert bench.shards.pulled == [(None, B.first)]
-    assert bench.fetcher.ahead(B) is None
-    bench.fetcher.of(B, B, None)
-    assert len(bench.shards.pulled) == 1
+    assert fetching.shards.pulled == [(None, B.first)]
+    assert fetching.fetcher.ahead(B) is None
+    fetching.fetcher.of(B, B, None)
+    assert len(fetching.shards.pulled) == 1
 
 
 def test_what_a_shard_says_to_a_prefetch_is_raised_after_the_step() -> None:
-    bench = Bench(prefetch=True)
-    bench.shards.error = StaleGeneration("generation 2")
+    fetching = Fetching(prefetch=True)
+    fetching.shards.error = StaleGeneration("generation 2")
     done = False
-    with bench.fetcher as fetcher:
+    with fetching.fetcher as fetcher:
         with pytest.raises(StaleGeneration), fetcher.prefetching(B):
             done = True
         with pytest.raises(ValueError, match="the step"), fetcher.prefetching(B):
@@ -115,9 +115,9 @@ def test_what_a_shard_says_to_a_prefetch_is_raised_after_the_step() -> None:
 
 
 def test_without_tables_nothing_is_asked() -> None:
-    bench = Bench(tables=False, prefetch=True)
-    assert bench.fetcher.ahead(A) is None
-    with bench.fetcher, bench.fetcher.prefetching(B):
+    fetching = Fetching(tables=False, prefetch=True)
+    assert fetching.fetcher.ahead(A) is None
+    with fetching.fetcher, fetching.fetcher.prefetching(B):
         pass
-    assert bench.fetcher.of(A, A, None) is None
-    assert bench.shards.pulled == []
+    assert fetching.fetcher.of(A, A, None) is None
+    assert fetching.shards.pulled == []

@@ -12,7 +12,7 @@ import pytest
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from tests.worker.described_jobs import described
-from tests.worker.flat_jobs import CLASSES, FEATURES, RECORDS, Bench, dense_model, make_job
+from tests.worker.flat_jobs import CLASSES, FEATURES, RECORDS, JobStepper, dense_model, make_job
 from tests.worker.model.test_compiled import TWO, two_outputs
 from worker import Arrays, Job
 
@@ -42,10 +42,10 @@ def named_inputs() -> keras.Model:
 
 def gradient_of_keras(job: Job, weights: Mapping[Any, Any] | None) -> list[np.ndarray]:
     """What a step of SGD with learning rate 1 subtracts in ``train_on_batch``."""
-    bench = Bench(job)
+    stepper = JobStepper(job)
     model = job.model()
     model.compile(keras.optimizers.SGD(1.0), loss=job.loss)
-    for own, theirs in zip(model.weights, bench.replica.model.weights, strict=True):
+    for own, theirs in zip(model.weights, stepper.replica.model.weights, strict=True):
         own.assign(theirs)
     before = [v.numpy().copy() for v in model.trainable_weights]
     x, y, *weight = job.train.read(job.seed, BATCH)
@@ -86,8 +86,8 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Arrays, str, Mapping[Any, Any]
 def test_the_gradient_is_that_of_fit(case: str) -> None:
     model, data, loss, weights = CASES[case]
     job = make_job(model, train=data, loss=loss, class_weight=weights)
-    bench = Bench(job)
-    found = bench.by_variable(bench.run(BATCH)).values()
+    stepper = JobStepper(job)
+    found = stepper.by_variable(stepper.run(BATCH)).values()
     expected = gradient_of_keras(job, weights)
     assert any(np.abs(gradient).max() > 0.01 for gradient in expected)
     for got, wanted in zip(found, expected, strict=True):

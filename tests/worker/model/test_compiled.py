@@ -13,7 +13,7 @@ import tensorflow as tf
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from tests.worker.described_jobs import described
-from tests.worker.flat_jobs import CLASSES, FEATURES, Bench, dense_model, make_job
+from tests.worker.flat_jobs import CLASSES, FEATURES, JobStepper, dense_model, make_job
 from tests.worker.step.test_evaluator import make_evaluator, summed
 from worker import Arrays, Job
 from worker.job.job import Optimizer
@@ -212,22 +212,22 @@ TWO: dict[str, Any] = {
 def test_the_gradient_is_that_of_keras(
     model: Callable[[], keras.Model], fields: dict[str, Any]
 ) -> None:
-    bench = Bench(make_job(model, **fields))
+    stepper = JobStepper(make_job(model, **fields))
     batch = BatchId(0, 0, 8)
-    found = bench.by_variable(bench.run(batch))
+    found = stepper.by_variable(stepper.run(batch))
 
-    keras.utils.set_random_seed(bench.job.seed)
+    keras.utils.set_random_seed(stepper.job.seed)
     plain = model()
-    job = bench.job
+    job = stepper.job
     plain.compile("sgd", loss=job.loss, loss_weights=job.loss_weights)
-    for own, theirs in zip(plain.weights, bench.replica.model.weights, strict=True):
+    for own, theirs in zip(plain.weights, stepper.replica.model.weights, strict=True):
         own.assign(theirs)
     x, y = job.train.read(job.seed, batch)
     with tf.GradientTape() as tape:
         loss = plain.compute_loss(x, y, plain(x, training=True), None)
     gradients = tape.gradient(loss, [v.value for v in plain.trainable_weights])
     expected = [np.asarray(gradient) for gradient in gradients]
-    assert bench.run(batch).loss == pytest.approx(float(loss), rel=1e-6)
+    assert stepper.run(batch).loss == pytest.approx(float(loss), rel=1e-6)
     for got, wanted in zip(found.values(), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 

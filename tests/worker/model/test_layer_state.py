@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
 from tests.worker.described_jobs import classes, described
-from tests.worker.flat_jobs import CLASSES, FEATURES, FIRST, Bench, make_job
+from tests.worker.flat_jobs import CLASSES, FEATURES, FIRST, JobStepper, make_job
 from tests.worker.step.test_evaluator import RECORDS, eval_data, make_evaluator, summed
 from worker import Arrays
 
@@ -61,9 +61,9 @@ def test_metrics_of_layers_are_evaluated_beside_those_of_the_job() -> None:
 
 
 def test_a_step_with_a_metric_in_a_layer_is_the_step_without() -> None:
-    bench = Bench(make_job(watched_model))
-    assert not [v.name for v in bench.plan.variables if "magnitude" in v.name]
-    assert bench.run(FIRST).loss == bench.run(FIRST).loss
+    stepper = JobStepper(make_job(watched_model))
+    assert not [v.name for v in stepper.plan.variables if "magnitude" in v.name]
+    assert stepper.run(FIRST).loss == stepper.run(FIRST).loss
 
 
 def watched_classes(metric: str = "magnitude") -> keras.Model:
@@ -253,14 +253,14 @@ def test_a_custom_gradient_reads_the_values_of_the_step() -> None:
         scaled = Scaled(by_argument)
         return keras.Sequential([keras.Input((FEATURES,)), dense, scaled, layers.Softmax()])
 
-    bench = Bench(make_job(build))
-    for values in bench.parameters.arrays.values():
+    stepper = JobStepper(make_job(build))
+    for values in stepper.parameters.arrays.values():
         values *= 3
-    found = bench.by_variable(bench.run(FIRST))
+    found = stepper.by_variable(stepper.run(FIRST))
     model = build()
-    for variable, own in zip(model.weights, bench.replica.model.weights, strict=True):
+    for variable, own in zip(model.weights, stepper.replica.model.weights, strict=True):
         variable.assign(3 * own)
-    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    x, y = stepper.job.train.read(stepper.job.seed, FIRST)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x)))
     expected = tape.gradient(loss, [v.value for v in model.trainable_weights])

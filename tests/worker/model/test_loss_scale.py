@@ -18,7 +18,7 @@ from tests.worker.flat_jobs import (
     FEATURES,
     FIRST,
     RECORDS,
-    Bench,
+    JobStepper,
     make_job,
     records_of_floats,
     whole,
@@ -50,15 +50,15 @@ def model(dtype: str, dropped: float = 0.0) -> Callable[[], keras.Model]:
     return build
 
 
-def bench(dtype: str, factor: float = 1.0, **fields: Any) -> Bench:
+def stepper_of(dtype: str, factor: float = 1.0, **fields: Any) -> JobStepper:
     def loss(y: Any, p: Any) -> Any:
         return factor * tf.reduce_mean(tf.square(y - tf.cast(p, tf.float32)), -1)
 
     fields = {"train": records_of_floats(), "loss": loss, "metrics": ["mse"], **fields}
-    return Bench(make_job(**{"model": model(dtype), **fields}))
+    return JobStepper(make_job(**{"model": model(dtype), **fields}))
 
 
-def gradients(found: Bench) -> np.ndarray:
+def gradients(found: JobStepper) -> np.ndarray:
     """Of all trainable variables, one after the other."""
     result = found.run(FIRST)
     assert result.finite
@@ -69,14 +69,17 @@ def gradients(found: Bench) -> np.ndarray:
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-6, 1.0, 1e2, 1e4])
 def test_gradients_are_those_of_float32(factor: float) -> None:
-    half, whole = gradients(bench("mixed_float16", factor)), gradients(bench("float32", factor))
+    half, whole = (
+        gradients(stepper_of("mixed_float16", factor)),
+        gradients(stepper_of("float32", factor)),
+    )
     assert np.abs(whole).max() > 0.01 * factor
     np.testing.assert_allclose(half / factor, whole / factor, rtol=0.05, atol=0.02)
 
 
 def test_without_a_scale_small_gradients_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.step.replica.loss_scale", lambda *_: None)
-    kernel = next(iter((b := bench("mixed_float16", 1e-9)).by_variable(b.run(FIRST)).values()))
+    kernel = next(iter((b := stepper_of("mixed_float16", 1e-9)).by_variable(b.run(FIRST)).values()))
     assert not kernel.any()
 
 
@@ -91,7 +94,7 @@ def scales_tried(monkeypatch: pytest.MonkeyPatch, factor: float) -> tuple[list[f
             return attempt(self, values, seeds, batch, tables, tf.identity(scale))
 
     monkeypatch.setattr(KerasStep, "_attempt", counting)
-    finite = bench("mixed_float16", factor).run(FIRST).finite
+    finite = stepper_of("mixed_float16", factor).run(FIRST).finite
     return tried, finite
 
 
@@ -113,7 +116,7 @@ def test_a_loss_that_is_not_finite_is_computed_once(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_batch_gives_does_not_depend_on_those_before() -> None:
     noisy = {"model": model("mixed_float16", 0.25)}
-    one, other = (bench("mixed_float16", 1e3, **noisy) for _ in range(2))
+    one, other = (stepper_of("mixed_float16", 1e3, **noisy) for _ in range(2))
     expected = gradients(one)
     other.run(FIRST)
     np.testing.assert_array_equal(gradients(other), expected)
@@ -122,7 +125,7 @@ def test_what_a_batch_gives_does_not_depend_on_those_before() -> None:
 def test_local_steps_are_scaled() -> None:
     found = {}
     for dtype in ("mixed_float16", "float32"):
-        made = bench(dtype, 1e-9)
+        made = stepper_of(dtype, 1e-9)
         sgd = LocalSgd.of(keras.optimizers.serialize(keras.optimizers.SGD(1e6)))
         step = made.replica.make_step(made.plan)
         local = LocalSteps(step, made.plan, CPU, sgd, 3)
@@ -134,7 +137,7 @@ def test_local_steps_are_scaled() -> None:
 
 
 def test_metrics_are_those_of_the_attempt_that_counts() -> None:
-    made = bench("mixed_float16", 1e3)
+    made = stepper_of("mixed_float16", 1e3)
     made.step = FlatStep(made.replica.make_step(made.plan, counts=True), made.plan, CPU)
     result = made.run(FIRST)
     total, count = result.metrics
@@ -145,7 +148,7 @@ def test_metrics_are_those_of_the_attempt_that_counts() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_other_models_have_no_scale(dtype: str) -> None:
-    found = bench(dtype)
+    found = stepper_of(dtype)
     step = found.replica.make_step(found.plan)
     assert isinstance(step, KerasStep)
     assert step._scale is None
@@ -175,7 +178,7 @@ def test_the_optimizer_of_compile_is_the_one_inside_that_which_scales() -> None:
 
 def test_a_scale_that_the_optimizer_gives_is_taken() -> None:
     given = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2.0**6)
-    found = bench("mixed_float16", optimizer=given)
+    found = stepper_of("mixed_float16", optimizer=given)
     step = found.replica.make_step(found.plan)
     assert isinstance(step, KerasStep)
     assert step._scale == 2.0**6

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.worker.export.test_export import flat_values, write_checkpoint
-from tests.worker.flat_jobs import CLASSES, FEATURES, FIRST, Bench, make_job
+from tests.worker.flat_jobs import CLASSES, FEATURES, FIRST, JobStepper, make_job
 from worker.describe.describe import describe
 from worker.export.export import export
 from worker.job.loader import LoadedJob, load_job
@@ -85,10 +85,10 @@ def test_a_head_whose_layers_are_named_as_those_of_the_base_is_trained(tmp_path:
     model = partial(with_head, saved_base(tmp_path))
     found = names(make_job(model))
     assert len(set(found)) == len(found) == 10
-    bench = Bench(make_job(model))
-    gradients = bench.by_variable(bench.run(FIRST))
+    stepper = JobStepper(make_job(model))
+    gradients = stepper.by_variable(stepper.run(FIRST))
     assert set(gradients) == set(found)
-    own = bench.replica.model
+    own = stepper.replica.model
     [head] = [layer for layer in own.layers if isinstance(layer, layers.Dense)]
     [name] = [s.name for s, v in model_variables(own) if v is head.kernel]
     assert gradients[name].shape == (CLASSES, CLASSES)
@@ -144,7 +144,7 @@ def test_an_export_has_the_values_of_each_tower(tmp_path: Path) -> None:
     for source in (checkpoint, tmp_path / "m.keras"):
         begun = Replica(load_job(path, [f"init_from={source}"]).job)
         names(begun.job)
-        plan = Bench(begun.job).plan
+        plan = JobStepper(begun.job).plan
         initial_values(begun, plan)
         for variable, value in zip(begun.model.weights, values, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)

@@ -17,7 +17,7 @@ from tests.worker.flat_jobs import (
     CLASSES,
     CPU,
     RECORDS,
-    Bench,
+    JobStepper,
     Line,
     dense_model,
     line_loss,
@@ -41,13 +41,13 @@ def batches(size: int) -> list[BatchId]:
     return [BatchId(0, at, min(size, RECORDS - at)) for at in range(0, RECORDS, size)]
 
 
-def counting(bench: Bench) -> Bench:
-    step = bench.replica.make_step(bench.plan, counts=True)
-    bench.step = FlatStep(step, bench.plan, CPU)
-    return bench
+def counting(stepper: JobStepper) -> JobStepper:
+    step = stepper.replica.make_step(stepper.plan, counts=True)
+    stepper.step = FlatStep(step, stepper.plan, CPU)
+    return stepper
 
 
-def merge(bench: Bench, total: float, metrics: Any) -> dict[str, float]:
+def merge(stepper: JobStepper, total: float, metrics: Any) -> dict[str, float]:
     states = [
         pb.MetricVariable(shape=[2], values=[total, RECORDS]),
         pb.MetricVariable(shape=[len(metrics)], values=metrics),
@@ -57,26 +57,26 @@ def merge(bench: Bench, total: float, metrics: Any) -> dict[str, float]:
         states=pb.MetricStates(variables=states),
         training=True,
     )
-    return dict(Evaluator(bench.replica, bench.plan, CPU).merge(message).results)
+    return dict(Evaluator(stepper.replica, stepper.plan, CPU).merge(message).results)
 
 
 def test_states_of_batches_add_up_to_what_keras_counts() -> None:
-    bench = counting(Bench(make_job(dense_model, metrics=METRICS)))
+    stepper = counting(JobStepper(make_job(dense_model, metrics=METRICS)))
     total, states = 0.0, np.zeros(0)
     for batch in batches(7):
-        result = bench.run(batch)
+        result = stepper.run(batch)
         total += result.loss * batch.count
         states = np.add(states, result.metrics) if states.size else np.array(result.metrics)
-    found = merge(bench, total, states)
+    found = merge(stepper, total, states)
 
-    model = bench.replica.model
+    model = stepper.replica.model
     fresh = [
         keras.metrics.SparseCategoricalAccuracy(),
         keras.metrics.SparseTopKCategoricalAccuracy(k=2),
         keras.metrics.SparseCategoricalCrossentropy(),
     ]
     for batch in batches(7):
-        x, y = bench.job.train.read(bench.job.seed, batch)
+        x, y = stepper.job.train.read(stepper.job.seed, batch)
         for metric in fresh:
             metric.update_state(y, model(x, training=True))
     expected = [float(metric.result()) for metric in fresh]
@@ -88,14 +88,14 @@ def test_states_of_batches_add_up_to_what_keras_counts() -> None:
 
 def test_an_epoch_that_was_counted_with_other_metrics_keeps_its_loss() -> None:
     """A run was resumed with other metrics before the totals were turned into results."""
-    bench = Bench(make_job(dense_model, metrics=METRICS))
-    assert merge(bench, 2.0 * RECORDS, [1.0, 2.0]) == {"loss": pytest.approx(2.0)}
+    stepper = JobStepper(make_job(dense_model, metrics=METRICS))
+    assert merge(stepper, 2.0 * RECORDS, [1.0, 2.0]) == {"loss": pytest.approx(2.0)}
 
 
 def test_counting_leaves_the_gradient_as_it_is() -> None:
-    plain = Bench(make_job(dense_model, metrics=METRICS))
-    counted = counting(Bench(make_job(dense_model, metrics=METRICS)))
-    one, other = (bench.run(BatchId(0, 0, 8)) for bench in (plain, counted))
+    plain = JobStepper(make_job(dense_model, metrics=METRICS))
+    counted = counting(JobStepper(make_job(dense_model, metrics=METRICS)))
+    one, other = (stepper.run(BatchId(0, 0, 8)) for stepper in (plain, counted))
     assert one.metrics == ()
     assert len(other.metrics) == 6
     assert one.loss == other.loss
@@ -113,11 +113,11 @@ def test_losses_of_several_outputs_are_counted_for_each_batch_alone() -> None:
         return x, (x[:, :1], x[:, 1:2])
 
     job = make_job(build, loss={"a": "mse", "b": "mse"}, train=records(map=labels))
-    bench = counting(Bench(job))
-    first, second = bench.run(BatchId(0, 0, 8)), bench.run(BatchId(0, 0, 8))
+    stepper = counting(JobStepper(job))
+    first, second = stepper.run(BatchId(0, 0, 8)), stepper.run(BatchId(0, 0, 8))
     assert len(first.metrics) == 4
     assert first.metrics == second.metrics
-    found = merge(bench, first.loss * RECORDS, first.metrics)
+    found = merge(stepper, first.loss * RECORDS, first.metrics)
     assert found["a_loss"] + found["b_loss"] == pytest.approx(first.loss, rel=1e-5)
 
 
@@ -131,12 +131,12 @@ def test_metrics_with_too_many_variables_are_left_out() -> None:
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
 
     job = make_job(build, loss="binary_crossentropy", metrics=metrics, train=records(map=labels))
-    assert counting(Bench(job)).run(BatchId(0, 0, 8)).metrics == ()
+    assert counting(JobStepper(job)).run(BatchId(0, 0, 8)).metrics == ()
 
 
 def test_a_module_has_its_loss_alone() -> None:
     job = make_job(Line, loss=line_loss, train=records(map=lambda x, _y: (x, x)))
-    assert counting(Bench(job)).run(BatchId(0, 0, 8)).metrics == ()
+    assert counting(JobStepper(job)).run(BatchId(0, 0, 8)).metrics == ()
 
 
 def films(labels: Any) -> Arrays:
@@ -167,12 +167,12 @@ def test_a_model_that_hides_how_many_records_it_has_is_counted(metric: Any, colu
     labels = np.arange(RECORDS) % 2
     data = films(labels[:, None] if column else labels)
     fields: dict[str, Any] = {"loss": "binary_crossentropy", "metrics": [metric], "train": data}
-    bench = counting(Bench(make_job(sentiment_model, **fields)))
-    found = [bench.run(batch) for batch in batches(8)]
+    stepper = counting(JobStepper(make_job(sentiment_model, **fields)))
+    found = [stepper.run(batch) for batch in batches(8)]
     total = sum(each.loss * batch.count for each, batch in zip(found, batches(8), strict=True))
-    got = merge(bench, total, np.sum([each.metrics for each in found], axis=0))
+    got = merge(stepper, total, np.sum([each.metrics for each in found], axis=0))
 
-    model = bench.replica.model
+    model = stepper.replica.model
     model.compile(loss="binary_crossentropy", metrics=[metric])
     x, y = data.read_range(0, RECORDS)
     wanted = model.evaluate(tf.constant(x), y, batch_size=8, verbose=0, return_dict=True)
@@ -184,8 +184,8 @@ def test_what_the_output_hides_of_its_shape_the_labels_have() -> None:
     model = lambda: text_model(keras.layers.Dense(CLASSES, "softmax"))  # noqa: E731
     data = films(np.arange(2 * RECORDS).reshape(RECORDS, 2) % CLASSES)
     metric = keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)
-    bench = counting(Bench(make_job(model, train=data, metrics=[metric])))
-    assert sum(bench.run(batches(8)[0]).metrics) == 16
+    stepper = counting(JobStepper(make_job(model, train=data, metrics=[metric])))
+    assert sum(stepper.run(batches(8)[0]).metrics) == 16
 
 
 class Compiled(keras.metrics.Mean):  # type: ignore[misc]
@@ -200,6 +200,6 @@ def test_a_metric_that_cannot_be_compiled_is_named_when_the_job_is_read() -> Non
     metric = Compiled(name="total")
     with pytest.raises(UserCodeFailed, match=r"^metric total raised .*; labels have shape \[n\], "):
         described(metrics=[metric])
-    bench = counting(Bench(make_job(dense_model, metrics=[metric])))
+    stepper = counting(JobStepper(make_job(dense_model, metrics=[metric])))
     with pytest.raises(UserCodeFailed, match=r"^metric total raised "):
-        bench.run(batches(8)[0])
+        stepper.run(batches(8)[0])

@@ -22,7 +22,15 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
-from tests.worker.flat_jobs import CPU, Bench, dense_model, make_job, noisy_model, records, whole
+from tests.worker.flat_jobs import (
+    CPU,
+    JobStepper,
+    dense_model,
+    make_job,
+    noisy_model,
+    records,
+    whole,
+)
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, pull_values, serve_shards
 from worker import Arrays, Job
@@ -71,10 +79,10 @@ def cluster(
 
 def plain_loop(job: Job, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The same in one process: the mean of each round's gradients, SGD at 0.5."""
-    bench = Bench(job)
-    arrays = bench.parameters.arrays
+    stepper = JobStepper(job)
+    arrays = stepper.parameters.arrays
     for indices in rounds:
-        results = [whole(bench.plan, bench.run(BATCHES[index])) for index in indices]
+        results = [whole(stepper.plan, stepper.run(BATCHES[index])) for index in indices]
         weight = np.float32(1 / len(indices))
         for name, array in arrays.items():
             mean = weight * results[0][name]
@@ -306,7 +314,7 @@ def test_evaluation_reads_a_kept_snapshot_while_training_goes_on() -> None:
             trainer.run()
         _, first, second = coordinator.of(pb.ReportWorkRequest)
 
-    plain = Bench(job)
+    plain = JobStepper(job)
     expected = Evaluator(plain.replica, plain.plan, CPU).states(plain.parameters, 0, 24)
     for found in (first.evaluated, second.evaluated):
         assert (found.evaluation, found.task, found.records) == ("epoch-0", 1, 24)

@@ -46,10 +46,10 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 host = configure_devices("none", intra_op_threads=1)
 assert tf.config.threading.get_intra_op_parallelism_threads() == 1
 assert host.is_host and host.label == "cpu"
-from tests.worker.flat_jobs import FIRST, Bench, make_job, noisy_model, whole
+from tests.worker.flat_jobs import FIRST, JobStepper, make_job, noisy_model, whole
 other = Device("/CPU:1", "second cpu")
 for wire in ("bfloat16", "plain"):
-    here, there = (Bench(make_job(noisy_model), device, wire=wire) for device in (host, other))
+    here, there = (JobStepper(make_job(noisy_model), device, wire=wire) for device in (host, other))
     assert there.read(FIRST).batch[0].device.endswith("CPU:1"), there.read(FIRST).batch[0].device
     expected, found = here.run(FIRST), there.run(FIRST)
     assert expected.loss == found.loss
@@ -74,13 +74,13 @@ def model():
     return keras.Sequential([keras.Input((5,), dtype="int64"), rows, keras.layers.Flatten()])
 ids = np.random.default_rng(0).integers(0, 7, (table_jobs.RECORDS, 5))
 job = table_jobs.make_job(model, ids, loss=lambda y, rows: tf.reduce_sum(rows**2) * y[0])
-here, there = (table_jobs.Bench(job, device=device) for device in (host, other))
-sums = [bench.gradients(bench.run())["rows"] for bench in (here, there)]
+here, there = (table_jobs.TableJobStepper(job, device=device) for device in (host, other))
+sums = [stepper.gradients(stepper.run())["rows"] for stepper in (here, there)]
 assert np.isfinite(sums[0]).any()
 # The host sums up by itself, another device within the step.
 np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6)
-for bench, ops in ((here, 0), (there, 1)):
-    (trace,) = bench.step._traces.values()
+for stepper, ops in ((here, 0), (there, 1)):
+    (trace,) = stepper.step._traces.values()
     nodes = trace._concrete.graph.as_graph_def().node
     assert [node.device for node in nodes if node.op == "SegmentSum"] == ["/device:CPU:1"] * ops
 print("same on both")

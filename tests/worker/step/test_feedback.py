@@ -15,7 +15,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import fence_of, leased, signed
-from tests.worker.flat_jobs import Bench, dense_model, make_job
+from tests.worker.flat_jobs import JobStepper, dense_model, make_job
 from tests.worker.process.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
 from tests.worker.shards import Shards, pull_values
 from worker.protocol.done import Stopped
@@ -31,13 +31,13 @@ class PlainLoop:
     """The same in one process: SGD at 0.5."""
 
     def __init__(self) -> None:
-        self._bench = Bench(JOB)
-        self._parameters = self._bench.parameters.arrays[TRAINABLE]
-        self._compressor = Compressor(self._bench.plan, "topk", 0.2)
+        self._stepper = JobStepper(JOB)
+        self._parameters = self._stepper.parameters.arrays[TRAINABLE]
+        self._compressor = Compressor(self._stepper.plan, "topk", 0.2)
 
     def step(self, index: int, unused: Iterable[int] = ()) -> None:
-        (arena,) = self._bench.plan.arenas
-        compressed = self._compressor.compress(self._bench.run(BATCHES[index]).gradients)
+        (arena,) = self._stepper.plan.arenas
+        compressed = self._compressor.compress(self._stepper.run(BATCHES[index]).gradients)
         self._compressor.settle(unused)
         for shard in {0, 1} - set(unused):
             (raw,) = compressed[shard][TRAINABLE].parts

@@ -16,7 +16,7 @@ from tests.worker.flat_jobs import (
     FEATURES,
     FIRST,
     RECORDS,
-    Bench,
+    JobStepper,
     Line,
     dense_model,
     make_job,
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_gradients_are_those_of_a_plain_tape_and_regularizers_count() -> None:
-    bench = Bench(make_job(dense_model))
-    result = bench.run(FIRST)
+    stepper = JobStepper(make_job(dense_model))
+    result = stepper.run(FIRST)
 
-    model = bench.replica.model
-    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    model = stepper.replica.model
+    x, y = stepper.job.train.read(stepper.job.seed, FIRST)
     with tf.GradientTape() as tape:
         crossentropy = keras.losses.SparseCategoricalCrossentropy()(y, model(x, training=True))
         loss = crossentropy + tf.add_n(model.losses)
@@ -45,29 +45,29 @@ def test_gradients_are_those_of_a_plain_tape_and_regularizers_count() -> None:
     assert result.finite
     assert result.loss == pytest.approx(float(loss), rel=1e-6)
     assert float(loss) > float(crossentropy)
-    found = bench.by_variable(result)
+    found = stepper.by_variable(result)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         np.testing.assert_allclose(found[variable.path], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_sample_weights_scale_the_loss_as_in_fit() -> None:
     weights = np.linspace(0, 2, RECORDS, dtype=np.float32)
-    bench = Bench(make_job(dense_model, train=records(sample_weight=weights)))
+    stepper = JobStepper(make_job(dense_model, train=records(sample_weight=weights)))
     batch = BatchId(0, 0, RECORDS)
-    result = bench.run(batch)
-    model = bench.replica.model
+    result = stepper.run(batch)
+    model = stepper.replica.model
     model.compile(loss="sparse_categorical_crossentropy")
-    x, y, w = bench.job.train.read(bench.job.seed, batch)
+    x, y, w = stepper.job.train.read(stepper.job.seed, batch)
     expected = model.evaluate(x, y, sample_weight=w, batch_size=RECORDS, verbose=0)
     assert result.loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_state_travels_as_the_change_that_keras_makes() -> None:
-    bench = Bench(make_job(noisy_model))
-    found = bench.by_variable(bench.run(FIRST))
-    model = bench.replica.model
+    stepper = JobStepper(make_job(noisy_model))
+    found = stepper.by_variable(stepper.run(FIRST))
+    model = stepper.replica.model
     normalization = model.layers[1]
-    x, _ = bench.job.train.read(bench.job.seed, FIRST)
+    x, _ = stepper.job.train.read(stepper.job.seed, FIRST)
     before = [normalization.moving_mean.numpy(), normalization.moving_variance.numpy()]
     model(x, training=True)
     after = [normalization.moving_mean.numpy(), normalization.moving_variance.numpy()]
@@ -79,7 +79,7 @@ def test_state_travels_as_the_change_that_keras_makes() -> None:
 
 
 def test_a_repeated_batch_gives_the_same_bits_anywhere_and_another_batch_other_masks() -> None:
-    here, there = Bench(make_job(noisy_model)), Bench(make_job(noisy_model), shards=1)
+    here, there = JobStepper(make_job(noisy_model)), JobStepper(make_job(noisy_model), shards=1)
     other = BatchId(1, 0, 8)
     there.run(other)
     first, again, elsewhere = here.run(FIRST), here.run(FIRST), there.run(FIRST)
@@ -94,37 +94,37 @@ def test_a_repeated_batch_gives_the_same_bits_anywhere_and_another_batch_other_m
 
 
 def test_the_parameters_are_left_alone() -> None:
-    bench = Bench(make_job(noisy_model))
-    before = {name: array.copy() for name, array in bench.parameters.arrays.items()}
-    variables = [v.numpy() for v in bench.replica.model.variables]
+    stepper = JobStepper(make_job(noisy_model))
+    before = {name: array.copy() for name, array in stepper.parameters.arrays.items()}
+    variables = [v.numpy() for v in stepper.replica.model.variables]
     for first in (0, 8, 16):
-        bench.run(BatchId(0, first, 8))
-    for name, array in bench.parameters.arrays.items():
+        stepper.run(BatchId(0, first, 8))
+    for name, array in stepper.parameters.arrays.items():
         np.testing.assert_array_equal(array, before[name])
-    for variable, value in zip(bench.replica.model.variables, variables, strict=True):
+    for variable, value in zip(stepper.replica.model.variables, variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_bad_element_is_seen(bad: float) -> None:
-    bench = Bench(make_job(dense_model))
-    bench.parameters.arrays["float32.trainable"][-1] = bad
-    result = bench.run(FIRST)
+    stepper = JobStepper(make_job(dense_model))
+    stepper.parameters.arrays["float32.trainable"][-1] = bad
+    result = stepper.run(FIRST)
     assert (result.finite, result.gradients) == (False, ())
 
 
 def test_large_but_finite_gradients_pass() -> None:
     # The sum of their squares is infinite in float32.
     job = make_job(dense_model, loss=lambda _y, p: 1e30 * p[:, 0])
-    bench = Bench(job)
-    result = bench.run(FIRST)
+    stepper = JobStepper(job)
+    result = stepper.run(FIRST)
     assert result.finite
-    assert max(np.abs(update).max() for update in bench.by_variable(result).values()) > 1e25
+    assert max(np.abs(update).max() for update in stepper.by_variable(result).values()) > 1e25
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_rounded_parameters_give_the_rounded_gradient_at_them(wire: Encoding) -> None:
-    rounded, plain = Bench(make_job(noisy_model), wire=wire), Bench(make_job(noisy_model))
+    rounded, plain = JobStepper(make_job(noisy_model), wire=wire), JobStepper(make_job(noisy_model))
     for name, array in rounded.parameters.arrays.items():
         plain.parameters.arrays[name][:] = array.astype(np.float32)
     found, exact = rounded.run(FIRST), plain.run(FIRST)
@@ -141,10 +141,10 @@ def test_rounded_parameters_give_the_rounded_gradient_at_them(wire: Encoding) ->
 
 
 def test_what_float16_cannot_hold_becomes_the_largest_it_can() -> None:
-    bench = Bench(make_job(dense_model, loss=lambda _y, p: 1e6 * p[:, 0]), wire="float16")
-    result = bench.run(FIRST)
+    stepper = JobStepper(make_job(dense_model, loss=lambda _y, p: 1e6 * p[:, 0]), wire="float16")
+    result = stepper.run(FIRST)
     assert result.finite
-    assert max(np.abs(update).max() for update in bench.by_variable(result).values()) == 65504
+    assert max(np.abs(update).max() for update in stepper.by_variable(result).values()) == 65504
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_only_what_is_finite_as_it_travels_counts_as_finite(
     def loss(line: Line, _x: Any, _y: Any) -> Any:
         return line.slope * scale + line.offset[0]
 
-    result = Bench(make_job(Line, loss=loss, train=Arrays(x, x)), wire=wire).run(FIRST)
+    result = JobStepper(make_job(Line, loss=loss, train=Arrays(x, x)), wire=wire).run(FIRST)
     assert result.finite == finite
 
 
@@ -179,12 +179,12 @@ def test_large_variables_and_small_ones_between_them() -> None:
         layers = [keras.layers.Dense(512, activation="elu") for _ in range(3)]
         return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
 
-    bench = Bench(make_job(model, loss="mse", train=records_of_floats()), shards=3)
-    result = bench.run(FIRST)
+    stepper = JobStepper(make_job(model, loss="mse", train=records_of_floats()), shards=3)
+    result = stepper.run(FIRST)
     assert max(len(gradient["float32.trainable"].parts) for gradient in result.gradients) > 1
-    found = bench.by_variable(result)
-    x, y = bench.job.train.read(bench.job.seed, FIRST)
-    trained = bench.replica.model
+    found = stepper.by_variable(result)
+    x, y = stepper.job.train.read(stepper.job.seed, FIRST)
+    trained = stepper.replica.model
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((trained(x) - y) ** 2)
     gradients = tape.gradient(loss, [v.value for v in trained.trainable_variables])

@@ -18,7 +18,7 @@ from tests.worker.flat_jobs import (
     FEATURES,
     FIRST,
     RECORDS,
-    Bench,
+    JobStepper,
     Line,
     dense_model,
     line_loss,
@@ -49,29 +49,29 @@ def test_a_model_that_computes_in_half_precision(policy: str, wire: Encoding) ->
         ]
         return keras.Sequential([keras.Input((FEATURES,)), *layers])
 
-    bench = Bench(make_job(model), shards=3, wire=wire)
-    assert {arena.dtype for arena in bench.plan.arenas} == {"float32"}
-    trained = bench.replica.model
+    stepper = JobStepper(make_job(model), shards=3, wire=wire)
+    assert {arena.dtype for arena in stepper.plan.arenas} == {"float32"}
+    trained = stepper.replica.model
     # As they come, maybe rounded.
-    assign(bench, bench.parameters.arrays["float32.trainable"].astype(np.float32))
-    result = bench.run(FIRST)
-    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    assign(stepper, stepper.parameters.arrays["float32.trainable"].astype(np.float32))
+    result = stepper.run(FIRST)
+    x, y = stepper.job.train.read(stepper.job.seed, FIRST)
     with tf.GradientTape() as tape:
         loss = keras.losses.SparseCategoricalCrossentropy()(y, trained(x, training=True))
     gradients = tape.gradient(loss, [v.value for v in trained.trainable_variables])
     assert result.finite
     assert result.loss == pytest.approx(float(loss), rel=1e-2)
-    found = bench.by_variable(result)
+    found = stepper.by_variable(result)
     for variable, gradient in zip(trained.trainable_variables, gradients, strict=True):
         np.testing.assert_allclose(found[variable.path], gradient, rtol=0.1, atol=0.02)
 
 
-def assign(bench: Bench, values: Array) -> None:
+def assign(stepper: JobStepper, values: Array) -> None:
     """Gives the model the values of the trainable arena."""
-    arena = bench.plan.arenas[0]
-    by_name = {v.path: v for v in bench.replica.model.variables}
+    arena = stepper.plan.arenas[0]
+    by_name = {v.path: v for v in stepper.replica.model.variables}
     for index, start in zip(arena.order, arena.starts, strict=True):
-        spec = bench.plan.variables[index]
+        spec = stepper.plan.variables[index]
         by_name[spec.name].assign(values[start : start + spec.size].reshape(spec.shape))
 
 
@@ -95,16 +95,16 @@ def empty_loss(module: Empty, x: Any, _y: Any) -> Any:
 def test_arenas_without_elements_and_shards_without_a_part(wire: Encoding) -> None:
     x = np.ones(RECORDS, np.float32)
     job = make_job(Empty, loss=empty_loss, train=Arrays(x, x))
-    bench = Bench(job, shards=3, wire=wire)
-    result = bench.run(FIRST)
+    stepper = JobStepper(job, shards=3, wire=wire)
+    result = stepper.run(FIRST)
     assert result.finite
-    found = bench.by_variable(result)
+    found = stepper.by_variable(result)
     assert found["nothing"].shape == (0, 3)
     assert found["double"].tolist() == [1, 1]
     assert float(found["count"]) == 2
     assert [len(gradient["float64.trainable"].parts) for gradient in result.gradients] == [0, 0, 1]
     # It has nothing to compress; what others have travels as it is.
-    compressed = Compressor(bench.plan, "topk", 0.1).compress(result.gradients)
+    compressed = Compressor(stepper.plan, "topk", 0.1).compress(result.gradients)
     assert compressed == result.gradients
 
 
@@ -121,21 +121,23 @@ def test_inputs_by_name_reach_the_model_under_their_names() -> None:
     generator = np.random.default_rng(0)
     # Not in the order of the alphabet, and of one shape: a mistake would give other numbers.
     x = {name: generator.normal(size=(RECORDS, 4)).astype("f") for name in ("wide", "narrow")}
-    bench = Bench(make_job(TwoInputs, train=Arrays(x, generator.integers(0, CLASSES, RECORDS))))
-    first, again = bench.run(FIRST), bench.run(FIRST)
-    rows, y = bench.job.train.read(bench.job.seed, FIRST)
-    expected = keras.losses.SparseCategoricalCrossentropy()(y, bench.replica.model(rows))
+    stepper = JobStepper(
+        make_job(TwoInputs, train=Arrays(x, generator.integers(0, CLASSES, RECORDS)))
+    )
+    first, again = stepper.run(FIRST), stepper.run(FIRST)
+    rows, y = stepper.job.train.read(stepper.job.seed, FIRST)
+    expected = keras.losses.SparseCategoricalCrossentropy()(y, stepper.replica.model(rows))
     assert first.loss == again.loss == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_an_error_in_the_step_names_the_users_code() -> None:
     job = make_job(dense_model, train=Arrays(records().read_range(0, 8)[0], np.full(8, 99)))
-    bench = Bench(job)
+    stepper = JobStepper(job)
     for _ in range(2):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=r"(?s)test_flat.*label value of 99"
         ):
-            bench.run(FIRST)
+            stepper.run(FIRST)
 
 
 class TwoTypes(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -155,14 +157,14 @@ def test_a_subclassed_model_of_two_dtypes() -> None:
     x = np.arange(RECORDS * 2, dtype=np.uint8).reshape(RECORDS, 2) % 10
     y = np.arange(RECORDS) % CLASSES
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    bench = Bench(make_job(TwoTypes, loss=loss, train=Arrays(x, y)))
-    assert [arena.name for arena in bench.plan.arenas] == [
+    stepper = JobStepper(make_job(TwoTypes, loss=loss, train=Arrays(x, y)))
+    assert [arena.name for arena in stepper.plan.arenas] == [
         "float32.trainable",
         "float64.trainable",
     ]
-    found = bench.by_variable(bench.run(FIRST))
-    model = bench.replica.model
-    rows, labels = bench.job.train.read(0, FIRST)
+    found = stepper.by_variable(stepper.run(FIRST))
+    model = stepper.replica.model
+    rows, labels = stepper.job.train.read(0, FIRST)
     with tf.GradientTape() as tape:
         value = loss(labels, model(rows))
     gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
@@ -174,17 +176,17 @@ def test_a_subclassed_model_of_two_dtypes() -> None:
 
 def test_a_plain_module() -> None:
     x = np.linspace(1, 3, RECORDS, dtype=np.float32)
-    bench = Bench(make_job(Line, loss=line_loss, train=Arrays(x, 3 * x)))
-    result = bench.run(FIRST)
-    rows, y = bench.job.train.read(0, FIRST)
+    stepper = JobStepper(make_job(Line, loss=line_loss, train=Arrays(x, 3 * x)))
+    result = stepper.run(FIRST)
+    rows, y = stepper.job.train.read(0, FIRST)
     error = 2 * rows + 1 - y
-    found = bench.by_variable(result)
+    found = stepper.by_variable(result)
     assert result.loss == pytest.approx(float(np.mean(error**2)))
     assert float(found["slope"]) == pytest.approx(float(np.mean(2 * error * rows)), rel=1e-5)
     assert float(found["offset"][0]) == pytest.approx(float(np.mean(2 * error)), rel=1e-5)
     assert float(found["mean"]) == pytest.approx(0.5 * float(rows.mean()), rel=1e-5)
     # The next step starts from the parameters again, not from what the last one left behind.
-    again = bench.by_variable(bench.run(FIRST))
+    again = stepper.by_variable(stepper.run(FIRST))
     assert float(again["mean"]) == pytest.approx(float(found["mean"]))
 
 
@@ -194,7 +196,7 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
 
     x = np.ones(RECORDS, np.float32)
     with pytest.raises(InvalidJob, match=r"loss has shape \(8,\)"):
-        Bench(make_job(Line, loss=loss, train=Arrays(x, x))).run(FIRST)
+        JobStepper(make_job(Line, loss=loss, train=Arrays(x, x))).run(FIRST)
 
 
 def test_a_variable_without_gradient_keeps_its_place_as_state() -> None:

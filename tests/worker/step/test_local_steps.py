@@ -13,7 +13,15 @@ import tensorflow as tf
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidJob
-from tests.worker.flat_jobs import CPU, RECORDS, Bench, dense_model, make_job, noisy_model, whole
+from tests.worker.flat_jobs import (
+    CPU,
+    RECORDS,
+    JobStepper,
+    dense_model,
+    make_job,
+    noisy_model,
+    whole,
+)
 from worker.data.source import Array
 from worker.step.flat import StepResult
 from worker.step.layout import Compressor
@@ -30,7 +38,7 @@ def sgd(rate: Any = 0.1, **arguments: Any) -> LocalSgd:
     return LocalSgd.of(keras.optimizers.serialize(keras.optimizers.SGD(rate, **arguments)))
 
 
-class Local(Bench):
+class Local(JobStepper):
     """The local steps of a job, on batches of 8 records."""
 
     def __init__(
@@ -212,10 +220,10 @@ def test_a_module_takes_local_steps() -> None:
         return tf.reduce_mean((tf.linalg.matvec(x, module.w) - tf.cast(y, tf.float32)) ** 2)
 
     job = make_job(Linear, loss=loss)
-    bench = Bench(job)
-    local = LocalSteps(bench.replica.make_step(bench.plan), bench.plan, CPU, sgd(0.1), 3)
+    stepper = JobStepper(job)
+    local = LocalSteps(stepper.replica.make_step(stepper.plan), stepper.plan, CPU, sgd(0.1), 3)
     pushed = whole(
-        bench.plan, local(bench.parameters.tensors, LocalReader(bench.read, 8)(WHOLE), 0)
+        stepper.plan, local(stepper.parameters.tensors, LocalReader(stepper.read, 8)(WHOLE), 0)
     )
     w = np.zeros(6)
     for piece in sub_batches(WHOLE, 8):

@@ -24,9 +24,10 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
+from tests.worker.flat_jobs import CPU, RECORDS
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards, standing_alone
-from tests.worker.table_jobs import CPU, RECORDS, loaded, make_job, plan_of
+from tests.worker.table_jobs import loaded, make_job, plan_of
 from worker import Arrays, Embedding, Job
 from worker.data.source import Array
 from worker.embedding.row_sets import RowSets
