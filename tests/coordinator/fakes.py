@@ -1,9 +1,11 @@
-"""Shards and workers without parameters, which speak the RPCs of the real ones."""
+"""Shards and workers without parameters, which speak the RPCs of the real ones, and what serves
+doubles of a coordinator."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,30 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
 from coordinator.rpc.messages import read_batch
 from psrpc.core.version import SOFTWARE
+from psrpc.net.channel import bind, make_server
+from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.signatures import SECRET_BYTES, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from psrpc.wire.interceptor import ErrorInterceptor
 from tests.coordinator.builders import SHA
+
+
+@contextmanager
+def listening(
+    servicer: CoordinatorServicer, address: str = "127.0.0.1:0", security: Security = PLAINTEXT
+) -> Iterator[str]:
+    """Serves a coordinator's RPCs, and gives the address."""
+    server = make_server(16, [ErrorInterceptor()], security)
+    add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    port = bind(server, address, security)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
 
 GRANT_KEYS: dict[str, bytes] = {}
 """What the shards of a coordinator vouch with, by its address."""

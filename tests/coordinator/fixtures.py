@@ -1,170 +1,161 @@
-"""A cluster of shells in a directory, for the supervisor: a house whose doors are FIFOs."""
+"""Coordinators that serve doubles of shards and workers: a job in training, and ``coordinator
+serve`` in this process."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.launch.commands import Cluster, Command
-from coordinator.launch.restarts import Outcome
-from coordinator.launch.supervisor import Supervisor
-from psrpc.ops.retry import Announcer
+import pytest
+
+from coordinator.client.client import CoordinatorClient
+from coordinator.core.run import Run
+from coordinator.process import serve
+from coordinator.process.options import ServeOptions
+from coordinator.records.run_directory import RunDirectory
+from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.v1.coordinator_pb2_grpc import (
-    CoordinatorServicer,
-)
+from tests.coordinator.builders import Served, serving
+from tests.coordinator.fakes import ShardDouble, WorkerDouble, report, start_training
 
 
-class Status(CoordinatorServicer):
-    """Answers GetJobStatus with whatever ``now`` is, while ``answers`` is set."""
+@dataclass
+class Job:
+    """A job in training, with two shards and three workers."""
 
-    def __init__(self) -> None:
-        self.now = pb.GetJobStatusResponse(job="job", phase="training")
-        self.answers = threading.Event()
-        self.answers.set()
-        self.left: list[pb.RevokeWorkerRequest] = []
-        self.somebody_left = threading.Event()
-        self.silent_since: float | None = None
-        """Monotonic seconds from which on nothing was heard of any shard."""
-
-    def GetJobStatus(  # noqa: N802
-        self, request: pb.GetJobStatusRequest, context: Any
-    ) -> pb.GetJobStatusResponse:
-        assert self.answers.wait(60)
-        if self.silent_since is None:
-            return self.now
-        silent = pb.GetJobStatusResponse()
-        silent.CopyFrom(self.now)
-        for shard in silent.shards:
-            shard.silent_s = time.monotonic() - self.silent_since
-        return silent
-
-    def RevokeWorker(  # noqa: N802
-        self, request: pb.RevokeWorkerRequest, context: Any
-    ) -> pb.RevokeWorkerResponse:
-        # A message is never changed while it may be on its way out.
-        now = pb.GetJobStatusResponse()
-        now.CopyFrom(self.now)
-        for worker in now.workers:
-            if worker.worker == request.worker:
-                worker.state = "left"
-        self.now = now
-        self.left.append(request)
-        self.somebody_left.set()
-        return pb.RevokeWorkerResponse()
-
-
-class Notes:
-    """A screen that remembers, and lets a test wait for a word."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.shown: list[str] = []
-        self.closed = False
-        self.when_shown: Callable[[], None] | None = None
-        self._changed = threading.Condition()
-        self._announcer = Announcer(lambda what, _waited_s: self.note(f"waiting for {what}"))
-
-    def show(self, status: pb.GetJobStatusResponse) -> None:
-        with self._changed:
-            self.shown.append(status.phase)
-            self._changed.notify_all()
-        if self.when_shown is not None:
-            self.when_shown()
-            self.when_shown = None
-
-    def note(self, line: str) -> None:
-        with self._changed:
-            self.notes.append(line)
-            self._changed.notify_all()
-
-    def waiting(self, what: str, now: float) -> None:
-        if what:
-            self._announcer.waiting(what, now)
-        else:
-            self._announcer.over()
-
-    def close(self) -> None:
-        self.closed = True
-
-    def wait_for(self, word: str) -> None:
-        """Until a note has that word, or a status that phase was shown."""
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: word in self.shown or any(word in line for line in self.notes), timeout=60
-            )
-
-
-class House:
-    """A cluster of shells in a directory; FIFOs are the doors that hold them."""
-
-    def __init__(self, folder: Path, address: str, status: Status) -> None:
-        self.folder = folder
-        self.address = address
-        self.status = status
-        self.screen = Notes()
-        self.members: dict[str, str] = {}
-        self.coordinator = self.serving("read line < never; exit 0")
-        for name in ("never", "gate", "end"):
-            self.fifo(name)
-
-    def serving(self, script: str) -> str:
-        return f"echo {self.address} > address.tmp; mv address.tmp address; {script}"
-
-    def supervisor(self, max_restarts: int = 10) -> Supervisor:
-        def command(script: str) -> Command:
-            return Command(["/bin/sh", "-c", f"cd {self.folder}; {script}"], os.environ)
-
-        members = {name: command(script) for name, script in self.members.items()}
-        cluster = Cluster(self.address, command(self.coordinator), members)
-        return Supervisor(cluster, self.folder, self.screen, max_restarts)
-
-    def run(self, max_restarts: int = 10) -> Outcome:
-        outcome = self.supervisor(max_restarts).run()
-        assert self.screen.closed
-        return outcome
-
-    @contextmanager
-    def running(self, max_restarts: int = 10) -> Iterator[list[Outcome]]:
-        """Runs it meanwhile; the outcome is in the list in the end."""
-        supervisor = self.supervisor(max_restarts)
-        outcomes: list[Outcome] = []
-        thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
-        thread.start()
-        try:
-            yield outcomes
-        except BaseException:
-            supervisor.stop()
-            supervisor.stop()
-            raise
-        finally:
-            thread.join()
-
-    def fifo(self, name: str) -> Path:
-        os.mkfifo(self.folder / name)
-        return self.folder / name
-
-    def write_summary(self, **values: object) -> str:
-        """A script that does."""
-        return f"echo '{json.dumps(values)}' > new.json; mv new.json summary.json"
+    served: Served
+    client: CoordinatorClient
+    clock: ManualClock
+    shards: list[ShardDouble]
+    workers: list[WorkerDouble]
 
     @property
-    def gate(self) -> Path:
-        return self.folder / "gate"
+    def status(self) -> pb.GetJobStatusResponse:
+        return self.client.get_job_status()
 
-    def log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
+    def train(self, worker: WorkerDouble, compute_s: float, batches: int) -> None:
+        """Does so many batches, and says that it has computed for so long by then."""
+        for _ in range(batches):
+            lease = worker.lease()
+            [attempt] = lease.train.batches
+            worker.lease([report(attempt, staleness=1)])
+        self.beat(worker, compute=compute_s)
+
+    def beat(self, worker: WorkerDouble, **times: float) -> None:
+        self.client.heartbeat_worker(
+            pb.HeartbeatWorkerRequest(
+                session=worker.session,
+                generation=worker.generation,
+                times=pb.WorkerTimes(**times),
+            )
+        )
 
 
-WAITS = "read line < never"
-STAYS = "read x < end"
-"""To the end of the job, which the coordinator tells it."""
-ENDS = "read x < gate; echo x > end; exit 0"
-TWICE = "if test -e been; then {second}; else touch been; {first}; fi"
-"""What a process does the first time, and what from then on."""
+@contextmanager
+def training(run: Run) -> Iterator[Job]:
+    clock = ManualClock()
+    with serving(run, clock) as served, CoordinatorClient(served.address) as client:
+        shards, _, workers = start_training(client, 2, 3)
+        served.wait_until(lambda: client.get_job_status().phase == "training")
+        yield Job(served, client, clock, shards, workers)
+
+
+def options(run_dir: Path, **changes: Any) -> ServeOptions:
+    return ServeOptions(
+        **{"job": Path("tiny.py"), "run_dir": run_dir, "bind": "127.0.0.1:0", **changes}
+    )
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: ServeOptions,
+    others: Callable[[CoordinatorClient], object],
+) -> int:
+    """Serves in this thread while ``others`` plays shards and workers in another."""
+    write = RunDirectory.write_address
+    threads: list[threading.Thread] = []
+    failures: list[BaseException] = []
+
+    def play(address: str) -> None:
+        try:
+            with CoordinatorClient(address) as client:
+                others(client)
+        except BaseException as error:
+            failures.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def write_and_play(directory: RunDirectory, address: str, *, encrypted: bool) -> None:
+        write(directory, address, encrypted=encrypted)
+        assert (directory.path / "address").read_text() == f"{address}\n"
+        threads.append(threading.Thread(target=play, args=(address,)))
+        threads[0].start()
+
+    monkeypatch.setattr(RunDirectory, "write_address", write_and_play)
+    try:
+        return asyncio.run(serve.serve(wanted))
+    finally:
+        for thread in threads:
+            thread.join(10)
+        assert failures == []
+
+
+def train(client: CoordinatorClient, initialize: bool = True) -> list[int]:
+    """A shard and a worker that take the job to its end; the positions that were trained. Without
+    ``initialize`` the shard restores the checkpoint of step 2."""
+    shard = ShardDouble(client, 0)
+    token = shard.register().token
+    assert (shard.run_dir / "token").read_text() == token
+    stream = iter(shard.watch())
+    if initialize:
+        shard.begin(stream)
+    else:
+        begin = next(stream).begin
+        assert begin.restore == "checkpoints/step-00000002"
+        shard.obeys(begin)
+        shard.holds(2, {0: [(0, 8)]})
+        shard.ready()
+    worker = WorkerDouble(client, 5)
+    worker.register()
+    worker.generation = worker.cluster().generation
+    if initialize:
+        worker.lease()
+        worker.report_work(initialized=pb.InitializeDone())
+        shard.take(next(stream).snapshot)
+    done: list[pb.BatchReport] = []
+    trained: list[int] = []
+    for _ in range(3 if initialize else 1):
+        batches = worker.lease(done).train.batches
+        trained += [a.batch.first for a in batches]
+        done = [report(a) for a in batches]
+    worker.heartbeat(done)
+    shard.take(next(stream).snapshot)
+    assert not next(stream).shutdown.failed
+    assert list(stream) == []
+    worker.leave()
+    return trained
+
+
+def train_to_step_2(client: CoordinatorClient) -> tuple[ShardDouble, Any, WorkerDouble]:
+    """A shard and a worker that train two batches, which are in a checkpoint then."""
+    [shard], [stream], [worker] = start_training(client)
+    done = [report(worker.lease().train.batches[0])]
+    done.append(report(worker.lease(done).train.batches[0]))
+    worker.heartbeat(done)
+    shard.take(next(stream).snapshot)
+    return shard, stream, worker
+
+
+def describing(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> None:
+    def command(*_: object) -> list[str]:
+        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
+
+    monkeypatch.setattr(serve, "describe_command", command)

@@ -15,7 +15,7 @@ from coordinator.records.stored_values import ENDED
 from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.version import SOFTWARE
 from tests.coordinator.builders import description_json, make_run
-from tests.coordinator.training_job import training
+from tests.coordinator.fixtures import training
 from tests.mistakes.commands import Said, say
 
 

@@ -15,7 +15,7 @@ from coordinator.certificates.authority import make_certificates
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from tests.coordinator.builders import make_run, serving
-from tests.coordinator.training_job import training
+from tests.coordinator.fixtures import training
 from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
 from tests.mistakes.commands import SAID
 

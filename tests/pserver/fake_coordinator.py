@@ -11,19 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from psrpc.core.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Mode, Policy
-from psrpc.net.channel import bind, make_server
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.v1.coordinator_pb2_grpc import (
-    CoordinatorServicer,
-    add_CoordinatorServicer_to_server,
-)
-from psrpc.wire.interceptor import ErrorInterceptor
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from tests.coordinator.fakes import listening
 from tests.pserver.shards import AUTHORITY, SGD
 
 TOKEN = "token-of-the-run"
@@ -173,11 +167,5 @@ def running(
     fake: FakeCoordinator, address: str = "127.0.0.1:0", security: Security = PLAINTEXT
 ) -> Iterator[FakeCoordinator]:
     """``fake`` behind a real server."""
-    server: grpc.Server = make_server(16, [ErrorInterceptor()], security)
-    add_CoordinatorServicer_to_server(fake, server)  # type: ignore[no-untyped-call]  # generated
-    fake.address = f"127.0.0.1:{bind(server, address, security)}"
-    server.start()
-    try:
+    with listening(fake, address, security) as fake.address:
         yield fake
-    finally:
-        server.stop(0).wait()

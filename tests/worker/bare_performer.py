@@ -23,7 +23,13 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import fence_of
 from tests.worker.fakes import FakeResult, FakeSource
-from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from tests.worker.scripted_coordinator import (
+    INITIALIZE,
+    ScriptedCoordinator,
+    attempt_at,
+    serve_script,
+    train_task,
+)
 from tests.worker.shards import Shards, serve_shards
 from worker.data.source import Array
 from worker.loop.performer import Performer
@@ -35,7 +41,6 @@ WITNESSES = 32
 """Elements on each shard: one for each batch, which it moves from 0 to 1."""
 PLAN = make_plan([VariableSpec("w", (2 * WITNESSES,), "float32", "trainable")], 2, "cut")
 (ARENA,) = PLAN.arenas
-INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 TICK_S = 0.001
 Leases = Callable[[ScriptedCoordinator, Shards], Iterable[Any]]
 """What the coordinator hands out, as ScriptedCoordinator takes it."""
@@ -76,12 +81,11 @@ class Source(FakeSource):
 
 
 def attempt(index: int) -> types.Attempt:
-    batch = types.BatchId(epoch=0, first=index, count=1)
-    return types.Attempt(batch=batch, attempt=index + 1)
+    return attempt_at(BatchId(0, index, 1), index + 1)
 
 
 def task(*indices: int) -> pb.Lease:
-    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+    return train_task(*map(attempt, indices))
 
 
 @dataclass

@@ -7,6 +7,7 @@ import pytest
 from psrpc.core.batch import BatchId
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.worker.scripted_coordinator import attempt_at, train_task
 from worker.protocol.actions import (
     Action,
     Compute,
@@ -23,23 +24,17 @@ from worker.protocol.actions import (
 from worker.protocol.conduct import conduct
 from worker.protocol.done import DoneBatch
 
-FINISHED = pb.Lease(finished=pb.Shutdown())
-
 
 def batch(index: int) -> BatchId:
     return BatchId(0, 8 * index, 8)
 
 
 def attempt(index: int, number: int | None = None) -> types.Attempt:
-    b = batch(index)
-    return types.Attempt(
-        batch=types.BatchId(epoch=b.epoch, first=b.first, count=b.count),
-        attempt=index + 1 if number is None else number,
-    )
+    return attempt_at(batch(index), index + 1 if number is None else number)
 
 
 def task(*indices: int) -> pb.Lease:
-    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+    return train_task(*map(attempt, indices))
 
 
 def work(number: int, index: int, decision: types.SignedDecision | None = None) -> pb.Lease:

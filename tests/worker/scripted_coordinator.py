@@ -10,19 +10,16 @@ from typing import Any
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import PsError
-from psrpc.net.channel import bind, make_server
 from psrpc.security.signatures import SIGNATURE_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.v1.coordinator_pb2_grpc import (
-    CoordinatorServicer,
-    add_CoordinatorServicer_to_server,
-)
-from psrpc.wire.interceptor import ErrorInterceptor
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from tests.coordinator.fakes import listening
 from tests.pserver.shards import AUTHORITY, grant_of, session_of
 
 WAIT_S = 30.0
 FINISHED = pb.Lease(finished=pb.Shutdown())
+INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 
 
 class ScriptedCoordinator(CoordinatorServicer):
@@ -129,11 +126,15 @@ def serve_script(
 ) -> Iterator[ScriptedCoordinator]:
     """A scripted coordinator, or the one of that cluster, listening."""
     coordinator = script if isinstance(script, ScriptedCoordinator) else ScriptedCoordinator(script)
-    server = make_server(8, [ErrorInterceptor()])
-    add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
-    coordinator.address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    server.start()
-    try:
+    with listening(coordinator) as coordinator.address:
         yield coordinator
-    finally:
-        server.stop(0).wait()
+
+
+def attempt_at(batch: BatchId, number: int) -> types.Attempt:
+    """The attempt ``number`` at a batch, without a grant."""
+    at = types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count)
+    return types.Attempt(batch=at, attempt=number)
+
+
+def train_task(*attempts: types.Attempt) -> pb.Lease:
+    return pb.Lease(train=pb.TrainTask(batches=attempts))

@@ -9,34 +9,20 @@ from typing import Any, Literal
 
 from coordinator.client.client import CoordinatorClient
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import SnapshotOrder
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.pserver.shards import AUTHORITY, grant_of, session_of
+from tests.pserver.shards import AUTHORITY, Sink, grant_of, session_of
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.loop.session import WorkerSession
 
 SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.5}}
-
-
-class NoSink:
-    """Snapshots that nobody asks about."""
-
-    def begun(self, generation: int) -> None: ...
-
-    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None: ...
-
-    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None: ...
-
-    def repeated(self, order: SnapshotOrder) -> None: ...
 
 
 @dataclass
@@ -66,7 +52,7 @@ def serve_shards(
         for shard in range(plan.shards):
             updates = make_engine(engine_kind, optimizer, plan, shard)
             identity = ShardIdentity(shard, 100 + shard, 1, 1, policy, AUTHORITY.keys)
-            engine = ShardEngine(identity, plan, updates, NoSink())
+            engine = ShardEngine(identity, plan, updates, Sink())
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0", data_port=data_port))
             server.open(engine)
             engines.append(engine)

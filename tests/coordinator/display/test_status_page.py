@@ -20,7 +20,7 @@ from coordinator.rpc.environment import Surroundings
 from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import make_run
-from tests.coordinator.training_job import Job, training
+from tests.coordinator.fixtures import Job, training
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import description_json
 from tests.coordinator.fakes import ShardDouble, report, start_training
-from tests.coordinator.serving import describing, options, run_with, train, train_to_step_2
+from tests.coordinator.fixtures import describing, options, run_with, train, train_to_step_2
 
 
 @pytest.fixture(autouse=True)

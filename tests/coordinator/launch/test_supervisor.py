@@ -18,40 +18,33 @@ from coordinator.launch import process_health as vitals
 from coordinator.launch.restarts import Outcome
 from psrpc.core.names import STARTING
 from psrpc.files.run_paths import is_starting
-from psrpc.net.channel import bind, make_server
 from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.v1.coordinator_pb2_grpc import (
-    add_CoordinatorServicer_to_server,
-)
-from tests.coordinator.fixtures import ENDS, STAYS, TWICE, WAITS, House, Status
+from tests.coordinator.fakes import listening
+from tests.coordinator.launch.fixtures import ENDS, STAYS, TWICE, WAITS, ShellCluster, Status
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    server = make_server(threads=2)
+def shells(tmp_path: Path) -> Iterator[ShellCluster]:
     status = Status()
-    add_CoordinatorServicer_to_server(status, server)  # type: ignore[no-untyped-call]
-    port = bind(server, "127.0.0.1:0")
-    server.start()
-    yield House(tmp_path, f"127.0.0.1:{port}", status)
-    server.stop(grace=None).wait()
+    with listening(status) as address:
+        yield ShellCluster(tmp_path, address, status)
 
 
-def test_a_job_that_is_done(house: House) -> None:
-    house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"shard-0": "exit 0", "worker-a": "echo done > gate"}
-    assert house.run() == Outcome(0)
+def test_a_job_that_is_done(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving("read line < gate; exit 0")
+    shells.members = {"shard-0": "exit 0", "worker-a": "echo done > gate"}
+    assert shells.run() == Outcome(0)
 
 
-def test_bad_input_is_shown_as_the_coordinator_said_it(house: House) -> None:
-    house.coordinator = """
+def test_bad_input_is_shown_as_the_coordinator_said_it(shells: ShellCluster) -> None:
+    shells.coordinator = """
         echo '2026-01-01T00:00:00 [info     ] describing role=coordinator'
         echo '{"event": "the same as JSON"}'
         echo 'Traceback (most recent call last):'
         echo '  File "job.py", line 3, in <module>'
         echo 'error: job.py raised ZeroDivisionError: division by zero'
         exit 2"""
-    assert house.run() == Outcome(
+    assert shells.run() == Outcome(
         2,
         details=[
             "Traceback (most recent call last):",
@@ -61,145 +54,147 @@ def test_bad_input_is_shown_as_the_coordinator_said_it(house: House) -> None:
     )
 
 
-def test_a_disk_without_room_at_the_start_is_a_refusal(house: House) -> None:
+def test_a_disk_without_room_at_the_start_is_a_refusal(shells: ShellCluster) -> None:
     """A coordinator that is started again finds it just as full."""
     line = "error PS502: the run directory cannot be used: No space left on device"
-    house.coordinator = f"echo '{line}'; exit 1"
-    assert house.run() == Outcome(1, details=[line])
+    shells.coordinator = f"echo '{line}'; exit 1"
+    assert shells.run() == Outcome(1, details=[line])
 
 
-def test_a_disk_without_room_while_the_job_runs_is_none(house: House) -> None:
-    house.coordinator = TWICE.format(
-        first=house.serving("read x < door; echo 'error PS502: full'; exit 1"),
-        second=house.serving("read x < gate; exit 0"),
+def test_a_disk_without_room_while_the_job_runs_is_none(shells: ShellCluster) -> None:
+    shells.coordinator = TWICE.format(
+        first=shells.serving("read x < door; echo 'error PS502: full'; exit 1"),
+        second=shells.serving("read x < gate; exit 0"),
     )
-    house.members = {"worker-a": "echo x > door; echo x > gate"}
-    house.fifo("door")
-    assert house.run() == Outcome(0, restarts={"coordinator": 1})
+    shells.members = {"worker-a": "echo x > door; echo x > gate"}
+    shells.fifo("door")
+    assert shells.run() == Outcome(0, restarts={"coordinator": 1})
 
 
-def test_a_failed_job_leaves_the_reason_to_the_summary(house: House) -> None:
-    (house.folder / "summary.json").write_text("{}")
-    house.coordinator = house.serving(f"{house.write_summary(phase='failed')}; exit 1")
-    house.members = {"worker-a": WAITS}
-    outcome = house.run()
+def test_a_failed_job_leaves_the_reason_to_the_summary(shells: ShellCluster) -> None:
+    (shells.folder / "summary.json").write_text("{}")
+    shells.coordinator = shells.serving(f"{shells.write_summary(phase='failed')}; exit 1")
+    shells.members = {"worker-a": WAITS}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, False, {})
 
 
-def test_a_summary_counts_whatever_became_of_its_writer(house: House) -> None:
-    house.coordinator = house.serving(f"{house.write_summary(phase='done')}; kill -9 $$")
-    house.members = {"shard-0": WAITS}
-    assert house.run() == Outcome(0)
+def test_a_summary_counts_whatever_became_of_its_writer(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving(f"{shells.write_summary(phase='done')}; kill -9 $$")
+    shells.members = {"shard-0": WAITS}
+    assert shells.run() == Outcome(0)
 
 
 @pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
-def test_a_shard_that_dies_is_started_again(house: House, end: str) -> None:
-    house.coordinator = house.serving(ENDS)
-    house.members = {
+def test_a_shard_that_dies_is_started_again(shells: ShellCluster, end: str) -> None:
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {
         "shard-0": TWICE.format(first=f"echo first; {end}", second="echo second; echo x > gate"),
         "shard-1": f"echo only; {STAYS}",
     }
-    outcome = house.run()
+    outcome = shells.run()
     assert outcome == Outcome(0, restarts={"shard-0": 1})
-    (warning,) = [note for note in house.screen.notes if note.startswith("warning")]
+    (warning,) = [note for note in shells.screen.notes if note.startswith("warning")]
     how = "signal SIGKILL" if "kill" in end else "exit status 3"
     assert warning.startswith("warning: shard-0 (pid ")
     assert warning.endswith(
-        f") ended with {how}, see {house.log('shard-0')}; it is started again, "
+        f") ended with {how}, see {shells.log('shard-0')}; it is started again, "
         "restart 1 of at most 10"
     )
-    assert house.log("shard-0").read_text() == "first\nsecond\n"
-    assert house.log("shard-1").read_text() == "only\n", "the others keep running"
+    assert shells.log("shard-0").read_text() == "first\nsecond\n"
+    assert shells.log("shard-1").read_text() == "only\n", "the others keep running"
 
 
-def test_the_error_with_which_a_process_ended_is_shown(house: House) -> None:
-    house.coordinator = house.serving(ENDS)
-    house.members = {
+def test_the_error_with_which_a_process_ended_is_shown(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {
         "shard-0": TWICE.format(
             first="echo 'error PS133: another model' >&2; exit 1",
             second=f"echo x > gate; {STAYS}",
         )
     }
-    house.run()
-    (warning,) = [note for note in house.screen.notes if note.startswith("warning")]
+    shells.run()
+    (warning,) = [note for note in shells.screen.notes if note.startswith("warning")]
     assert warning.endswith(
-        f"see {house.log('shard-0')}: error PS133: another model; it is started again, "
+        f"see {shells.log('shard-0')}: error PS133: another model; it is started again, "
         "restart 1 of at most 10"
     )
 
 
-def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
+def test_a_coordinator_that_dies_is_started_again(shells: ShellCluster) -> None:
     # Of an earlier run; it says nothing of this one's end.
-    (house.folder / "summary.json").write_text('{"phase": "done"}')
-    house.coordinator = TWICE.format(
-        first=house.serving("echo first; kill -9 $$"),
-        second=house.serving("echo second; read x < gate; exit 0"),
+    (shells.folder / "summary.json").write_text('{"phase": "done"}')
+    shells.coordinator = TWICE.format(
+        first=shells.serving("echo first; kill -9 $$"),
+        second=shells.serving("echo second; read x < gate; exit 0"),
     )
-    house.members = {"worker-a": "echo once; echo x > gate"}
-    outcome = house.run()
+    shells.members = {"worker-a": "echo once; echo x > gate"}
+    outcome = shells.run()
     assert outcome == Outcome(0, restarts={"coordinator": 1})
-    assert house.log("coordinator").read_text() == "first\nsecond\n"
-    assert house.log("worker-a").read_text() == "once\n"
+    assert shells.log("coordinator").read_text() == "first\nsecond\n"
+    assert shells.log("worker-a").read_text() == "once\n"
 
 
-def test_a_coordinator_that_drains_is_started_again(house: House) -> None:
-    house.status.now.phase = "stopping"
-    house.coordinator = TWICE.format(
-        first=house.serving("read x < door; exit 75"),
-        second=house.serving("read x < gate; exit 0"),
+def test_a_coordinator_that_drains_is_started_again(shells: ShellCluster) -> None:
+    shells.status.now.phase = "stopping"
+    shells.coordinator = TWICE.format(
+        first=shells.serving("read x < door; exit 75"),
+        second=shells.serving("read x < gate; exit 0"),
     )
-    house.members = {"worker-a": STAYS}
-    door = house.fifo("door")
-    with house.running() as outcomes:
-        house.screen.wait_for("stopping")
-        house.status.now = pb.GetJobStatusResponse(phase="training")
+    shells.members = {"worker-a": STAYS}
+    door = shells.fifo("door")
+    with shells.running() as outcomes:
+        shells.screen.wait_for("stopping")
+        shells.status.now = pb.GetJobStatusResponse(phase="training")
         door.write_text("x\n")
-        house.screen.wait_for("it is started again")
-        house.gate.write_text("done\n")
+        shells.screen.wait_for("it is started again")
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"coordinator": 1})]
 
 
-def test_the_run_is_said_to_be_started_until_its_coordinator_serves(house: House) -> None:
-    house.coordinator = f"echo x > came; read x < door; {house.serving(ENDS)}"
-    house.members = {"shard-0": f"echo x > came; {STAYS}"}
-    came, door = house.fifo("came"), house.fifo("door")
-    with house.running() as outcomes:
+def test_the_run_is_said_to_be_started_until_its_coordinator_serves(shells: ShellCluster) -> None:
+    shells.coordinator = f"echo x > came; read x < door; {shells.serving(ENDS)}"
+    shells.members = {"shard-0": f"echo x > came; {STAYS}"}
+    came, door = shells.fifo("came"), shells.fifo("door")
+    with shells.running() as outcomes:
         came.read_text()
-        assert is_starting(house.folder)
+        assert is_starting(shells.folder)
         door.write_text("x\n")
         came.read_text()
-        assert not is_starting(house.folder)
-        house.gate.write_text("done\n")
+        assert not is_starting(shells.folder)
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0)]
-    assert not (house.folder / STARTING).exists()
+    assert not (shells.folder / STARTING).exists()
 
 
-def test_a_coordinator_that_dies_before_it_serves_is_started_again(house: House) -> None:
-    again = house.serving("read line < gate; exit 0")
-    house.coordinator = TWICE.format(first="kill -9 $$", second=again)
-    house.members = {"worker-a": "echo done > gate"}
-    assert house.run() == Outcome(0, restarts={"coordinator": 1})
+def test_a_coordinator_that_dies_before_it_serves_is_started_again(shells: ShellCluster) -> None:
+    again = shells.serving("read line < gate; exit 0")
+    shells.coordinator = TWICE.format(first="kill -9 $$", second=again)
+    shells.members = {"worker-a": "echo done > gate"}
+    assert shells.run() == Outcome(0, restarts={"coordinator": 1})
 
 
-def test_a_coordinator_that_cannot_go_on_is_bad_input_and_leaves_the_run(house: House) -> None:
-    house.coordinator = TWICE.format(
-        first=house.serving("kill -9 $$"), second="echo 'error: the job has changed'; exit 2"
+def test_a_coordinator_that_cannot_go_on_is_bad_input_and_leaves_the_run(
+    shells: ShellCluster,
+) -> None:
+    shells.coordinator = TWICE.format(
+        first=shells.serving("kill -9 $$"), second="echo 'error: the job has changed'; exit 2"
     )
-    house.members = {"worker-a": WAITS}
-    outcome = house.run()
+    shells.members = {"worker-a": WAITS}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.own) == (2, True)
     assert outcome.reason.endswith("a job cannot go on without its coordinator")
     assert outcome.details == ["error: the job has changed"]
 
 
 @pytest.mark.slow
-def test_a_crash_loop_ends_the_job_with_its_last_words(house: House) -> None:
-    house.members = {"shard-0": "echo 'MemoryError: 3 GB'; exit 9", "worker-a": WAITS}
-    outcome = house.run()
+def test_a_crash_loop_ends_the_job_with_its_last_words(shells: ShellCluster) -> None:
+    shells.members = {"shard-0": "echo 'MemoryError: 3 GB'; exit 9", "worker-a": WAITS}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.own) == (1, True)
     assert outcome.reason.startswith("shard-0 (pid ")
     assert outcome.reason.endswith(
-        f"ended with exit status 9, see {house.log('shard-0')}; it is not started again: a crash "
+        f"ended with exit status 9, see {shells.log('shard-0')}; it is not started again: a crash "
         "loop, it ended 3 times in a row within 10 s of coming up; a job cannot go on without all "
         "its shards"
     )
@@ -207,148 +202,148 @@ def test_a_crash_loop_ends_the_job_with_its_last_words(house: House) -> None:
     assert outcome.restarts == {"shard-0": 2}
 
 
-def test_a_shard_that_dies_for_good_stops_the_coordinator(house: House) -> None:
-    house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' INT; read x <&3")
-    house.members = {"shard-0": "exit 1"}
-    outcome = house.run(max_restarts=0)
+def test_a_shard_that_dies_for_good_stops_the_coordinator(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving("exec 3<>never; trap 'echo told; exit 130' INT; read x <&3")
+    shells.members = {"shard-0": "exit 1"}
+    outcome = shells.run(max_restarts=0)
     assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, True, {})
-    assert house.log("coordinator").read_text() == "told\n"
+    assert shells.log("coordinator").read_text() == "told\n"
 
 
-def test_bad_input_of_a_shard_is_not_tried_again(house: House) -> None:
-    house.members = {"shard-0": "echo 'error: no such host'; exit 2"}
-    outcome = house.run()
+def test_bad_input_of_a_shard_is_not_tried_again(shells: ShellCluster) -> None:
+    shells.members = {"shard-0": "echo 'error: no such host'; exit 2"}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.details) == (2, ["error: no such host"])
-    assert house.log("shard-0").read_text() == "error: no such host\n"
+    assert shells.log("shard-0").read_text() == "error: no such host\n"
 
 
-def test_the_jobs_end_explains_that_of_a_shard(house: House) -> None:
-    house.status.now.phase = "failed"
-    end = house.write_summary(phase="failed", reason="why")
-    house.coordinator = house.serving(f"read x < gate; {end}; exit 1")
-    house.members = {"shard-0": "echo x > gate; exit 1"}
-    outcome = house.run()
+def test_the_jobs_end_explains_that_of_a_shard(shells: ShellCluster) -> None:
+    shells.status.now.phase = "failed"
+    end = shells.write_summary(phase="failed", reason="why")
+    shells.coordinator = shells.serving(f"read x < gate; {end}; exit 1")
+    shells.members = {"shard-0": "echo x > gate; exit 1"}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, False, {})
 
 
-def test_an_end_is_not_judged_before_the_coordinator_has_answered(house: House) -> None:
+def test_an_end_is_not_judged_before_the_coordinator_has_answered(shells: ShellCluster) -> None:
     """It may know that the job is over."""
-    house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"shard-0": "echo x > ended; exit 0"}
-    ended = house.fifo("ended")
-    house.status.answers.clear()
-    with house.running() as outcomes:
+    shells.coordinator = shells.serving("read line < gate; exit 0")
+    shells.members = {"shard-0": "echo x > ended; exit 0"}
+    ended = shells.fifo("ended")
+    shells.status.answers.clear()
+    with shells.running() as outcomes:
         ended.read_text()
-        house.gate.write_text("done\n")
-        house.status.answers.set()
+        shells.gate.write_text("done\n")
+        shells.status.answers.set()
     assert outcomes == [Outcome(0)]
 
 
 @pytest.mark.slow
 def test_a_job_that_is_over_goes_on_if_its_coordinator_dies_before_it_is_recorded(
-    house: House,
+    shells: ShellCluster,
 ) -> None:
     """All have left by then, and all are needed again."""
-    house.status.now = pb.GetJobStatusResponse(phase="done")
-    house.coordinator = TWICE.format(
-        first=house.serving("read x < door; kill -9 $$"),
-        second=f"echo x > again; {house.serving('read x < gate; exit 0')}",
+    shells.status.now = pb.GetJobStatusResponse(phase="done")
+    shells.coordinator = TWICE.format(
+        first=shells.serving("read x < door; kill -9 $$"),
+        second=f"echo x > again; {shells.serving('read x < gate; exit 0')}",
     )
-    house.members = {"shard-0": "if test -e left; then echo x > gate; fi; touch left"}
-    door, again = house.fifo("door"), house.fifo("again")
-    with house.running() as outcomes:
-        house.screen.wait_for("done")
+    shells.members = {"shard-0": "if test -e left; then echo x > gate; fi; touch left"}
+    door, again = shells.fifo("door"), shells.fifo("again")
+    with shells.running() as outcomes:
+        shells.screen.wait_for("done")
         door.write_text("x\n")
         again.read_text()
-        house.status.now = pb.GetJobStatusResponse(phase="training")
+        shells.status.now = pb.GetJobStatusResponse(phase="training")
     assert outcomes == [Outcome(0, restarts={"coordinator": 1, "shard-0": 1})]
 
 
-def test_a_worker_that_dies_is_started_again_and_its_work_given_back(house: House) -> None:
-    house.coordinator = house.serving(ENDS)
-    house.members = {
+def test_a_worker_that_dies_is_started_again_and_its_work_given_back(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {
         "worker-a": TWICE.format(first="echo $$ > pid; read x < hold; kill -9 $$", second=STAYS)
     }
-    pid, hold = house.fifo("pid"), house.fifo("hold")
-    with house.running() as outcomes:
+    pid, hold = shells.fifo("pid"), shells.fifo("hold")
+    with shells.running() as outcomes:
         workers = [
             pb.WorkerStatus(worker="worker-2", incarnation=6, pid=1, state="active"),
             pb.WorkerStatus(
                 worker="worker-3", incarnation=77, pid=int(pid.read_text()), state="active"
             ),
         ]
-        house.status.now = pb.GetJobStatusResponse(phase="training", workers=workers)
+        shells.status.now = pb.GetJobStatusResponse(phase="training", workers=workers)
         hold.write_text("go\n")
-        assert house.status.somebody_left.wait(60)
-        house.gate.write_text("done\n")
+        assert shells.status.somebody_left.wait(60)
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"worker-a": 1})]
-    assert house.status.left[0] == pb.RevokeWorkerRequest(
+    assert shells.status.left[0] == pb.RevokeWorkerRequest(
         worker="worker-3", incarnation=77, reason="ended with signal SIGKILL"
     )
-    assert {farewell.worker for farewell in house.status.left} == {"worker-3"}
+    assert {farewell.worker for farewell in shells.status.left} == {"worker-3"}
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_given_up_is_a_warning_while_others_are_left(house: House) -> None:
-    house.coordinator = house.serving(ENDS)
-    house.members = {"worker-a": "exit 1", "worker-b": STAYS}
-    with house.running() as outcomes:
-        house.screen.wait_for("it is not started again: a crash loop")
-        assert house.screen.notes[-1].endswith("; 1 left, the job goes on")
-        house.gate.write_text("done\n")
+def test_a_worker_that_is_given_up_is_a_warning_while_others_are_left(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {"worker-a": "exit 1", "worker-b": STAYS}
+    with shells.running() as outcomes:
+        shells.screen.wait_for("it is not started again: a crash loop")
+        assert shells.screen.notes[-1].endswith("; 1 left, the job goes on")
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"worker-a": 2})]
 
 
-def test_a_worker_that_will_be_started_again_is_left(house: House) -> None:
-    house.coordinator = house.serving(ENDS)
-    house.members = {
+def test_a_worker_that_will_be_started_again_is_left(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {
         "worker-a": "echo x > a; exit 2",
         "worker-b": TWICE.format(first="echo x > b; exit 1", second=STAYS),
     }
-    a, b = house.fifo("a"), house.fifo("b")
-    house.status.answers.clear()
-    with house.running() as outcomes:
+    a, b = shells.fifo("a"), shells.fifo("b")
+    shells.status.answers.clear()
+    with shells.running() as outcomes:
         a.read_text()
         b.read_text()
-        house.status.answers.set()
-        house.screen.wait_for("; 1 left, the job goes on")
-        house.gate.write_text("done\n")
+        shells.status.answers.set()
+        shells.screen.wait_for("; 1 left, the job goes on")
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"worker-b": 1})]
 
 
-def test_no_worker_left_ends_the_job(house: House) -> None:
-    house.members = {"worker-a": "echo 'error: no such GPU: 3'; exit 2"}
-    outcome = house.run()
+def test_no_worker_left_ends_the_job(shells: ShellCluster) -> None:
+    shells.members = {"worker-a": "echo 'error: no such GPU: 3'; exit 2"}
+    outcome = shells.run()
     assert outcome.exit_status == 2
     assert outcome.reason.startswith("worker-a (pid ")
     assert outcome.reason.endswith("no worker is left")
     assert outcome.details == ["error: no such GPU: 3"]
 
 
-def test_workers_that_leave_by_themselves_are_let_go(house: House) -> None:
-    house.members = {"worker-a": "exit 0", "worker-b": "exit 0"}
-    outcome = house.run()
+def test_workers_that_leave_by_themselves_are_let_go(shells: ShellCluster) -> None:
+    shells.members = {"worker-a": "exit 0", "worker-b": "exit 0"}
+    outcome = shells.run()
     assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, True, {})
     assert outcome.reason.startswith("no worker is left: worker-")
 
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_is_killed_and_replaced(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals, "HUNG_S", 1.5)
-    house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {
+    shells.coordinator = shells.serving("read line < gate; exit 0")
+    shells.members = {
         "shard-0": TWICE.format(
             first="exec 9>held; (read x < never) & kill -STOP 0", second="echo x > gate"
         )
     }
-    held = house.fifo("held")
-    with house.running() as outcomes:
+    held = shells.fifo("held")
+    with shells.running() as outcomes:
         # What it had started is gone too: nobody has it open for writing.
         assert held.read_text() == ""
     assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
-    assert "was stopped for 2 s and was killed" in house.screen.notes[0]
+    assert "was stopped for 2 s and was killed" in shells.screen.notes[0]
 
 
 BUSY = "while :; do :; done"
@@ -363,113 +358,115 @@ echo x > built; read x < end"""
 """CPU seconds that the machine is in no hurry to give, without a sign of life."""
 
 
-def silent(house: House) -> None:
+def silent(shells: ShellCluster) -> None:
     """Shard 0 has registered, and nothing more is heard of it from then on."""
-    house.status.silent_since = time.monotonic()
+    shells.status.silent_since = time.monotonic()
     shard = pb.ShardStatus(shard=0, state="silent")
-    house.status.now = pb.GetJobStatusResponse(phase="waiting", shards=[shard])
+    shells.status.now = pb.GetJobStatusResponse(phase="waiting", shards=[shard])
 
 
 @pytest.mark.slow
 def test_a_shard_that_starts_slowly_on_a_busy_machine_is_left_alone(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals, "HUNG_S", 3.0)
     monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
-    house.coordinator = house.serving(ENDS)
+    shells.coordinator = shells.serving(ENDS)
     slow = SLOW_START.format(python=sys.executable)
-    house.members = {"shard-0": TWICE.format(first=slow, second="echo x > built; read x < end")}
-    came, built = house.fifo("came"), house.fifo("built")
-    with ExitStack() as busy, house.running() as outcomes:
+    shells.members = {"shard-0": TWICE.format(first=slow, second="echo x > built; read x < end")}
+    came, built = shells.fifo("came"), shells.fifo("built")
+    with ExitStack() as busy, shells.running() as outcomes:
         came.read_text()
-        silent(house)
+        silent(shells)
         for _ in range(2 * (os.cpu_count() or 1)):
             loop = busy.enter_context(subprocess.Popen(["/bin/sh", "-c", BUSY]))
             busy.callback(loop.kill)
         built.read_text()
         shard = pb.ShardStatus(shard=0, state="ready")
-        house.status.silent_since = None
-        house.status.now = pb.GetJobStatusResponse(phase="training", shards=[shard])
-        house.screen.wait_for("training")
-        house.gate.write_text("done\n")
+        shells.status.silent_since = None
+        shells.status.now = pb.GetJobStatusResponse(phase="training", shards=[shard])
+        shells.screen.wait_for("training")
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0)]
-    assert house.screen.notes == []
+    assert shells.screen.notes == []
 
 
 @pytest.mark.slow
 def test_a_shard_that_hangs_while_it_starts_is_replaced_and_its_last_milestone_named(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals, "HUNG_S", 3.0)
     monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
-    house.coordinator = house.serving("read x < gate; exit 0")
+    shells.coordinator = shells.serving("read x < gate; exit 0")
     first = f"echo 'builds its engine'; echo x > came; {WAITS}"
-    house.members = {"shard-0": TWICE.format(first=first, second="echo x > gate")}
-    came = house.fifo("came")
-    with house.running() as outcomes:
+    shells.members = {"shard-0": TWICE.format(first=first, second="echo x > gate")}
+    came = shells.fifo("came")
+    with shells.running() as outcomes:
         came.read_text()
-        silent(house)
+        silent(shells)
     assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
     assert re.search(
         r"shard-0 \(pid \d+\) gave no sign of life for \d+ s, made no progress and used no CPU "
         r'for \d+ s after "builds its engine" and was killed, see ',
-        house.screen.notes[0],
+        shells.screen.notes[0],
     )
 
 
 @pytest.mark.slow
 def test_a_coordinator_that_does_not_answer_is_killed_and_replaced(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals, "HUNG_S", 1.5)
-    house.status.answers.clear()
-    house.coordinator = TWICE.format(first=house.serving(WAITS), second=house.serving(ENDS))
-    house.members = {"worker-a": STAYS}
-    with house.running() as outcomes:
-        house.screen.wait_for("did not answer for 2 s and was killed")
-        house.status.answers.set()
-        house.gate.write_text("done\n")
+    shells.status.answers.clear()
+    shells.coordinator = TWICE.format(first=shells.serving(WAITS), second=shells.serving(ENDS))
+    shells.members = {"worker-a": STAYS}
+    with shells.running() as outcomes:
+        shells.screen.wait_for("did not answer for 2 s and was killed")
+        shells.status.answers.set()
+        shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"coordinator": 1})]
 
 
-def test_a_signal_stops_the_coordinator_first(house: House) -> None:
+def test_a_signal_stops_the_coordinator_first(shells: ShellCluster) -> None:
     # The coordinator tells the others; here it lets them through their door.
-    house.fifo("door")
-    house.coordinator = house.serving(
+    shells.fifo("door")
+    shells.coordinator = shells.serving(
         "exec 3<>never; trap 'echo bye > door; exit 130' INT; read x <&3"
     )
-    house.members = {"worker-a": "echo up; read line < door; echo left; exit 0"}
-    supervisor = house.supervisor()
-    house.screen.when_shown = supervisor.stop
+    shells.members = {"worker-a": "echo up; read line < door; echo left; exit 0"}
+    supervisor = shells.supervisor()
+    shells.screen.when_shown = supervisor.stop
     outcome = supervisor.run()
     assert outcome == Outcome(130, "stopped by a signal")
-    assert house.screen.notes == [
+    assert shells.screen.notes == [
         "stopping: a checkpoint is written (Ctrl-C again to stop at once)"
     ]
-    assert house.log("worker-a").read_text() == "up\nleft\n"
+    assert shells.log("worker-a").read_text() == "up\nleft\n"
 
 
-def test_a_signal_before_the_first_step_says_that_there_is_nothing_to_save(house: House) -> None:
-    house.coordinator = house.serving("trap 'exit 130' INT; read x < never")
-    house.members = {"worker-a": WAITS}
-    supervisor = house.supervisor()
+def test_a_signal_before_the_first_step_says_that_there_is_nothing_to_save(
+    shells: ShellCluster,
+) -> None:
+    shells.coordinator = shells.serving("trap 'exit 130' INT; read x < never")
+    shells.members = {"worker-a": WAITS}
+    supervisor = shells.supervisor()
     supervisor.stop()
     assert supervisor.run().exit_status == 130
-    assert house.screen.notes[0] == (
+    assert shells.screen.notes[0] == (
         "stopping: there is nothing to save yet (Ctrl-C again to stop at once)"
     )
 
 
-def test_a_second_signal_kills(house: House) -> None:
-    house.coordinator = house.serving("trap '' INT TERM; read x < never")
-    house.members = {"worker-a": WAITS}
-    supervisor = house.supervisor()
+def test_a_second_signal_kills(shells: ShellCluster) -> None:
+    shells.coordinator = shells.serving("trap '' INT TERM; read x < never")
+    shells.members = {"worker-a": WAITS}
+    supervisor = shells.supervisor()
 
     def stop_twice() -> None:
         supervisor.stop()
         supervisor.stop()
 
-    house.screen.when_shown = stop_twice
+    shells.screen.when_shown = stop_twice
     assert supervisor.run().exit_status == 130
     # It has waited for nothing.
-    assert len(house.screen.notes) == 1
+    assert len(shells.screen.notes) == 1

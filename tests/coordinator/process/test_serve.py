@@ -39,7 +39,7 @@ from psrpc.core.errors import (
 from psrpc.files.run_paths import read_ending
 from tests.coordinator.builders import description_json
 from tests.coordinator.fakes import ShardDouble, WorkerDouble, report, start_training
-from tests.coordinator.serving import describing, options, run_with, train, train_to_step_2
+from tests.coordinator.fixtures import describing, options, run_with, train, train_to_step_2
 from tests.faults.disks import mounted_disk
 
 

@@ -27,7 +27,7 @@ from psrpc.v1 import types_pb2 as types
 from tests.coordinator import whole_coordinator
 from tests.coordinator.builders import make_run, serving
 from tests.coordinator.fakes import report
-from tests.coordinator.training_job import Job, training
+from tests.coordinator.fixtures import Job, training
 
 
 @pytest.fixture

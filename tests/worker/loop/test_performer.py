@@ -20,7 +20,7 @@ from psrpc.core.encoding import plain
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import AUTHORITY, fence_of, leased, session_of
+from tests.pserver.shards import AUTHORITY, Sink, fence_of, leased, session_of
 from tests.worker.bare_performer import (
     ARENA,
     PLAN,
@@ -32,7 +32,7 @@ from tests.worker.bare_performer import (
     until,
 )
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator
-from tests.worker.shards import SGD, NoSink, Shards
+from tests.worker.shards import SGD, Shards
 from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
 
@@ -106,7 +106,7 @@ def test_a_worker_that_waits_for_a_dead_shard_learns_of_the_replacement(shm: boo
                 replace(second.identity, incarnation=201, generation=2),
                 PLAN,
                 NumpyEngine(SGD, PLAN, 1),
-                NoSink(),
+                Sink(),
             )
         )
         restore(server.port, 0, 1)

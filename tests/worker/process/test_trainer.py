@@ -31,7 +31,13 @@ from tests.worker.flat_jobs import (
     records,
     whole,
 )
-from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from tests.worker.scripted_coordinator import (
+    INITIALIZE,
+    ScriptedCoordinator,
+    attempt_at,
+    serve_script,
+    train_task,
+)
 from tests.worker.shards import Shards, pull_values, serve_shards
 from worker import Arrays, Job
 from worker.data.source import Batch
@@ -46,19 +52,14 @@ from worker.step.replica import Replica
 pytestmark = pytest.mark.slow
 
 BATCHES = [BatchId(0, 0, 8), BatchId(0, 8, 8), BatchId(0, 16, 8), BatchId(1, 0, 8)]
-INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 
 
 def attempt(index: int, number: int | None = None) -> types.Attempt:
-    batch = BATCHES[index]
-    return types.Attempt(
-        batch=types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count),
-        attempt=index + 1 if number is None else number,
-    )
+    return attempt_at(BATCHES[index], index + 1 if number is None else number)
 
 
 def task(*indices: int) -> pb.Lease:
-    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+    return train_task(*map(attempt, indices))
 
 
 @contextmanager

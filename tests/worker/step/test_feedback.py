@@ -16,7 +16,8 @@ from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import fence_of, leased, signed
 from tests.worker.flat_jobs import JobStepper, dense_model, make_job
-from tests.worker.process.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
+from tests.worker.process.test_trainer import BATCHES, attempt, cluster, task
+from tests.worker.scripted_coordinator import INITIALIZE
 from tests.worker.shards import Shards, pull_values
 from worker.protocol.done import Stopped
 from worker.step.layout import Compressor
