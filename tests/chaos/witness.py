@@ -27,6 +27,8 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.policy import Policy
 from psrpc.core.tables import TableSpec
+from tests.coordinator.builders import description_json
+from tests.pserver.shards import COMMON, SGD
 
 Array = npt.NDArray[Any]
 Optimizer = Literal["sgd", "momentum", "adam"]
@@ -160,60 +162,31 @@ class Options:
 
 def optimizer_config(name: Optimizer) -> dict[str, Any]:
     """The optimizer as Keras serializes it."""
-    common = {
-        "weight_decay": None,
-        "clipnorm": None,
-        "global_clipnorm": None,
-        "clipvalue": None,
-        "use_ema": False,
-        "ema_momentum": 0.99,
-        "ema_overwrite_frequency": None,
-        "loss_scale_factor": None,
-        "gradient_accumulation_steps": None,
-        "name": name,
-    }
     if name == "adam":
         own = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
-        return {"class_name": "Adam", "config": {**common, "learning_rate": 0.01, **own}}
+        return {"class_name": "Adam", "config": COMMON | own | {"learning_rate": 0.01}}
     momentum = 0.9 if name == "momentum" else 0.0
-    own = {"momentum": momentum, "nesterov": False}
-    return {"class_name": "SGD", "config": {**common, "learning_rate": 1.0, **own}}
+    return SGD | {"config": SGD["config"] | {"momentum": momentum}}
 
 
 def description(options: Options) -> dict[str, Any]:
     """What ``worker describe`` would print of this job."""
     # Jobs without tables have no such key.
     tables = {"tables": [table.to_json() for table in options.tables]} if options.rows else {}
-    return {
+    return description_json(
         **tables,
-        "format": 1,
-        "name": "witness",
-        "job_sha256": hashlib.sha256(options.to_json().encode()).hexdigest(),
-        "policy": options.policy.to_json(),
-        "then": None,
-        "local_steps": 1,
-        "scale_lr": None,
-        "warmup_epochs": 0.0,
-        "batch_size": BATCH_SIZE,
-        "epochs": options.epochs,
-        "seed": 0,
-        "train_records": options.batches * BATCH_SIZE,
-        "eval_records": 0,
-        "data_fingerprint": "witness",
-        "variables": [vars(v) | {"shape": list(v.shape)} for v in options.variables],
-        "optimizer": optimizer_config(options.optimizer),
-        "engine": "numpy",
-        "placement": "cut",
-        "needs_single_shard": None,
-        "checkpoint_every": options.checkpoint_every,
-        "keep_checkpoints": 5,
-        "intra_op_threads": None,
-        "wire_dtype": "float32",
-        "compression": None,
-        "topk": 0.01,
-        "total_updates": options.total_steps,
-        "metrics": ["loss"],
-    }
+        **options.policy.to_json(),
+        name="witness",
+        job_sha256=hashlib.sha256(options.to_json().encode()).hexdigest(),
+        batch_size=BATCH_SIZE,
+        epochs=options.epochs,
+        train_records=options.batches * BATCH_SIZE,
+        data_fingerprint="witness",
+        variables=[vars(v) | {"shape": list(v.shape)} for v in options.variables],
+        optimizer=optimizer_config(options.optimizer),
+        checkpoint_every=options.checkpoint_every,
+        total_updates=options.total_steps,
+    )
 
 
 def initial_values(options: Options) -> dict[str, Array]:

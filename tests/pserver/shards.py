@@ -46,23 +46,23 @@ Transport = Literal["calls", "data connection", "shared memory"]
 
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
+COMMON: dict[str, Any] = {
+    "learning_rate": 1.0,
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+"""What the configs of all optimizers of Keras have."""
+
 SGD: dict[str, Any] = {
     "class_name": "SGD",
-    "config": {
-        "name": "SGD",
-        "learning_rate": 1.0,
-        "weight_decay": None,
-        "clipnorm": None,
-        "global_clipnorm": None,
-        "clipvalue": None,
-        "use_ema": False,
-        "ema_momentum": 0.99,
-        "ema_overwrite_frequency": None,
-        "loss_scale_factor": None,
-        "gradient_accumulation_steps": None,
-        "momentum": 0.0,
-        "nesterov": False,
-    },
+    "config": {**COMMON, "name": "SGD", "momentum": 0.0, "nesterov": False},
 }
 MOMENTUM = SGD | {"config": SGD["config"] | {"momentum": 0.5}}
 

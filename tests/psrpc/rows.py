@@ -16,7 +16,7 @@ from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
-from psrpc.core.tables import Ids, TableSpec, shard_of
+from psrpc.core.tables import TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage
 from tests.psrpc.manifests import RUN, write_and_commit
@@ -251,7 +251,3 @@ def mine(tables: Sequence[DictTable], shard: int, shards: int) -> list[DictTable
         )
         for table in tables
     ]
-
-
-def ids_of(*ids: int) -> Ids:
-    return np.array(ids, np.int64)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Callable, Generator
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -188,26 +187,6 @@ class Schedule:
                 function(*arguments)
             else:
                 process.do(function, *arguments)
-
-
-def gather(many: Sequence[Steps]) -> Effect:
-    """The effect of doing several things side by side; comes to their results, in order."""
-
-    def effect(task: Waiter) -> None:
-        results: list[Any] = [None] * len(many)
-        left = len(many)
-
-        def end(index: int, value: Any) -> None:
-            nonlocal left
-            results[index] = value
-            left -= 1
-            if not left:
-                task.resume(results)
-
-        for index, steps in enumerate(many):
-            Task(task.process, steps, partial(end, index)).resume(None)
-
-    return effect
 
 
 class Signal:

@@ -16,7 +16,6 @@ from tests.pserver.shards import NDArray, counting, plan_of, whole
 
 PLAN = plan_of(size=24)
 EXTENTS = shard_extents(PLAN, 0)
-SIZES = {extent.arena: extent.nbytes for extent in EXTENTS}
 
 
 def pieces(values: dict[str, NDArray], cuts: set[int]) -> list[Piece]:

@@ -27,7 +27,6 @@ from psrpc.wire.interceptor import AioErrorInterceptor, ErrorInterceptor
 from psrpc.wire.status import error_from_rpc
 
 LONG_S = 30.0
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Parked:
