@@ -25,7 +25,7 @@ from psrpc.files.storage import DISK, Storage
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of
 from tests.pserver.tables.table_cases import marks_of
-from tests.psrpc.manifests import RUN, manifest_of
+from tests.psrpc.builders import RUN, manifest_of
 from tests.psrpc.rows import ADAGRAD, ADAM, UNIFORM, VARIABLES
 
 TABLES = (

@@ -19,7 +19,7 @@ from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage
-from tests.psrpc.manifests import RUN, write_and_commit
+from tests.psrpc.builders import RUN, write_and_commit
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.1}}

@@ -17,7 +17,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from tests.worker.flat_jobs import CPU, FIRST, RECORDS, JobStepper
-from worker import Arrays, Job
+from worker import Arrays, Embedding, Job
 from worker.data.source import Array
 from worker.describe.describe import describe
 from worker.embedding.row_sets import ReceivedRows, RowSets
@@ -28,6 +28,9 @@ from worker.step.compute import BatchReader
 from worker.step.flat import StepResult
 
 BATCH = 8
+V, W = 7, 4
+WEIGHTS = np.linspace(-1, 1, W).astype(np.float32)
+"""Vocabulary and width of the one table of :class:`Weighed`, and what it weighs rows by."""
 
 Dense = Mapping[str, Array]
 """Tables whole: name -> float32 ``[vocabulary, width]``."""
@@ -137,3 +140,19 @@ def check_gradients(
         np.testing.assert_allclose(found[name][pushed], gradient[pushed], rtol=rtol, atol=1e-6)
         assert not gradient[~pushed].any()
     return found
+
+
+def some_ids(*shape: int, low: int = 0, high: int = V) -> Any:
+    return np.random.default_rng(0).integers(low, high, (RECORDS, *shape))
+
+
+class Weighed(keras.Model):  # type: ignore[misc]
+    """Weighs the rows that ``look_up`` finds; with ``None`` the layer gets the batch as it is."""
+
+    def __init__(self, prepare: Callable[[Any], Any] | None = None, **arguments: Any) -> None:
+        super().__init__()
+        self.rows = Embedding(W, arguments.pop("vocabulary", V), name="rows", **arguments)
+        self.prepare = prepare
+
+    def call(self, x: Any) -> Any:
+        return tf.reduce_sum(self.rows(self.prepare(x) if self.prepare else x) * WEIGHTS, -1)

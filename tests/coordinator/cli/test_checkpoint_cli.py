@@ -14,7 +14,7 @@ from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import Store
 from psrpc.checkpoint.manifest import read_manifest
 from tests.coordinator.builders import description_json
-from tests.psrpc.checkpoints import plan_of, state_of, write
+from tests.psrpc.builders import plan_of, state_of, write
 
 
 @pytest.fixture

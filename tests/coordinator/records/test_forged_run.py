@@ -29,8 +29,8 @@ from psrpc.core.intervals import IntervalSet
 from psrpc.files.run_paths import newest_run, read_ending, read_summary, unfinished_run
 from psrpc.files.storage import replace_text
 from tests.coordinator.builders import describe, description_json
+from tests.psrpc.builders import plan_of, write
 from tests.psrpc.checkpoint.test_forgery import PLACED, as_fifo
-from tests.psrpc.checkpoints import plan_of, write
 from tests.psrpc.forging import CHANGES, DEEP, Change, forged, places, put, sealed, text_of
 
 NEWEST = "step-00000020"

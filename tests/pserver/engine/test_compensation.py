@@ -28,7 +28,7 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import MEAN_SQUARE, Plan, VariableSpec, aligned_empty
 from psrpc.core.policy import Policy
 from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, identity_of
-from tests.psrpc.manifests import manifest_of
+from tests.psrpc.builders import manifest_of
 
 CONSTANT = Policy(delay_compensation="constant", dc_lambda=0.5)
 ADAPTIVE = Policy(delay_compensation="adaptive", dc_lambda=0.5, dc_decay=0.75)

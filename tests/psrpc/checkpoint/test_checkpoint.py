@@ -27,8 +27,15 @@ from psrpc.core.errors import CheckpointError
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, VariableSpec
 from psrpc.net.limits import MAX_MESSAGE_BYTES
-from tests.psrpc.checkpoints import VALUES, VARIABLES, assert_state, plan_of, state_of, write
-from tests.psrpc.manifests import manifest_of
+from tests.psrpc.builders import (
+    VALUES,
+    VARIABLES,
+    assert_state,
+    manifest_of,
+    plan_of,
+    state_of,
+    write,
+)
 
 
 @pytest.mark.parametrize("placement", ["cut", "whole"])

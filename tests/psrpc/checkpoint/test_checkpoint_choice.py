@@ -24,8 +24,7 @@ from psrpc.checkpoint.manifest import remove_checkpoint
 from psrpc.core.errors import CheckpointError
 from psrpc.core.placement import make_plan
 from psrpc.files.storage import Disk
-from tests.psrpc.checkpoints import VARIABLES, assert_state, plan_of, state_of, write
-from tests.psrpc.manifests import manifest_of
+from tests.psrpc.builders import VARIABLES, assert_state, manifest_of, plan_of, state_of, write
 
 
 class CountingDisk(Disk):

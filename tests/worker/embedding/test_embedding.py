@@ -13,8 +13,17 @@ import tensorflow as tf
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import hashed
 from tests.worker.flat_jobs import FIRST, RECORDS
-from tests.worker.table_jobs import BATCH, TableJobStepper, check_gradients, make_job
-from tests.worker.weighing_models import WEIGHTS, V, W, Weighed, some_ids
+from tests.worker.table_jobs import (
+    BATCH,
+    WEIGHTS,
+    TableJobStepper,
+    V,
+    W,
+    Weighed,
+    check_gradients,
+    make_job,
+    some_ids,
+)
 from worker import Embedding
 from worker.embedding.embedding import string_ids
 

@@ -14,8 +14,16 @@ import tensorflow as tf
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from tests.worker.flat_jobs import RECORDS
-from tests.worker.table_jobs import BATCH, TableJobStepper, described, make_job
-from tests.worker.weighing_models import V, W, Weighed, some_ids
+from tests.worker.table_jobs import (
+    BATCH,
+    TableJobStepper,
+    V,
+    W,
+    Weighed,
+    described,
+    make_job,
+    some_ids,
+)
 from worker import Embedding, RowwiseAdagrad
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from psrpc.checkpoint.checkpoint import ShardState
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import ArenaPlan
-from tests.psrpc.manifests import write_and_commit
+from tests.psrpc.builders import write_and_commit
 from tests.worker.flat_jobs import make_job, noisy_model
 from worker.data.source import Array
 from worker.describe.describe import describe

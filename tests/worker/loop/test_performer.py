@@ -21,16 +21,7 @@ from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import AUTHORITY, Sink, fence_of, leased, session_of
-from tests.worker.bare_performer import (
-    ARENA,
-    PLAN,
-    WITNESSES,
-    Leases,
-    at_work,
-    attempt,
-    task,
-    until,
-)
+from tests.worker.loop.fixtures import ARENA, PLAN, WITNESSES, Leases, at_work, attempt, task, until
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator
 from tests.worker.shards import SGD, Shards
 from worker.loop.session import WorkerSession

@@ -17,7 +17,7 @@ from psrpc.core.errors import (
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import signed
-from tests.worker.hand_conduct import Driver, attempt, batch, task, work
+from tests.worker.protocol.builders import Driver, attempt, batch, task, work
 from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol import actions as does
 from worker.protocol.actions import (

@@ -20,7 +20,7 @@ from psrpc.core.errors import (
 )
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.worker.hand_conduct import attempt
+from tests.worker.protocol.builders import attempt
 from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol.actions import (
     Action,
