@@ -10,6 +10,7 @@ import numpy as np
 from psrpc.core.batch import BatchId
 from tests.chaos.schedule import GATE
 from tests.chaos.witness import BATCH_SIZE, Options
+from tests.e2e.jobs.dense import model
 from worker import Arrays, Job
 from worker.data.source import Batch
 
@@ -30,16 +31,6 @@ class Paced(Arrays):
         while OPTIONS.number(batch) >= GATE * OPTIONS.total_batches and not GATE_FILE.exists():
             time.sleep(GATE_S)
         return super().read(seed, batch)
-
-
-def model() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((12,)),
-            keras.layers.Dense(32, activation="tanh", name="hidden"),
-            keras.layers.Dense(4, name="logits"),
-        ]
-    )
 
 
 job = Job(

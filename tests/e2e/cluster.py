@@ -155,14 +155,17 @@ def wait_until_gone(pids: Sequence[int]) -> None:
 
 
 class Process:
-    """One command of a cluster that is started by hand. Its output is read as it comes."""
+    """One command of a cluster that is started by hand, of a ``role`` or, with ``line``, any. Its
+    output is read as it comes."""
 
-    def __init__(self, name: str, role: str, *args: str | Path, **env: str) -> None:
+    def __init__(
+        self, name: str, role: str, *args: str | Path, line: Sequence[str] = (), **env: str
+    ) -> None:
         self.name = name
         self._text = ""
         self._changed = threading.Condition()
         self.popen = subprocess.Popen(
-            command(role, *args),
+            line or command(role, *args),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 NET = "10.213"
 """The first half of all addresses."""
@@ -116,28 +115,3 @@ def _ip(*arguments: str) -> None:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-
-
-class Running:
-    """A process whose output goes to a file."""
-
-    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        self.log = log
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}
-            )
-
-    def wait(self, timeout_s: float) -> int:
-        """Its exit status."""
-        return self._process.wait(timeout_s)
-
-    def alive(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Kills it, if it has not ended."""
-        if self.alive():
-            self._process.kill()
-        self._process.wait()

@@ -17,8 +17,8 @@ from psrpc.security.credentials import Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.chaos.roles import DESCRIPTION
 from tests.chaos.witness import Options, description
-from tests.e2e.cluster import LIMIT_S, ROOT
-from tests.e2e.namespaces import Network, Running, why_impossible
+from tests.e2e.cluster import LIMIT_S, ROOT, Process
+from tests.e2e.namespaces import Network, why_impossible
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,6 @@ class Job:
             DESCRIPTION: str(described),
             "CHAOS_OPTIONS": options.to_json(),
             "CHAOS_GATE": str(self.gate),
-            "PYTHONPATH": str(ROOT),
         }
         address = f"{network.address('coordinator')}:{PORT}"
         there = ("--coordinator", address, "--insecure")
@@ -73,15 +72,12 @@ class Job:
             "worker0": ("run", *there, "--no-shm"),
             "worker1": ("run", *there, "--no-shm"),
         }
-        self.processes: dict[str, Running] = {}
+        self.processes: dict[str, Process] = {}
         for place in PLACES:
             role = place.rstrip("01")
             command = [sys.executable, "-c", ENTRY, role, *arguments[place]]
-            process = Running(
-                network.command(place, [*command, "--die-with-parent"]),
-                folder / f"{place}.log",
-                environment,
-            )
+            line = network.command(place, [*command, "--die-with-parent"])
+            process = Process(place, role, line=line, **environment)
             stack.callback(process.end)
             self.processes[place] = process
         self._client = stack.enter_context(CoordinatorClient(address, Security(insecure=True)))
@@ -104,7 +100,7 @@ class Job:
         while not holds(status := self.status):
             assert status.phase != "failed", status.reason
             for place, process in self.processes.items():
-                assert process.alive(), f"{place} ended: {process.log.read_text()}"
+                assert process.popen.poll() is None, f"{place} ended: {process.text()}"
             assert time.monotonic() < deadline, f"{status}"
             time.sleep(0.02)
         return status
@@ -118,7 +114,7 @@ class Job:
         """Opens the gate and sees all processes end well."""
         self.gate.touch()
         for place, process in self.processes.items():
-            assert process.wait(LIMIT_S) == 0, f"{place}: {process.log.read_text()}"
+            assert process.wait() == 0, f"{place}: {process.text()}"
 
 
 @contextmanager

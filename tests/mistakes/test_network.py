@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -269,16 +268,6 @@ def _check(said: Said, code: str, fix: str) -> None:
     assert said.code == code, said.everything
     assert re.search(fix, said.message), said.message
     assert "Traceback" not in said.everything
-
-
-@pytest.fixture
-def own_signals() -> Iterator[None]:
-    """A command takes signals over for the rest of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def serve(where: str, *arguments: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,16 +172,6 @@ def test_a_setting_without_a_value_is_refused_before_anything_starts(
     assert capsys.readouterr().err == (
         f"error PS104: --set {setting}: expected key=value, for example epochs=3\n"
     )
-
-
-@pytest.fixture
-def own_signals() -> Iterator[None]:
-    """A command takes signals over for the rest of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("own_signals")
