@@ -16,8 +16,8 @@ from coordinator.records.stored_values import (
     RESTORED,
     VALUES,
     RestoredGeneration,
-    checkpoint_name,
     stored_decision,
+    stored_name,
 )
 from psrpc.core.commands import Decision
 from psrpc.core.document import Check, anything, mapped, parse_json, real_or_nan, text, whole, wrong
@@ -196,7 +196,7 @@ class Store:
         if row is None:
             return None
         name, *numbers = row
-        self._checked(name, checkpoint_name, "checkpoint")
+        self._checked(name, stored_name, "checkpoint")
         generation, step = (self._checked(number, whole(), "checkpoint") for number in numbers)
         return name, generation, step
 

@@ -113,7 +113,7 @@ VALUES: Mapping[str, Check] = {
 """The values of the ledger by key."""
 
 
-def checkpoint_name(value: Any, where: str) -> Any:
+def stored_name(value: Any, where: str) -> Any:
     """Accepts the name of a checkpoint."""
     try:
         return check_file_name(text(value, where), where)

@@ -49,6 +49,7 @@ def train(
     """
     optimizer, loss_of, variables = job.optimizer, job.loss, model.trainable_variables
     assert isinstance(optimizer, keras.optimizers.SGD)
+    assert callable(loss_of)
     learning_rate = np.float32(float(optimizer.learning_rate))
     momentum = np.float32(optimizer.momentum)
 

@@ -64,7 +64,7 @@ def main(name: str, out: str, *overrides: str) -> None:
             mask[np.ravel(at.flat_values if ragged else at)] = True
         counts["batches"] += named.sum(0, dtype=np.uint32)
         counts["rounds"] += named.any(0)
-        return {table: named.any(0)}
+        return {table: np.asarray(named.any(0))}
 
     values = train(job, model, place, touched)
     assert job.eval is not None

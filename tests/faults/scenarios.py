@@ -11,7 +11,7 @@ import numpy as np
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
-from coordinator.records import store as store_module
+from coordinator.records import ledger_file
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION
 from psrpc.checkpoint.checkpoint import ShardState, shard_file_name, write_shard_file
@@ -83,8 +83,8 @@ def checkpoints(run_dir: Path, say: Say) -> None:
 def ledger(run_dir: Path, say: Say) -> None:
     """Raises a generation and decides rounds, as a coordinator does."""
     # So that the log is folded into the file after a few rounds already.
-    store_module.LOG_PAGES = 8
-    store_module.RESERVED_BYTES = 1 << 14
+    ledger_file.LOG_PAGES = 8
+    ledger_file.RESERVED_BYTES = 1 << 14
     with Store(run_dir / LEDGER) as store:
         for generation in (1, 2):
             store.put(GENERATION, generation)

@@ -79,6 +79,8 @@ class Job:
 
         async def make() -> None:
             found = getattr(self.servicer, method)(request, Caller())
+            if isinstance(found, Message):
+                return
             streams = hasattr(found, "__anext__")
             task = asyncio.ensure_future(_listen(found) if streams else found)
             for _ in range(STEPS):
