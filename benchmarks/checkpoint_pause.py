@@ -29,7 +29,7 @@ from pserver.core.fence import Fence, ShardIdentity
 from pserver.core.requests import InitializeRequest, PushRequest
 from pserver.engine.engine import ShardEngine
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId

@@ -11,7 +11,7 @@ from pserver.core.assembly import Extent
 from pserver.core.fence import Fence, ShardIdentity
 from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, Snapshot, Values
 from pserver.engine.engine import ShardEngine
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.factory import make_engine
 from psrpc.core.commands import Attempt, Begin, Decision, SnapshotOrder
 from psrpc.core.encoding import Gradient

@@ -9,12 +9,13 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from pserver.client.exchanger import CarrierChoice, Exchanger
+from pserver.client.exchanger import Exchanger
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
 from pserver.core.rows_wanted import RowsWanted
 from pserver.core.table_ids import add_table_ids, count
+from pserver.transport.transport import Outgoing, TransportChoice
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams
@@ -105,6 +106,7 @@ class ShardClient:
             the client begins to wait.
         """
         self.peer = f"shard {shard} at {address}"
+        self.security = security
         self._incarnation = incarnation
         self._plan = plan
         self._shard = shard
@@ -132,7 +134,7 @@ class ShardClient:
         self._exchanger = Exchanger(
             self._channel,
             address,
-            security,
+            security.encrypted,
             self.peer,
             self._plan,
             self._shard,
@@ -167,7 +169,7 @@ class ShardClient:
         return self._exchanger.attached
 
     @property
-    def transport(self) -> CarrierChoice | None:
+    def transport(self) -> TransportChoice | None:
         """How tensors travel; None before the first exchange. Thread-safe."""
         return self._exchanger.transport
 
@@ -349,8 +351,8 @@ class ShardClient:
         if into is not None and (wanted is None or not wanted.rows_only):
             target = self._requests.target(into)
             header.pull.encoding = streams.to_encoding(target.encoding)
-        gradient, batch = (push.gradients, push.batch) if push is not None else (None, None)
-        rows = push.rows if push is not None else None
-        return self._persist(
-            lambda: self._exchanger.carry_out(header, gradient, target, rows, wanted), batch
-        )
+        batch, tensors = None, Outgoing(into=target, wanted=wanted)
+        if push is not None:
+            batch = push.batch
+            tensors = Outgoing(push.gradients, target, push.rows or {}, wanted)
+        return self._persist(lambda: self._exchanger.carry_out(header, tensors), batch)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
 from pserver.core.rows_wanted import pushed_pairs
 from pserver.core.table_ids import add_table_ids, row_extents
+from pserver.transport.transport import Target
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient
@@ -60,24 +61,6 @@ class GradientPush:
     rows: Mapping[int, Rows] | None = None
     totals: Sequence[float] = ()
     grant: bytes = b""
-
-
-@dataclass(slots=True)
-class Target:
-    """The destination of pulled values: a shard's part of a worker's arrays.
-
-    Attributes:
-        mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
-        encoding: of the encodable arenas.
-        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
-            are outside it, None before the first look-up.
-        extents: the last checked extents of an answer; None before the first.
-    """
-
-    mine: Mapping[str, NDArray]
-    encoding: Encoding
-    places: list[int] | None = None
-    extents: Sequence[Extent] | None = None
 
 
 class Requests:

@@ -26,6 +26,7 @@ from pserver.core.requests import (
     Values,
 )
 from pserver.engine.authority import Credentials
+from pserver.engine.buffers import Arrived, BufferPool
 from pserver.engine.first_rows import FirstRows
 from pserver.engine.gate import Gate, RoundWaits
 from pserver.engine.held_snapshots import SnapshotShelf, SnapshotSink
@@ -35,8 +36,7 @@ from pserver.engine.pulls import Pulls
 from pserver.engine.pushes import Pushes
 from pserver.engine.rounds import StagedRounds
 from pserver.tables.tables import TableFigures, Tables
-from pserver.transport.arrival import Arrival, Arrived
-from pserver.transport.buffers import BufferPool
+from pserver.transport.transport import Arrival
 from pserver.updates.engine import UpdateEngine
 from psrpc.core.commands import Begin, Decision, Revocation, SnapshotOrder
 from psrpc.core.encoding import Encoding

@@ -5,21 +5,27 @@ So pushes arrive in parallel, and only their effects are serialized."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from pserver.core.assembly import GRADIENTS, PLAIN, check_extents
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.assembly import GRADIENTS, PLAIN, VALUES, Extent, check_extents
+from pserver.core.finite import check_finite, is_finite
 from pserver.core.requests import InitializeRequest, PushRequest
-from pserver.core.table_ids import check_row_extents
+from pserver.core.table_ids import TableIds, check_row_extents
+from pserver.engine.buffers import Arrived, BufferPool, pool_size
 from pserver.engine.gate import Gate
 from pserver.engine.parameters import Parameters
-from pserver.transport.arrival import Arrival, Arrived, arriving
-from pserver.transport.buffers import BufferPool, pool_size
+from pserver.transport.transport import Arrival, NDArray
 from psrpc.core.batch import LOSS, MAX_VALUES
+from psrpc.core.encoding import decode, wire_dtype
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.plan import Plan
+from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
+from psrpc.core.tables import Ids, Rows
 
 
 def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
@@ -134,3 +140,122 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
         check_row_extents(plan, extents[cut:], request.rows)
         extents = extents[:cut]
     check_extents(plan, shard, extents, GRADIENTS)
+
+
+@contextmanager
+def arriving(
+    arrival: Arrival,
+    plan: Plan,
+    extents: Sequence[Extent],
+    pool: BufferPool,
+    timeout_s: float,
+    check: Callable[[], object],
+    *,
+    staged: bool,
+    rows: TableIds = (),
+    worker: str = "",
+    of: str = "",
+) -> Iterator[Arrived]:
+    """Yields the tensors of a push, whole.
+
+    Args:
+        extents: checked by :func:`pserver.core.assembly.check_extents`; those of ``rows`` come
+            last.
+        timeout_s: how long to wait for a buffer.
+        check: raises when waiting has become pointless.
+        staged: the gradient may outlive the block and becomes a term of a sum, so it is put into
+            the shard's own buffers, in the arenas' own dtypes.
+        rows: the ids that have row gradients. Their memory is not the pool's, but is only allocated
+            with a loan of the pool.
+        worker: the pushing worker; see :func:`pserver.engine.buffers.worker_quota`.
+        of: names a gradient, whose elements all have to be finite; empty for values.
+
+    Raises:
+        InvalidArgument: the received bytes are not those announced.
+        NotReady: all buffers, or those of ``worker``, were in use for ``timeout_s``.
+        Stalled: the tensors stopped coming.
+    """
+    if not extents:
+        arrival.receive(plan, extents, {})
+        yield Arrived({}, None)
+        return
+    arenas = extents[: len(extents) - len(rows)] if rows else extents
+    if not staged and all(e.encoding in VALUES for e in arenas):
+        placed = arrival.in_place(plan, extents, len(rows))
+        if placed is not None:
+            arrays = {name: _typed(plan, e, placed[0]) for name, e in _named(plan, arenas)}
+            yield Arrived(arrays, None, _placed_rows(plan, rows, placed[1]))
+            return
+    with pool.loan(timeout_s, check, worker) as loan:
+        own = loan.buffers.arrays
+        into: dict[str, NDArray] = {}
+        encoded: list[tuple[str, Extent]] = []
+        for name, extent in _named(plan, arenas):
+            if extent.encoding in ("int8", "topk") or (staged and extent.encoding != "plain"):
+                encoded.append((name, extent))
+                into[name] = loan.buffers.raw(name, extent.nbytes)
+            else:
+                into[name] = (
+                    own[name]
+                    .view(np.uint8)[: extent.nbytes]
+                    .view(wire_dtype(extent.encoding, own[name].dtype))
+                )
+        own_rows = _receive(plan, extents, arrival, into, rows, of)
+        for name, extent in encoded:
+            if extent.encoding in VALUES:
+                np.copyto(own[name], _typed(plan, extent, into))
+                if of:
+                    check_finite(f"arena {name} of {of}", own[name])
+            else:
+                decode(extent.encoding, into[name], own[name])
+            into[name] = own[name]
+        yield Arrived(into, loan, own_rows)
+
+
+def _receive(
+    plan: Plan,
+    extents: Sequence[Extent],
+    arrival: Arrival,
+    into: Mapping[str, NDArray],
+    rows: TableIds,
+    of: str,
+) -> dict[int, Rows]:
+    """Receives all tensors and checks the arenas of a gradient; returns the gradients of
+    ``rows``."""
+    if not of and not rows:
+        arrival.receive(plan, extents, into)
+        return {}
+    values = {table: _row_buffer(plan, table, ids) for table, ids in rows}
+    unknown = {table: array.size for table, array in values.items()}
+
+    def look(extent: int, part: NDArray) -> None:
+        table = extent - len(plan.arenas)
+        if table < 0:
+            if of:
+                check_finite(f"arena {plan.arenas[extent].name} of {of}", part)
+        elif is_finite(part):
+            unknown[table] -= part.size
+
+    arrival.receive(plan, extents, into, values, look)
+    return {table: Rows(ids, values[table], not unknown[table]) for table, ids in rows}
+
+
+def _named(plan: Plan, extents: Sequence[Extent]) -> Iterator[tuple[str, Extent]]:
+    return ((plan.arenas[extent.arena].name, extent) for extent in extents)
+
+
+def _typed(plan: Plan, extent: Extent, raw: Mapping[str, NDArray]) -> NDArray:
+    arena = plan.arenas[extent.arena]
+    return raw[arena.name].view(wire_dtype(extent.encoding, arena.dtype))
+
+
+def _placed_rows(plan: Plan, rows: TableIds, views: Sequence[NDArray]) -> dict[int, Rows]:
+    return {
+        table: Rows(ids, view.view(np.float32).reshape(len(ids), plan.tables[table].width))
+        for (table, ids), view in zip(rows, views, strict=True)
+    }
+
+
+def _row_buffer(plan: Plan, table: int, ids: Ids) -> npt.NDArray[np.float32]:
+    width = plan.tables[table].width
+    return aligned_empty(len(ids) * width, "float32").reshape(len(ids), width)

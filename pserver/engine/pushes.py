@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pserver.core.counters import Counters
 from pserver.core.requests import PushRequest, PushResult, Values
+from pserver.engine.buffers import Arrived
 from pserver.engine.parameters import Parameters
-from pserver.transport.arrival import Arrived
 from psrpc.core.policy import Policy
 from psrpc.ops.clock import Clock
 

@@ -8,9 +8,8 @@ from functools import partial
 from pserver.core.counters import Counters
 from pserver.core.requests import PushRequest, PushResult
 from pserver.core.staging import Missing, Staged, Staging, mean_rows, weighted_mean
+from pserver.engine.buffers import Arrived, Buffers
 from pserver.engine.parameters import Parameters
-from pserver.transport.arrival import Arrived
-from pserver.transport.buffers import Buffers
 from psrpc.core.commands import Attempt, Decision
 from psrpc.core.errors import NotReady, RoundPassed, StaleGeneration
 from psrpc.core.policy import Policy

@@ -11,8 +11,8 @@ import grpc
 from pserver.core.table_ids import from_bytes
 from pserver.engine.engine import ShardEngine
 from pserver.server.conversation import Conversation
-from pserver.transport.arrival import Chunks
 from pserver.transport.data_listener import DataListener
+from pserver.transport.grpc_stream import Chunks, ShardStream, read_stream
 from pserver.wire import messages as wire
 from pserver.wire import row_messages as row_wire
 from pserver.wire import streams
@@ -85,7 +85,7 @@ class ParameterServerServicer:
     def initialize(self, requests: Iterator[bytes], context: Context) -> pb.InitializeResponse:
         engine = self._engine()
         with _ending(context):
-            header, pieces = streams.read_stream(requests, pb.InitializeHeader, paced=True)
+            header, pieces = read_stream(requests, pb.InitializeHeader, paced=True)
             request = engine.credentials.initialize(
                 wire.from_initialize(header), peer_of(context).name
             )
@@ -105,18 +105,20 @@ class ParameterServerServicer:
     ) -> pb.PushGradientsResponse:
         engine = self._engine()
         with _ending(context), engine.refusals_counted():
-            header, pieces = streams.read_stream(requests, pb.PushHeader, paced=True)
+            header, pieces = read_stream(requests, pb.PushHeader, paced=True)
             push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
             result = engine.push(push, Chunks(pieces), patience_s(context))
             result = engine.credentials.vouch(push, result)
         return pb.PushGradientsResponse(result=wire.to_push_result(result))
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        conversation = Conversation(self._engine(), peer_of(context).name, self._data)
+        engine = self._engine()
+        stream = ShardStream(requests, engine.plan)
+        conversation = Conversation(engine, stream, peer_of(context).name, self._data)
         with _ending(context), self._present(conversation, context):
             if not context.add_callback(conversation.hang_up):
                 return
-            yield from conversation.answers(requests, lambda: patience_s(context))
+            yield from conversation.answers(lambda: patience_s(context))
 
     def look_up(self, request: pb.LookUpRequest, _context: Context) -> pb.LookUpResponse:
         ids = from_bytes(request.ids, f"table {request.table!r}")

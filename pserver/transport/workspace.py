@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pserver.core.assembly import value_dtype
+from pserver.core.table_ids import TableIds
 from pserver.transport.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
-from psrpc.core.encoding import Encoding
+from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.plan import ALIGNMENT_BYTES, Plan, aligned_nbytes
-from psrpc.core.tables import MAX_IDS
+from psrpc.core.tables import MAX_IDS, Rows
+from psrpc.ops.logs import get_logger
 
 NDArray = npt.NDArray[Any]
+
+log = get_logger()
 
 _ROWS_SLACK_BYTES = 16 << 10
 _MESSAGE_BYTES = 16 << 10
@@ -82,6 +87,61 @@ class Workspace:
         """Stops offering the segment; the memory is freed with the last array of it."""
         if self.segment:
             self.segment.close()
+
+
+class ShardOutbox:
+    """One shard's places in a worker's shared memory. Not thread-safe; different shards use
+    disjoint memory."""
+
+    def __init__(self, workspace: Workspace, segment: Segment, shard: int, peer: str) -> None:
+        self.mailbox = workspace.mailboxes[shard]
+        self._segment = segment
+        self._boxes = workspace.outbox[shard]
+        self._places = self.offsets(self._boxes.values()) or []
+        self._row_box = workspace.row_outbox[shard]
+        self._peer = peer
+        self._logged = False
+
+    def leave(self, gradient: Gradient) -> list[int]:
+        """Copies a gradient to where the shard reads it; returns its arenas' offsets, in the plan's
+        order."""
+        for name, box in self._boxes.items():
+            at = 0
+            for part in gradient[name].parts:
+                np.copyto(box[at : at + part.nbytes], part.view(np.uint8))
+                at += part.nbytes
+        return self._places
+
+    def leave_rows(self, ids: TableIds, rows: Mapping[int, Rows]) -> list[int] | None:
+        """Copies the gradients of ``ids`` to the segment, unless they lie there already; returns
+        the byte offset of each table's, or None, without copying, if they do not fit."""
+        present = self.offsets(rows[table].values for table, _ in ids)
+        if present is not None:
+            return present
+        places, at = [], 0
+        for table, _ in ids:
+            places.append(at)
+            at += aligned_nbytes(rows[table].values.nbytes)
+        if at > self._row_box.nbytes:
+            if not self._logged:
+                self._logged = True
+                why = f"{at} bytes of row gradients; there is room for {self._row_box.nbytes}"
+                log.info("some batches go over the network", peer=self._peer, why=why)
+            return None
+        start = self._segment.offset_of(self._row_box)
+        assert start is not None
+        for place, (table, _) in zip(places, ids, strict=True):
+            values = rows[table].values
+            box = self._row_box[place : place + values.nbytes].view(np.float32)
+            np.copyto(box.reshape(values.shape), values)
+        return [start + place for place in places]
+
+    def offsets(self, arrays: Iterable[NDArray]) -> list[int] | None:
+        """Returns the byte offset of each array in the segment; None if one is outside it, as in an
+        evaluation."""
+        places = [self._segment.offset_of(array) for array in arrays]
+        inside = [place for place in places if place is not None]
+        return inside if len(inside) == len(places) else None
 
 
 def segment_nbytes(plan: Plan) -> int:

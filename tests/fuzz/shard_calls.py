@@ -24,6 +24,7 @@ from pserver.transport.byte_stream import SealedStream
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_keys import data_keys
 from pserver.transport.data_listener import DataListener
+from pserver.transport.data_transport import ShardData
 from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
@@ -137,10 +138,9 @@ def data_port(data: bytes) -> None:
             theirs.sendall(rest)
         theirs.shutdown(socket.SHUT_WR)
         before = shard.state()
-        conversation = Conversation(shard.engine)
-        conversation._data = connection
+        conversation = Conversation(shard.engine, ShardData(connection, PLAN))
         try:
-            for _ in conversation.answers(iter(()), lambda: 0.0):
+            for _ in conversation.answers(lambda: 0.0):
                 raise AssertionError("answers go over the connection")
         except PsError:
             pass

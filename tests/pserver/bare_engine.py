@@ -17,7 +17,7 @@ from pserver.core.requests import (
     RestoredState,
 )
 from pserver.engine.engine import ShardEngine
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pserver.client.client import ShardClient
-from pserver.client.session import ExchangeSession
 from pserver.server.server import ShardServer
 from pserver.transport.data_connection import DataConnection, connect
+from pserver.transport.data_transport import DataConnector, WorkerData
+from pserver.transport.grpc_stream import StandingCall
 from psrpc.net.channel import open_channel
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -20,7 +21,7 @@ from tests.pserver.shards import INCARNATION, INITIAL, counting, engine_of, fenc
 @contextmanager
 def opened(
     security: Security = PLAINTEXT, worker: Security = PLAINTEXT
-) -> Iterator[tuple[ExchangeSession, pb.DataOpened, ShardClient]]:
+) -> Iterator[tuple[StandingCall, pb.DataOpened, ShardClient]]:
     """A call that has asked for a data connection, and another client of the same shard, which is
     initialized."""
     with ShardServer(0, "127.0.0.1:0", security=security, data_port=0) as server:
@@ -31,10 +32,9 @@ def opened(
             open_channel(address, worker) as channel,
         ):
             client.initialize(fence_of(client), counting(PLAN), INITIAL)
-            session = ExchangeSession(channel, "the shard", 60)
-            answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
-            yield session, answer.data, client
-            session.close()
+            call = StandingCall(channel, "the shard", 60)
+            yield call, call.ask(pb.ExchangeHeader(open_data=pb.OpenData())).data, client
+            call.close()
 
 
 def connected(port: int, secret: bytes, *, sealed: bool = False) -> DataConnection:
@@ -65,13 +65,20 @@ def heard(connection: socket.socket) -> bytes:
 @contextmanager
 def in_use(
     security: Security = PLAINTEXT, worker: Security = PLAINTEXT
-) -> Iterator[tuple[ExchangeSession, DataConnection, ShardClient]]:
+) -> Iterator[tuple[WorkerData, DataConnection, ShardClient]]:
     """A call whose exchanges are on a data connection, by hand."""
-    with opened(security, worker) as (session, data, client):
+    with opened(security, worker) as (call, data, client):
         connection = connected(data.port, data.secret, sealed=worker.encrypted)
-        session.exchange(pb.ExchangeHeader(use_data=True), ())
-        session.use_data(connection)
-        yield session, connection, client
+        end = used(call, connection)
+        yield end, connection, client
+        end.close()
+
+
+def used(call: StandingCall, connection: DataConnection) -> WorkerData:
+    """The worker's end of a connection that has been opened for ``call``."""
+    call.ask(pb.ExchangeHeader(use_data=True))
+    connector = DataConnector("127.0.0.1:1", "the shard", PLAN, 30, sealed=False)
+    return WorkerData(call, connection, PLAN, connector)
 
 
 def pushing(client: ShardClient) -> pb.ExchangeHeader:

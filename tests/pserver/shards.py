@@ -145,7 +145,7 @@ def fence_of(
     worker: str = "worker-1",
 ) -> types.Fence:
     """What the calls of ``worker`` begin with, registered with the certificate of ``client``."""
-    security = client._exchanger._security
+    security = client.security
     certificate = "worker" if security.encrypted and not security.by_token else ""
     return client.fence(generation, policy, session_of(worker, certificate))
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from coordinator.certificates.members import add_member, renew_all, revoke
 from pserver.client.client import ShardClient
 from pserver.server.server import ShardServer
+from pserver.transport.data_transport import WorkerData
 from psrpc.core.errors import AccessDenied
 from psrpc.net import channel as channel_module
 from psrpc.ops.retry import RetryPolicy
@@ -76,12 +76,12 @@ def push(client: ShardClient, name: str = "worker") -> str:
 
 def ended(client: ShardClient) -> None:
     """Waits until the server has ended the standing call, and with it the data connection."""
-    session: Any = client._exchanger._session
-    assert session is not None
-    session._call.exception(timeout=WAIT_S)
-    if session._data is not None:
-        assert session._ended.wait(WAIT_S)
-        assert session._data.receive_message() is None
+    call, end = client._exchanger._call, client._exchanger._transport
+    assert call is not None
+    call._call.exception(timeout=WAIT_S)
+    if isinstance(end, WorkerData):
+        assert end._ended.wait(WAIT_S)
+        assert end._connection.receive_message() is None
 
 
 @pytest.fixture(autouse=True)

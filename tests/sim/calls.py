@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -11,14 +11,13 @@ from google.protobuf.message import Message
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
-from pserver.client.requests import Target
 from pserver.core.requests import PushRequest, Values
 from pserver.core.rows_wanted import RowsWanted
 from pserver.core.table_ids import from_table_ids
+from pserver.transport.grpc_stream import read_stream
+from pserver.transport.transport import Outgoing, Target
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
-from pserver.wire import streams
-from psrpc.core.encoding import Gradient
 from psrpc.core.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
@@ -26,7 +25,6 @@ from psrpc.core.errors import (
     SegmentLost,
     Unreachable,
 )
-from psrpc.core.tables import Rows
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -190,7 +188,7 @@ class _Exchanger:
 
     def initialize(self, stream: Iterator[bytes], timeout: float) -> pb.InitializeResponse:
         """In place of the call."""
-        header, pieces = streams.read_stream(stream, pb.InitializeHeader)
+        header, pieces = read_stream(stream, pb.InitializeHeader)
         arena = np.frombuffer(b"".join(bytes(piece.data) for piece in pieces), np.float32)
         self._call("Initialize", (wire.from_initialize(header), Tensors(arena)), timeout)
         return pb.InitializeResponse()
@@ -200,15 +198,9 @@ class _Exchanger:
         status: pb.GetStatusResponse = self._call("GetStatus", request, timeout)
         return status
 
-    def carry_out(
-        self,
-        header: pb.ExchangeHeader,
-        gradient: Gradient | None,
-        into: Target | None,
-        rows: Mapping[int, Rows] | None = None,
-        wanted: RowsWanted | None = None,
-    ) -> pb.ExchangeAnswer:
+    def carry_out(self, header: pb.ExchangeHeader, tensors: Outgoing) -> pb.ExchangeAnswer:
         """See :class:`pserver.client.exchanger.Exchanger`."""
+        into, wanted = tensors.into, tensors.wanted
         if self._given_up:
             raise SegmentLost(self._given_up)
         try:
@@ -217,7 +209,7 @@ class _Exchanger:
                 self._count("rows pulled alone", request.rows_only)
                 self._count("rows prefetched", request.rows_only and self._worker.source.computes)
                 return self._received(self._call("Pull", request), into, wanted)
-            push = self._pushed(header, gradient, rows or {})
+            push = self._pushed(header, tensors)
             if not header.HasField("pull"):
                 result = self._call("Push", push)
                 return pb.ExchangeAnswer(push=wire.to_push_result(result))
@@ -239,9 +231,8 @@ class _Exchanger:
         self._sent()
         return self._worker.fibers.wait(call)
 
-    def _pushed(
-        self, header: pb.ExchangeHeader, gradient: Gradient | None, rows: Mapping[int, Rows]
-    ) -> tuple[PushRequest, Tensors]:
+    def _pushed(self, header: pb.ExchangeHeader, tensors: Outgoing) -> tuple[PushRequest, Tensors]:
+        gradient, rows = tensors.gradient, tensors.rows
         request = wire.from_push(header.push)
         self._worker.source.check_base(self._shard, request)
         return request, Tensors(

@@ -41,18 +41,14 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A gradient on its way: a :class:`pserver.transport.arrival.Arrival`."""
+    """A gradient on its way: a :class:`pserver.transport.transport.Arrival`."""
 
     tensors: Tensors
     meanwhile: Callable[[], object]
 
-    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
-        """See :class:`pserver.transport.arrival.Arrival`."""
+    def in_place(self, plan: Plan, extents: Sequence[Extent], tables: int) -> None:
+        """See :class:`pserver.transport.transport.Arrival`."""
         return
-
-    def placed_rows(self) -> Sequence[NDArray]:
-        """See :class:`pserver.transport.arrival.Arrival`."""
-        return ()
 
     def receive(
         self,
@@ -62,7 +58,7 @@ class Sent:
         rows: Mapping[int, NDArray] | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """See :class:`pserver.transport.arrival.Arrival`."""
+        """See :class:`pserver.transport.transport.Arrival`."""
         self.meanwhile()
         if self.tensors.arena is not None:
             np.copyto(into[ARENA], self.tensors.arena.view(into[ARENA].dtype))

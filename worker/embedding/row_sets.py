@@ -110,8 +110,8 @@ class RowSums:
     """Sums the gradients of rows for each shard. One thread uses it.
 
     A result is valid until the next call. The sums lie in boxes of shared memory, which the shard
-    reads (:class:`pserver.client.row_outbox.RowOutbox`); without boxes, or if they do not fit, in
-    own memory.
+    reads (:class:`pserver.transport.workspace.ShardOutbox`); without boxes, or if they do not fit,
+    in own memory.
     """
 
     def __init__(

@@ -109,11 +109,11 @@ def test_a_session_that_has_aged_is_replaced() -> None:
         fence = fence_of(client)
         client.initialize(fence, counting(PLAN), INITIAL)
         client.pull(fence, None, whole(PLAN))
-        first = client._exchanger._session
+        first = client._exchanger._call
         assert first is not None
         first._aged_at = 0
         client.pull(fence, None, whole(PLAN))
-        assert client._exchanger._session is not first
+        assert client._exchanger._call is not first
         assert first._call.done()
 
 

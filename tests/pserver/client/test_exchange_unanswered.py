@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from pserver.client.client import RetryPolicy, ShardClient
-from pserver.client.exchanger import CarrierChoice as Used
 from pserver.client.exchanger import Exchanger
 from pserver.core.requests import PushResult
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
-from pserver.transport.arrival import Chunks
+from pserver.transport.grpc_stream import Chunks, read_stream
+from pserver.transport.transport import TransportChoice
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.wire import messages as wire
 from pserver.wire import streams
@@ -91,7 +91,7 @@ def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
                 yield from encode_stream(header, streams.gradient_parts(PLAN, gradient))
                 arrived.set()
 
-            found, pieces = streams.read_stream(messages(), pb.PushHeader)
+            found, pieces = read_stream(messages(), pb.PushHeader)
             return engine.push(wire.from_push(found), Chunks(pieces), 30)
 
         first = threads.submit(push, BATCH, threading.Event())
@@ -214,11 +214,11 @@ def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(transport: Tran
         fence = fence_of(client)
         client.initialize(fence, counting(PLAN), INITIAL)
         client.pull(fence, None, whole(PLAN))
-        session = client._exchanger._session
-        assert session is not None
+        call = client._exchanger._call
+        assert call is not None
         # With a grace period that nobody would wait for.
         server.stop(grace_s=3600)
-        while session.usable:
+        while call.usable:
             threading.Event().wait(0.001)
         with ShardServer(0, f"127.0.0.1:{port}") as again:
             again.open(engine_of(PLAN))
@@ -276,19 +276,18 @@ def test_after_closing_there_are_no_exchanges() -> None:
 
 
 class Fleeting(Exchanger):
-    """Its session ends as soon as another thread has looked at it."""
+    """Its call ends as soon as another thread has looked at its transport."""
 
     def __init__(self) -> None:
-        self._data_refusal = None
-        self._kept: Any = SimpleNamespace(attached=True)
+        self._kept: Any = SimpleNamespace(choice=TransportChoice("shared memory"))
 
     @property
-    def _session(self) -> Any:  # type: ignore[override]
+    def _transport(self) -> Any:  # type: ignore[override]
         found, self._kept = self._kept, None
         return found
 
 
-def test_the_transport_may_be_asked_for_while_a_session_ends() -> None:
+def test_the_transport_may_be_asked_for_while_a_call_ends() -> None:
     exchanger = Fleeting()
-    assert exchanger.transport == Used("shared memory")
-    assert exchanger.transport is None
+    assert exchanger.attached
+    assert not exchanger.attached

@@ -13,7 +13,7 @@ import pytest
 
 from pserver.core.applied import AppliedSet, EpochTotals
 from pserver.engine.engine import ShardEngine
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.wire import messages as wire
 from psrpc.checkpoint.load import common_applied
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file

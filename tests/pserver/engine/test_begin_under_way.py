@@ -13,7 +13,7 @@ from pserver.core.assembly import Extent
 from pserver.core.finite import Seen
 from pserver.core.requests import PullRequest, PushResult
 from pserver.engine.engine import ShardEngine
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Begin, Revocation
 from psrpc.core.errors import (
@@ -66,11 +66,8 @@ class Arriving:
         self.begun, self.come = Event(), Event()
         self._value = value
 
-    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
+    def in_place(self, plan: Plan, extents: Sequence[Extent], tables: int) -> None:
         return None
-
-    def placed_rows(self) -> Sequence[Any]:
-        return ()
 
     def receive(
         self,
@@ -123,7 +120,9 @@ def all_buffers_taken(
 class Waiting(Shared):
     """Tensors in chunks that a shard has no place for yet."""
 
-    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:  # type: ignore[override]
+    def in_place(  # type: ignore[override]
+        self, plan: Plan, extents: Sequence[Extent], tables: int
+    ) -> None:
         return None
 
     def receive(

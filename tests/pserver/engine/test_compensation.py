@@ -15,7 +15,7 @@ from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, R
 from pserver.engine.compensation import EPSILON, Compensation
 from pserver.engine.engine import ShardEngine
 from pserver.engine.pushes import MAX_VERSIONS, Pulled
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.checkpoint.checkpoint import ManifestFile, commit

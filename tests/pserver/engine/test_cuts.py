@@ -26,7 +26,7 @@ from pserver.core.requests import (
 )
 from pserver.engine.engine import ShardEngine
 from pserver.snapshots.writer import SnapshotFiles
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
 from psrpc.core.batch import BatchId

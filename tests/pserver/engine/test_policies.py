@@ -8,7 +8,7 @@ import pytest
 from pserver.core.applied import AppliedSet
 from pserver.core.counters import MAX_WORKERS, STALENESS_BUCKETS, Counters
 from pserver.core.requests import PushResult, RestoredState
-from pserver.transport.arrival import Shared
+from pserver.transport.shard_memory import Shared
 from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Begin

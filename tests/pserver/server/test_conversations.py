@@ -14,6 +14,8 @@ from pserver.client.client import RetryPolicy, ShardClient
 from pserver.server import servicer
 from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
+from pserver.transport.grpc_stream import ShardStream
+from pserver.transport.shard_memory import ShardMemory
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from psrpc.core.errors import NotReady
@@ -65,19 +67,22 @@ def test_more_conversations_than_a_shard_can_hold() -> None:
 def test_a_conversation_that_was_cut_off_lets_go_of_the_segment() -> None:
     """At once: gRPC's error and its frames refer to each other, and live on as garbage."""
     errors: list[grpc.RpcError] = []
-    conversation = Conversation(engine_of(PLAN))
     gone = threading.Event()
     with closing(Workspace(PLAN)) as workspace:
         attach = attaching(workspace)
 
         def messages() -> Iterator[bytes]:
             yield from encode_stream(attach, ())
-            weakref.finalize(conversation._segment, gone.set)
+            end = conversation._transport
+            assert isinstance(end, ShardMemory)
+            weakref.finalize(end._segment, gone.set)
+            del end
             errors.append(grpc.RpcError())
             raise errors[0]
 
+        conversation = Conversation(engine_of(PLAN), ShardStream(messages(), PLAN))
         with pytest.raises(grpc.RpcError):
-            list(conversation.answers(messages(), lambda: 30))
+            list(conversation.answers(lambda: 30))
     assert gone.is_set()
 
 

@@ -11,19 +11,19 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from coordinator.certificates.authority import make_certificates
 from pserver.client.client import ShardClient
-from pserver.client.exchanger import CarrierChoice
-from pserver.client.session import ExchangeSession
 from pserver.transport import data_listener
 from pserver.transport.byte_stream import SealedStream
 from pserver.transport.data_connection import DataConnection, within_host
 from pserver.transport.data_keys import data_keys
 from pserver.transport.data_listener import DataListener
+from pserver.transport.data_transport import WorkerData
+from pserver.transport.grpc_stream import StandingCall
+from pserver.transport.transport import Outgoing, TransportChoice
 from pserver.wire import streams
 from psrpc.core.errors import InvalidArgument, StaleGeneration, Unreachable
 from psrpc.net.limits import MAX_MESSAGE_BYTES
@@ -32,7 +32,7 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.data_connections import connected, dialled, heard, in_use, opened, pushing
+from tests.pserver.data_connections import connected, dialled, heard, in_use, opened, pushing, used
 from tests.pserver.exchanges import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
     INITIAL,
@@ -50,9 +50,9 @@ PERSISTENT = RetryPolicy(first_s=0.001, budget_s=30)
 
 
 def data_of(client: ShardClient) -> DataConnection | None:
-    """The data connection of the client's session, if it has both."""
-    found = client._exchanger._session
-    return None if found is None else found._data
+    """The data connection of the client's call, if it has both."""
+    found = client._exchanger._transport
+    return found._connection if isinstance(found, WorkerData) else None
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         client.pull(fence_of(client), None, whole(PLAN))
         assert data_of(client) is not None
-        assert client.transport == CarrierChoice("data connection")
+        assert client.transport == TransportChoice("data connection")
         yield client
 
 
@@ -90,12 +90,12 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
 ) -> None:
     """As when something between them forgets it: nobody says why, and the call stands."""
     with ready(PERSISTENT) as client:
-        broken, standing = data_of(client), client._exchanger._session
+        broken, standing = data_of(client), client._exchanger._transport
         assert broken is not None
-        assert standing is not None
+        assert isinstance(standing, WorkerData)
         # The shard hears of it, too, and its end of the call could be here first.
         monkeypatch.setattr(standing._ended, "wait", lambda _timeout: False)
-        monkeypatch.setattr(ExchangeSession, "usable", True)
+        monkeypatch.setattr(StandingCall, "usable", True)
         broken.hang_up()
         pushed = client.push(
             fence_of(client), leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
@@ -125,7 +125,7 @@ def test_where_nobody_can_connect_the_call_carries_everything(
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
-        assert client.transport == CarrierChoice(
+        assert client.transport == TransportChoice(
             "calls", f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
         )
 
@@ -137,7 +137,7 @@ def test_a_call_that_ends_hangs_up() -> None:
     with opened() as (session, data, client):
         connection = connected(data.port, data.secret)
         with closing(connection):
-            session.exchange(pb.ExchangeHeader(use_data=True), ())
+            session.ask(pb.ExchangeHeader(use_data=True))
             gradient = streams.gradient_parts(PLAN, part(PLAN, normal()))
             connection.send(pushing(client).SerializeToString(), [data for _, data in gradient])
             assert connection.receive_message()
@@ -155,17 +155,16 @@ def test_a_call_that_ends_hangs_up() -> None:
     ],
 )
 def test_a_call_opens_one_data_connection(header: pb.ExchangeHeader, words: str) -> None:
-    with opened() as (session, _, _client), pytest.raises(grpc.RpcError) as caught:
-        session.exchange(header, ())
-    assert words in str(caught.value.details())
+    with opened() as (call, _, _client), pytest.raises(InvalidArgument, match=words):
+        call.ask(header)
 
 
 def test_a_shard_may_take_none() -> None:
     with served(engine_of(PLAN)) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         values_of(client)
-        refusal = client._exchanger._data_refusal
-    assert refusal == "the shard takes none (--data-connections off)"
+        found = client.transport
+    assert found == TransportChoice("calls", "the shard takes none (--data-connections off)")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ def test_what_is_no_message_ends_the_call(said: bytes, words: str) -> None:
     with in_use() as (session, connection, client):
         connection._socket.sendall(said)
         assert connection.receive_message() is None
-        reason = session.reason(Unreachable("nothing"))
+        reason = session.failed(Unreachable("nothing"))
         assert isinstance(reason, InvalidArgument)
         assert words in str(reason)
         assert client.get_status().version == 0
@@ -248,18 +247,17 @@ def test_with_certificates_nothing_on_the_wire_can_be_read(certs: Path, encrypte
     shard = Security.from_options(Role.SHARD, certs) if encrypted else PLAINTEXT
     worker = Security.from_options(Role.WORKER, certs) if encrypted else PLAINTEXT
     with opened(shard, worker) as (session, data, client), led(data.port) as (port, there, back):
-        connection = connected(port, data.secret, sealed=worker.encrypted)
-        session.exchange(pb.ExchangeHeader(use_data=True), ())
-        session.use_data(connection)
+        end = used(session, connected(port, data.secret, sealed=worker.encrypted))
         gradient = part(PLAN, normal())
         header = pushing(client)
         header.pull.newest = True
         header.pull.encoding = types.ENCODING_PLAIN
-        answer, arrival = session.exchange(header, streams.gradient_parts(PLAN, gradient))
+        answer, arrival = end.exchange(header, Outgoing(gradient), lambda: None)
         into = whole(PLAN)
         arrival.receive(PLAN, streams.from_extents(answer.pull.extents), into)
         expected = counting(PLAN)[NAME] - normal()[NAME]
         np.testing.assert_array_equal(into[NAME], expected)
+        end.close()
         session.close()
         sent, came = b"".join(there), b"".join(back)
         for secret, wires in (
@@ -289,7 +287,7 @@ def test_who_has_seen_the_ticket_but_not_the_secret_says_nothing_that_counts(cer
         with dialled(data.port, data_keys(data.secret).ticket) as thief:
             # Only then the shard has the connection.
             assert thief.recv(32, socket.MSG_WAITALL) == data_keys(data.secret).proof
-            session.exchange(pb.ExchangeHeader(use_data=True), ())
+            session.ask(pb.ExchangeHeader(use_data=True))
             message = pushing(client).SerializeToString()
             thief.sendall(len(message).to_bytes(4, "little") + message + bytes(1 << 12))
             assert heard(thief) == b""

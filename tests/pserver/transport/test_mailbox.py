@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.client.session import ExchangeSession
 from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
 from pserver.transport import futex, mailbox
+from pserver.transport.grpc_stream import ShardStream
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox, WorkerBox
+from pserver.transport.worker_memory import WorkerMemory
 from pserver.transport.workspace import Workspace
 from psrpc.core.errors import InvalidArgument, StaleGeneration
 from psrpc.core.plan import aligned_empty
@@ -248,9 +248,10 @@ def test_a_mailbox_that_is_none(at: int, nbytes: int, words: str) -> None:
     workspace = Workspace(PLAN)
     attach = attaching(workspace)
     attach.attach.mailbox_at, attach.attach.mailbox_nbytes = at, nbytes
-    conversation = Conversation(engine_of(PLAN))
+    messages = encode_stream(attach, ())
+    conversation = Conversation(engine_of(PLAN), ShardStream(messages, PLAN))
     with pytest.raises(InvalidArgument, match=words):
-        list(conversation.answers(encode_stream(attach, ()), lambda: 30))
+        list(conversation.answers(lambda: 30))
     workspace.close()
 
 
@@ -267,12 +268,10 @@ def test_values_in_chunks_do_not_go_into_a_mailbox() -> None:
             fence = fence_of(other)
             other.initialize(fence, big, INITIAL)
             client.pull(fence, None, whole(PLAN))
-            session = client._exchanger._session
-            assert isinstance(session, ExchangeSession)
-            assert session._box is not None
+            end = client._exchanger._transport
+            assert isinstance(end, WorkerMemory)
+            assert end._box is not None
             pull = pb.PullRequest(fence=fence, newest=True, encoding=types.ENCODING_PLAIN)
-            [message] = encode_stream(pb.ExchangeHeader(pull=pull), ())
-            answer = session._left(session._box, message, lambda: None)
-            with pytest.raises(grpc.RpcError) as caught:
-                list(answer)
-    assert "do not go into a mailbox" in str(caught.value.details())
+            messages = encode_stream(pb.ExchangeHeader(pull=pull), ())
+            with pytest.raises(InvalidArgument, match="do not go into a mailbox"):
+                list(end._send(messages, True, lambda: None))

@@ -1,12 +1,12 @@
-"""The buffers for arriving pushes, allocated once and reused."""
+"""The buffers for arriving pushes, allocated once and reused, and what has arrived in them."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from psrpc.core.errors import NotReady
 from psrpc.core.plan import Plan, aligned_empty
+from psrpc.core.tables import Rows
 from psrpc.net.limits import WORKER_BUFFERS
 
 NDArray = npt.NDArray[Any]
@@ -46,6 +47,23 @@ class Loan:
 
     buffers: Buffers
     keep: bool = False
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A gradient that has arrived whole, as the update engine takes it.
+
+    Attributes:
+        arrays: arena name -> ``[shard length]``, aligned; in the arena's dtype, or as bfloat16 or
+            float16 if pushed so.
+        loan: the memory of the arrays; None while that is the pushing worker's own.
+        rows: table -> the gradients of its rows. In the worker's memory their values may change at
+            any time; the ids may not.
+    """
+
+    arrays: Mapping[str, NDArray]
+    loan: Loan | None
+    rows: Mapping[int, Rows] = field(default_factory=dict)
 
 
 def pool_size(nbytes: int, replicas: int) -> int:

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from pserver.transport.buffers import BufferPool, pool_size
+from pserver.engine.buffers import BufferPool, pool_size
 from psrpc.core.errors import NotReady
 from tests.pserver.shards import plan_of
 

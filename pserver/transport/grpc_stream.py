@@ -1,0 +1,266 @@
+"""The standing call of a worker and a shard, a gRPC stream, and tensors as chunks in it.
+
+docs/design/0001-one-stream-form.md has the grammar, docs/design/0006-standing-exchange.md the call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import grpc
+
+from pserver.core.assembly import Assembly, Extent
+from pserver.core.finite import Seen
+from pserver.transport.progress import AwaitedMessages, TransferProgress
+from pserver.transport.transport import (
+    Arrival,
+    NDArray,
+    Outgoing,
+    Pulled,
+    Sent,
+    ShardTransport,
+    TransportChoice,
+    WorkerTransport,
+)
+from pserver.wire import messages as wire
+from pserver.wire import streams
+from pserver.wire.streams import Header, parse_header
+from psrpc.core.errors import InvalidArgument, Unreachable
+from psrpc.core.plan import Plan
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.codec import Piece, encode_stream, parse_message
+from psrpc.wire.status import error_from_rpc
+
+PATH = f"/{wire.SERVICE}/Exchange"
+
+
+class StandingCall:
+    """A worker's side of one ``Exchange`` call, which stays open for many steps. One thread uses it
+    at a time, one exchange after another.
+
+    The call's deadline is ``2 * deadline_s``. A caller that begins exchanges only while the call is
+    :attr:`usable` gives each at least ``deadline_s``, without a clock of its own.
+    """
+
+    def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
+        self.peer = peer
+        # Holds at most the messages of the current exchange.
+        self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
+        self._aged_at = time.monotonic() + deadline_s
+        untyped: Any = channel  # its type requires serializers; bytes need none
+        self._call: Any = untyped.stream_stream(PATH)(self._requests(), timeout=2 * deadline_s)
+
+    @property
+    def usable(self) -> bool:
+        """Whether an exchange may begin: the call is young enough, and has not ended between
+        exchanges (the connection broke, the shard left)."""
+        return self._call.is_active() and time.monotonic() < self._aged_at
+
+    @property
+    def over(self) -> bool:
+        """Whether the call has ended."""
+        return not self._call.is_active()
+
+    def send(self, messages: Iterator[bytes]) -> None:
+        """Hands the messages of a request to gRPC."""
+        self._outgoing.put(messages)
+
+    def answers(self) -> Iterator[bytes]:
+        """Yields the shard's messages.
+
+        Raises:
+            Unreachable: the shard ended the call in good order; open another.
+            PsError: the call ended with this error.
+        """
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+        raise Unreachable(f"{self.peer} has ended the conversation")
+
+    def ask(self, header: pb.ExchangeHeader) -> pb.ExchangeAnswer:
+        """Carries out an exchange without tensors; raises as :meth:`answers`."""
+        self.send(encode_stream(header, ()))
+        return read_answer(self.answers())[0]
+
+    def when_over(self, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` from a thread of gRPC's when the call ends, or now if it has."""
+        if not self._call.add_callback(callback):
+            callback()
+
+    def close(self) -> None:
+        """Ends the call. Thread-safe and idempotent."""
+        self._outgoing.put(None)
+        self._call.cancel()
+
+    def _requests(self) -> Iterator[bytes]:
+        # Runs on a thread of gRPC's.
+        while (messages := self._outgoing.get()) is not None:
+            yield from messages
+
+
+class Connector(Protocol):
+    """Makes the worker's end of one kind, for each call of one client.
+
+    Attributes:
+        why: why there is none; empty if there is.
+    """
+
+    why: str
+
+    def connect(self, call: StandingCall) -> WorkerTransport | None:
+        """Asks the shard in ``call``; None if it has or wants none. Raises as
+        :meth:`StandingCall.answers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(Arrival):
+    """Tensors that come in chunks; ``pieces`` ends with the last one."""
+
+    pieces: Iterable[Piece]
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        """See :class:`Arrival`."""
+        Assembly(plan, extents, into, rows, seen).accept_all(self.pieces)
+
+
+class WorkerStream(WorkerTransport):
+    """The worker's end where messages and tensors are in the call."""
+
+    def __init__(self, call: StandingCall, plan: Plan, why: str) -> None:
+        """``why``: see :class:`TransportChoice`."""
+        self.choice = TransportChoice("calls", why)
+        self._call = call
+        self._plan = plan
+
+    def exchange(
+        self, header: pb.ExchangeHeader, tensors: Outgoing, sent: Sent
+    ) -> tuple[pb.ExchangeAnswer, Arrival]:
+        """See :class:`WorkerTransport`."""
+        self._call.send(encode_stream(header, tensors.parts(self._plan)))
+        sent()
+        return read_answer(self._call.answers())
+
+
+class ShardStream(ShardTransport):
+    """The shard's end where messages and tensors are in the call."""
+
+    def __init__(self, messages: Iterator[bytes], plan: Plan) -> None:
+        """``messages``: those of the call."""
+        self._messages = messages
+        self._plan = plan
+
+    def receive(self) -> tuple[pb.ExchangeHeader, Arrival] | None:
+        """See :class:`ShardTransport`."""
+        first = next(self._messages, None)
+        if first is None:
+            return None
+        return read_request(chain((first,), self._messages), paced=True)
+
+    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+        """See :class:`ShardTransport`."""
+        return encode_stream(answer, () if pulled is None else pulled.parts(self._plan))
+
+
+def read_request(
+    messages: Iterator[bytes], *, paced: bool = False
+) -> tuple[pb.ExchangeHeader, Arrival]:
+    """Returns a request with its tensors; ``paced`` as of :func:`read_stream`."""
+
+    def announced(header: pb.ExchangeHeader) -> int:
+        return 0 if header.push_at else streams.announced_nbytes(header.push.extents)
+
+    header, pieces = read_stream(messages, pb.ExchangeHeader, announced, paced=paced)
+    return header, Chunks(pieces)
+
+
+def read_answer(
+    messages: Iterator[bytes], *, in_place: bool = False
+) -> tuple[pb.ExchangeAnswer, Arrival]:
+    """Returns an answer with its tensors; ``in_place``: no chunks may follow."""
+
+    def announced(answer: pb.ExchangeAnswer) -> int:
+        return 0 if in_place else streams.announced_nbytes(answer.pull.extents)
+
+    answer, pieces = read_stream(messages, pb.ExchangeAnswer, announced)
+    return answer, Chunks(pieces)
+
+
+def read_stream(
+    messages: Iterator[bytes],
+    header: type[Header],
+    announced: Callable[[Header], int] | None = None,
+    *,
+    paced: bool = False,
+) -> tuple[Header, Iterator[Piece]]:
+    """Returns the header of a tensor stream, and its chunks as they arrive.
+
+    Args:
+        announced: returns the number of bytes that follow a header, if another header may come
+            after them; otherwise the stream ends with its last chunk.
+        paced: chunks must arrive as :class:`pserver.transport.progress.TransferProgress` demands,
+            from the first request for one on.
+
+    Raises:
+        InvalidArgument: no header where one must be, or malformed bytes; raised by the iterator,
+            too.
+    """
+    first = next(messages, None)
+    if first is None:
+        raise InvalidArgument("the stream is empty; expected a header")
+    message = parse_message(first)
+    if message.header is None:
+        raise InvalidArgument("the stream begins without a header")
+    parsed = parse_header(message.header, header)
+    nbytes = announced and announced(parsed)
+    if nbytes == 0 and message.chunk is not None:
+        raise InvalidArgument(
+            f"a chunk of {len(message.chunk.data)} bytes comes with a header that announces none"
+        )
+    if not paced or nbytes == (0 if message.chunk is None else len(message.chunk.data)):
+        return parsed, _pieces(message.chunk, partial(next, messages, None), nbytes)
+    return parsed, _paced_pieces(message.chunk, messages, nbytes)
+
+
+def _paced_pieces(
+    first: Piece | None, messages: Iterator[bytes], nbytes: int | None
+) -> Iterator[Piece]:
+    awaited, progress = AwaitedMessages(messages), TransferProgress(time.monotonic())
+    try:
+        for piece in _pieces(first, partial(awaited.next, progress), nbytes):
+            progress.received(len(piece.data), time.monotonic())
+            yield piece
+    finally:
+        awaited.close()
+
+
+def _pieces(
+    first: Piece | None, receive: Callable[[], bytes | None], nbytes: int | None
+) -> Iterator[Piece]:
+    received = 0
+    if first is not None:
+        received = len(first.data)
+        yield first
+    while nbytes is None or received < nbytes:
+        data = receive()
+        if data is None:
+            return
+        message = parse_message(data)
+        if message.header is not None:
+            raise InvalidArgument("the stream has a second header; expected chunks only")
+        if message.chunk is not None:
+            received += len(message.chunk.data)
+            yield message.chunk

@@ -1,0 +1,251 @@
+"""The two ends of a transport, which carries the exchanges of one standing call.
+
+A call begins on its gRPC stream. The worker's connectors, in order, then ask the shard for
+something faster, and the shard's acceptors answer. All later exchanges of the call go through the
+two ends that they made; no other module asks which ones these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.assembly import Extent
+from pserver.core.finite import Seen
+from pserver.core.requests import Values
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import TableIds, pairs
+from pserver.wire import streams
+from pserver.wire.row_messages import pushed_parts
+from psrpc.core.encoding import Encoding, Gradient
+from psrpc.core.errors import InvalidArgument, PsError
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
+from psrpc.v1 import parameter_server_pb2 as pb
+
+NDArray = npt.NDArray[Any]
+
+Parts = list[tuple[int, memoryview]]
+"""Tensors to send as pairs of extent index and bytes."""
+
+Sent = Callable[[], object]
+"""Called when a request is sent, or handed to gRPC, and the wait for its answer begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportChoice:
+    """How tensors travel between a worker and a shard; for ``calls``, ``why`` no faster way
+    works."""
+
+    kind: Literal["shared memory", "data connection", "calls"]
+    why: str = ""
+
+
+class Arrival(Protocol):
+    """The tensors that a header announces."""
+
+    def in_place(
+        self,
+        plan: Plan,  # noqa: ARG002  # for implementations
+        extents: Sequence[Extent],  # noqa: ARG002
+        tables: int,  # noqa: ARG002
+    ) -> tuple[Mapping[str, NDArray], Sequence[NDArray]] | None:
+        """Returns tensors that the worker has left in shared memory: arena name -> ``[nbytes]
+        uint8``, and the same per table; None if they have yet to come.
+
+        Args:
+            tables: the number of tables whose rows are the last extents.
+        """
+        return None
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        """Receives into ``into``, arena name -> array of the announced bytes, and ``rows``, by
+        table. Tensors that come piece by piece are passed to ``seen``, each part once.
+
+        Raises:
+            InvalidArgument: the received bytes are not those announced.
+        """
+
+
+# -- the worker's end ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Target:
+    """The destination of pulled values: a shard's part of a worker's arrays.
+
+    Attributes:
+        mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
+        encoding: of the encodable arenas.
+        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
+            are outside it, None before the first look-up.
+        extents: the last checked extents of an answer; None before the first.
+    """
+
+    mine: Mapping[str, NDArray]
+    encoding: Encoding
+    places: list[int] | None = None
+    extents: Sequence[Extent] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """The tensors of an exchange.
+
+    Attributes:
+        gradient: of the push; None without one.
+        into: destination of the pulled values; None if the pull has no arenas.
+        rows: row gradients of the push.
+        wanted: the rows of the pull.
+    """
+
+    gradient: Gradient | None = None
+    into: Target | None = None
+    rows: Mapping[int, Rows] = field(default_factory=dict)
+    wanted: RowsWanted | None = None
+
+    @property
+    def pushed(self) -> TableIds:
+        """The ids that have row gradients."""
+        return pairs({table: rows.ids for table, rows in self.rows.items()}) if self.rows else ()
+
+    def parts(self, plan: Plan) -> Parts:
+        """Returns what is to be sent for the push."""
+        if self.gradient is None:
+            return []
+        parts = streams.gradient_parts(plan, self.gradient)
+        return [*parts, *pushed_parts(plan, self.pushed, self.rows)] if self.rows else parts
+
+
+class WorkerTransport(Protocol):
+    """The worker's end. For one thread, except :meth:`close`."""
+
+    choice: TransportChoice
+
+    def exchange(
+        self, header: pb.ExchangeHeader, tensors: Outgoing, sent: Sent
+    ) -> tuple[pb.ExchangeAnswer, Arrival]:
+        """Carries out one exchange; the caller receives all tensors of the answer.
+
+        Args:
+            header: complete but for the places of tensors.
+
+        Raises:
+            Unreachable, DeadlinePassed: there is no answer.
+            InvalidArgument: the message is not an answer.
+            PsError: the shard raised it.
+        """
+
+    def failed(self, error: PsError) -> PsError:
+        """Returns the error to raise after an exchange that ended with ``error``; the call is not
+        used again."""
+        return error
+
+    def close(self) -> None:
+        """Releases what this end has beside the call. Thread-safe and idempotent."""
+        return
+
+
+# -- the shard's end -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where in shared memory the values of a pull go, uint8 of arenas and float32 ``[n, width]`` of
+    tables; None if they are sent."""
+
+    arenas: Sequence[NDArray] | None = None
+    rows: tuple[npt.NDArray[np.float32], ...] | None = None
+
+
+SENT = Places()
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The values that an answer announces, and the ids of their rows."""
+
+    values: Values
+    rows: TableIds
+    places: Places
+
+    def parts(self, plan: Plan) -> Parts:
+        """Returns what is to be sent for the pull."""
+        if self.places.arenas is not None:
+            return []
+        return streams.value_parts(plan, self.values, self.rows)
+
+
+class ShardTransport(Protocol):
+    """The shard's end. For one thread, except :meth:`hang_up`."""
+
+    def receive(self) -> tuple[pb.ExchangeHeader, Arrival] | None:
+        """Waits for the next request; None at the end of the call.
+
+        Raises:
+            InvalidArgument: it is malformed.
+        """
+
+    def places(
+        self,
+        header: pb.ExchangeHeader,
+        rows: TableIds,  # noqa: ARG002  # for implementations
+        rows_only: bool,  # noqa: ARG002
+    ) -> Places:
+        """Returns where the pulled values go; called before anything changes.
+
+        Raises:
+            InvalidArgument: the request names places that do not exist.
+        """
+        for what, places in (("push", header.push_at), ("pull", header.pull_at)):
+            if places:
+                raise InvalidArgument(f"the {what} lies in a segment, and none is attached")
+        return SENT
+
+    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+        """Sends an answer and its tensors; returns the messages that go out in the call."""
+
+    def hang_up(self) -> None:
+        """Ends the wait in :meth:`receive`, because the call has ended. Any thread may call it."""
+        return
+
+    def close(self) -> None:
+        """Releases what this end has beside the call."""
+        return
+
+
+class Acceptor(Protocol):
+    """Makes the shard's end of one kind, for one call.
+
+    Attributes:
+        rule: when a worker may ask for it.
+    """
+
+    rule: str
+
+    def asked(self, header: pb.ExchangeHeader) -> bool:
+        """Whether a request asks for this kind."""
+
+    def accept(
+        self, header: pb.ExchangeHeader, present: ShardTransport
+    ) -> tuple[pb.ExchangeAnswer, ShardTransport]:
+        """Returns the answer, which goes through ``present``, and the end for later exchanges.
+
+        Raises:
+            InvalidArgument: the request does not fit.
+        """
+
+    def close(self) -> None:
+        """Expects the worker no longer."""
+        return
