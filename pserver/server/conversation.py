@@ -84,9 +84,10 @@ class Conversation:
     def _exchange(self, header: pb.ExchangeHeader, arrival: Arrival, patience_s: float) -> Answered:
         if header.patience_ms:
             patience_s = min(patience_s, header.patience_ms / 1000)
-        pushing, pulling = header.HasField("push"), header.HasField("pull")
+        fields = {field.name for field, _ in header.ListFields()}
+        pushing, pulling = "push" in fields, "pull" in fields
         for acceptor in self._acceptors:
-            if acceptor.asked(header):
+            if not acceptor.fields.isdisjoint(fields):
                 chosen = self._transport is not self._stream
                 if pushing or pulling or self._began or chosen:
                     raise InvalidArgument(acceptor.rule)

@@ -205,6 +205,7 @@ class ShardData(ShardTransport):
 class DataAcceptor(Acceptor):
     """Expects the data connection of one call, and takes it over."""
 
+    fields = frozenset({"open_data", "use_data"})
     rule = "a data connection is opened once, before any push or pull"
 
     def __init__(self, listener: DataListener | None, plan: Plan) -> None:
@@ -212,10 +213,6 @@ class DataAcceptor(Acceptor):
         self._listener = listener
         self._plan = plan
         self._expected: Expected | None = None
-
-    def asked(self, header: pb.ExchangeHeader) -> bool:
-        """See :class:`Acceptor`."""
-        return header.HasField("open_data") or header.use_data
 
     def accept(
         self, header: pb.ExchangeHeader, present: ShardTransport

@@ -192,15 +192,12 @@ class ShardMemory(ShardTransport):
 class MemoryAcceptor(Acceptor):
     """Attaches the segment that a worker offers."""
 
+    fields = frozenset({"attach"})
     rule = "a segment is attached before anything else of the call"
 
     def __init__(self, plan: Plan, shard: int) -> None:
         self._plan = plan
         self._shard = shard
-
-    def asked(self, header: pb.ExchangeHeader) -> bool:
-        """See :class:`Acceptor`."""
-        return header.HasField("attach")
 
     def accept(
         self, header: pb.ExchangeHeader, present: ShardTransport

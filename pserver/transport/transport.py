@@ -229,13 +229,12 @@ class Acceptor(Protocol):
     """Makes the shard's end of one kind, for one call.
 
     Attributes:
+        fields: those of ``ExchangeHeader`` that ask for this kind.
         rule: when a worker may ask for it.
     """
 
+    fields: frozenset[str]
     rule: str
-
-    def asked(self, header: pb.ExchangeHeader) -> bool:
-        """Whether a request asks for this kind."""
 
     def accept(
         self, header: pb.ExchangeHeader, present: ShardTransport
