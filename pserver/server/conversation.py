@@ -10,13 +10,13 @@ from pserver.engine.engine import ShardEngine
 from pserver.transport.data_listener import DataListener
 from pserver.transport.data_transport import DataAcceptor
 from pserver.transport.shard_memory import MemoryAcceptor
-from pserver.transport.transport import Acceptor, Arrival, Places, Pulled, ShardTransport
+from pserver.transport.transport import Acceptor, Arrival, Places, PulledValues, ShardTransport
 from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.errors import InvalidArgument
 from psrpc.v1 import parameter_server_pb2 as pb
 
-Answered = tuple[pb.ExchangeAnswer, Pulled | None]
+Answered = tuple[pb.ExchangeAnswer, PulledValues | None]
 """An answer, and the values that it announces."""
 
 
@@ -137,4 +137,4 @@ class Conversation:
         if values is None:
             return answer, None
         answer.pull.CopyFrom(wire.to_pull_header(self._engine.plan, values, rows))
-        return answer, Pulled(values, rows, places)
+        return answer, PulledValues(values, rows, places)

@@ -20,7 +20,7 @@ from pserver.transport.transport import (
     Arrival,
     NDArray,
     Outgoing,
-    Pulled,
+    PulledValues,
     Sent,
     ShardTransport,
     TransportChoice,
@@ -187,7 +187,7 @@ class ShardData(ShardTransport):
             return None
         return streams.parse_header(message, pb.ExchangeHeader), Streamed(self._connection)
 
-    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+    def answer(self, answer: pb.ExchangeAnswer, pulled: PulledValues | None) -> Iterable[bytes]:
         """See :class:`ShardTransport`."""
         parts = () if pulled is None else pulled.parts(self._plan)
         self._connection.send(answer.SerializeToString(), [part for _, part in parts])

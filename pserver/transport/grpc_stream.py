@@ -22,7 +22,7 @@ from pserver.transport.transport import (
     Arrival,
     NDArray,
     Outgoing,
-    Pulled,
+    PulledValues,
     Sent,
     ShardTransport,
     TransportChoice,
@@ -168,14 +168,14 @@ class ShardStream(ShardTransport):
         first = next(self._messages, None)
         if first is None:
             return None
-        return read_request(chain((first,), self._messages), paced=True)
+        return read_exchange(chain((first,), self._messages), paced=True)
 
-    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+    def answer(self, answer: pb.ExchangeAnswer, pulled: PulledValues | None) -> Iterable[bytes]:
         """See :class:`ShardTransport`."""
         return encode_stream(answer, () if pulled is None else pulled.parts(self._plan))
 
 
-def read_request(
+def read_exchange(
     messages: Iterator[bytes], *, paced: bool = False
 ) -> tuple[pb.ExchangeHeader, Arrival]:
     """Returns a request with its tensors; ``paced`` as of :func:`read_stream`."""

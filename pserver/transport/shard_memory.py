@@ -15,7 +15,7 @@ from pserver.core.assembly import Extent, check_values, value_dtype
 from pserver.core.finite import Seen
 from pserver.core.table_ids import TableIds, check_tables, row_extents
 from pserver.transport import futex
-from pserver.transport.grpc_stream import read_request
+from pserver.transport.grpc_stream import read_exchange
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox
 from pserver.transport.segment import AttachedSegment, Offer, SegmentUnavailable, attach
 from pserver.transport.transport import (
@@ -24,7 +24,7 @@ from pserver.transport.transport import (
     Arrival,
     NDArray,
     Places,
-    Pulled,
+    PulledValues,
     ShardTransport,
 )
 from pserver.transport.workspace import segment_nbytes
@@ -111,7 +111,7 @@ class ShardMemory(ShardTransport):
             if message is None:
                 return None
         self._in_box = bool(message)
-        request = read_request(iter((message,))) if message else self._call.receive()
+        request = read_exchange(iter((message,))) if message else self._call.receive()
         if request is None or not request[0].push_at:
             return request
         header = request[0]
@@ -136,7 +136,7 @@ class ShardMemory(ShardTransport):
         )
         return Places(views[: len(sizes)], tuple(into))
 
-    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+    def answer(self, answer: pb.ExchangeAnswer, pulled: PulledValues | None) -> Iterable[bytes]:
         """See :class:`ShardTransport`."""
         if pulled is not None and pulled.places.arenas is not None:
             # The engine has written the rows there already.

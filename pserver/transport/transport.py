@@ -173,7 +173,7 @@ SENT = Places()
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledValues:
     """The values that an answer announces, and the ids of their rows."""
 
     values: Values
@@ -213,7 +213,7 @@ class ShardTransport(Protocol):
                 raise InvalidArgument(f"the {what} lies in a segment, and none is attached")
         return SENT
 
-    def answer(self, answer: pb.ExchangeAnswer, pulled: Pulled | None) -> Iterable[bytes]:
+    def answer(self, answer: pb.ExchangeAnswer, pulled: PulledValues | None) -> Iterable[bytes]:
         """Sends an answer and its tensors; returns the messages that go out in the call."""
 
     def hang_up(self) -> None:
