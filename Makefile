@@ -23,6 +23,7 @@ help:
 	@echo "make mistakes     what users do wrong, and whether they are told so"
 	@echo "make keras        what of Keras trains, and what does not"
 	@echo "make job-fields   the reference of a job's fields, from the docstring of pserver.Job"
+	@echo "make options      the table of all options, from their declarations"
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
@@ -92,6 +93,9 @@ matrix: $(INSTALLED)
 job-fields: $(INSTALLED)
 	$(PYTEST) tests/test_job_fields.py --report docs/job-fields.md
 
+options: $(INSTALLED)
+	$(PYTEST) tests/psrpc/options/test_declared_once.py -k up_to_date --report docs/options.md
+
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)
 
@@ -124,5 +128,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix job-fields soak lint types \
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
 	bench bench-sweep protos protos-check clean

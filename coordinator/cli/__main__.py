@@ -41,7 +41,7 @@ COMMANDS = {
     "export": ("coordinator.cli.export", "turn a run's checkpoint into Keras files"),
     "checkpoint": ("coordinator.cli.checkpoint_options", "look after a run's checkpoints"),
     "healthcheck": ("coordinator.cli.healthcheck", "say whether a coordinator serves"),
-    "completion": ("coordinator.cli.__main__", "print a script for a shell's completion"),
+    "completion": ("coordinator.cli.__main__", completion.COMPLETION_HELP),
 }
 """Each command: its module, which has ``add_arguments(parser)`` and ``run(args)``, and its help.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from coordinator.cli.serve import add_override_arguments
 from coordinator.dashboard.options import add_dashboard_arguments
 from coordinator.launch.restarts import MAX_RESTARTS
-from psrpc.metrics.address import OFF, add_trace_argument
-from psrpc.options.command_line import run_path
+from psrpc.core.policy import MODES
+from psrpc.metrics.address import OFF, TRACE_HELP
+from psrpc.options.converters import run_path
 from psrpc.options.security_options import add_security_arguments
 
 
@@ -18,7 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--run-dir", type=run_path, help="default: runs/<job>-<time>")
-    add_override_arguments(parser)
+    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
+    parser.add_argument(
+        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a field of the job; may be repeated",
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -83,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="console",
         help="of the processes' logs in RUN_DIR/logs; default: console",
     )
-    add_trace_argument(parser)
+    parser.add_argument("--trace", default="", metavar="URL", help=TRACE_HELP)
     add_security_arguments(parser, listens=True)
 
 

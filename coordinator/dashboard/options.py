@@ -10,16 +10,6 @@ ANYWHERE = "127.0.0.1:0"
 """A free port of this machine, reachable from this machine alone."""
 
 
-def add_dashboard_argument(parser: argparse.ArgumentParser) -> None:
-    """Defines ``--dashboard`` for a process without a dashboard by default."""
-    parser.add_argument(
-        "--dashboard",
-        metavar="HOST:PORT",
-        help="show the job to browsers there; HOST is this machine's own (127.0.0.1) unless "
-        "--insecure; default: not at all",
-    )
-
-
 def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options for a command with a dashboard by default."""
     where = parser.add_mutually_exclusive_group()

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from coordinator.dashboard.options import DEFAULT_PORT as DASHBOARD_PORT
 from psrpc.core.errors import InvalidArgument
 from psrpc.metrics.address import OFF
 from psrpc.net.channel import parse_address
 from psrpc.options.security_options import from_arguments
+from psrpc.options.settings import CoordinatorOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """The options of ``coordinator serve``; None leaves a choice to the job.
+class ServeOptions(CoordinatorOptions):
+    """The options of ``coordinator serve``, checked by the constructor.
+
+    Attributes:
+        metrics: HOST:PORT that serves Prometheus, or "off": the default here.
 
     Raises:
         InvalidArgument: an invalid value; names the option and the value.
     """
 
-    job: Path
-    shards: int = 1
-    bind: str = "127.0.0.1:5000"
-    run_dir: Path | None = None
-    mode: str | None = None
-    replicas: int | None = None
-    overrides: tuple[str, ...] = ()
-    resume: bool = False
-    auto_resume: bool = False
-    dashboard: str | None = None
-    security: Security = PLAINTEXT
-    metrics: str = OFF
-    reflection: bool = False
+    metrics: str = field(default=OFF, kw_only=True)
+    security: Security = field(default=PLAINTEXT, kw_only=True)
+
+    @property
+    def resume(self) -> bool:
+        """Whether a run has to be there, to go on with."""
+        return self.resumption == "always"
+
+    @property
+    def auto_resume(self) -> bool:
+        """Whether the state of the run decides between beginning and going on."""
+        return self.resumption == "auto"
 
     def __post_init__(self) -> None:
         for name, value in (("shards", self.shards), ("replicas", self.replicas)):
@@ -46,20 +47,6 @@ class ServeOptions:
             parse_address(self.dashboard, default_port=DASHBOARD_PORT)
 
 
-def options_from(args: argparse.Namespace) -> ServeOptions:
-    """Returns the checked options. Raises InvalidArgument."""
-    return ServeOptions(
-        job=args.job,
-        shards=args.shards,
-        bind=args.bind,
-        run_dir=args.run_dir,
-        mode=args.mode,
-        replicas=args.replicas,
-        overrides=tuple(args.overrides),
-        resume=args.resume == "always",
-        auto_resume=args.resume == "auto",
-        dashboard=args.dashboard,
-        security=from_arguments(Role.COORDINATOR, args),
-        metrics=args.metrics,
-        reflection=args.reflection,
-    )
+def options_from(said: CoordinatorOptions) -> ServeOptions:
+    """Returns the checked options with their credentials. Raises InvalidArgument."""
+    return ServeOptions(**vars(said), security=from_arguments(Role.COORDINATOR, said))

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from psrpc.core.errors import InvalidArgument, error_line
 from psrpc.core.version import SOFTWARE
-from psrpc.metrics.address import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED
 from psrpc.ops.process import (
     apply_malloc_settings,
@@ -23,9 +22,10 @@ from psrpc.ops.process import (
 from psrpc.options import command_line as completion
 from psrpc.options import healthcheck
 from psrpc.options import locate as whereabouts
-from psrpc.options.command_line import Parser, run_path
+from psrpc.options.command_line import Parser
 from psrpc.options.config import Configuration
-from psrpc.options.security_options import add_security_arguments, from_arguments, who_asks
+from psrpc.options.security_options import from_arguments, who_asks
+from psrpc.options.settings import ShardOptions
 from psrpc.security.identity import Role
 
 
@@ -37,58 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve", help="serve a shard until its job ends", description="Serves one shard of a job."
     )
-    add = serve.add_argument
-    add("--shard", type=int, required=True, metavar="N", help="index of the shard, from 0")
-    add(
-        "--coordinator",
-        default="localhost:5000",
-        metavar="HOST[:PORT]",
-        help="where the coordinator is (default: %(default)s)",
-    )
-    add(
-        "--bind",
-        default="",
-        metavar="HOST:PORT",
-        help="address to listen on; port 0 is any, 0.0.0.0 every interface (default: any port; "
-        "on 127.0.0.1 if the coordinator is on localhost, else on every interface)",
-    )
-    add(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        help="address that workers use, where it differs from the one bound",
-    )
-    add(
-        "--run-dir",
-        type=run_path,
-        metavar="PATH",
-        help="where the job's run directory is here, if not where the coordinator has it",
-    )
-    add(
-        "--connect-timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="how long to go on without the coordinator (default: %(default)s)",
-    )
-    add(
-        "--log-format",
-        choices=("console", "json"),
-        default="console",
-        help="how to write logs (default: %(default)s)",
-    )
-    add(
-        "--data-connections",
-        default="0",
-        metavar="PORT",
-        help="where workers of other machines connect for tensors, beside --bind: 0 is any, off "
-        "sends tensors with the calls (default: any)",
-    )
-    add_metrics_argument(serve)
-    add_trace_argument(serve)
-    add_reflection_argument(serve)
-    add("--die-with-parent", action="store_true", help="end when the starting process ends")
-    add_security_arguments(serve, listens=True)
-    serve.set_defaults(configuration=Configuration(serve, "pserver"))
+    serve.set_defaults(configuration=Configuration(serve, "pserver", ShardOptions))
     _add_lookup(
         commands.add_parser(
             "lookup",
@@ -105,7 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="where it listens (default: %(default)s)",
     )
     healthcheck.add_arguments(health)
-    completion.add_completion(commands, "pserver")
+    completion.add_arguments(
+        commands.add_parser("completion", help=completion.COMPLETION_HELP), "pserver"
+    )
     return parser
 
 
@@ -143,17 +94,21 @@ def run(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "completion":
         print(completion.script(make_parser(), arguments.shell))  # noqa: T201
         return 0
+    configuration: Configuration[ShardOptions] = arguments.configuration
     try:
-        completed = arguments.configuration.complete(arguments, os.environ)
+        if arguments.show_config:
+            print(configuration.shown(arguments, os.environ))  # noqa: T201
+            return DONE
+        return _serve(configuration.options(arguments, os.environ))
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return BAD_INPUT
-    if completed.shown:
-        print(completed.shown)  # noqa: T201
-        return 0
+
+
+def _serve(options: ShardOptions) -> int:
     # The imports below are slow; --help and wrong options do not wait for them.
     apply_malloc_settings()
-    if arguments.die_with_parent:
+    if options.die_with_parent:
         die_with_parent()
     from pserver.process.config import ServeConfig
     from pserver.process.ending import Ending
@@ -172,24 +127,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     from psrpc.ops.logs import configure, get_logger
     from psrpc.ops.tracing import tracing
 
-    configure(arguments.log_format, f"shard {arguments.shard}")
+    configure(options.log_format, f"shard {options.shard}")
     ending = Ending()
     on_stop_signals(ending.stop)
     try:
-        config = ServeConfig(
-            shard=arguments.shard,
-            coordinator=arguments.coordinator,
-            bind=arguments.bind,
-            advertise=arguments.advertise,
-            run_dir=arguments.run_dir,
-            connect_timeout_s=arguments.connect_timeout,
-            log_format=arguments.log_format,
-            metrics=arguments.metrics,
-            reflection=arguments.reflection,
-            data_connections=arguments.data_connections,
-            security=from_arguments(Role.SHARD, arguments),
-        )
-        with tracing(arguments.trace, "shard"):
+        config = ServeConfig(**vars(options), security=from_arguments(Role.SHARD, options))
+        with tracing(options.trace, "shard"):
             serve(config, ending)
     except JobDone as error:
         get_logger().info("nothing is left to do", why=str(error))

@@ -4,49 +4,31 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument
 from psrpc.metrics.address import OFF
 from psrpc.net.channel import COORDINATOR_PORT, format_address, is_loopback, parse_address
-from psrpc.ops.logs import LogFormat
+from psrpc.options.settings import ShardOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 
 
 @dataclass(frozen=True)
-class ServeConfig:
-    """The arguments of a shard's process; the constructor checks them.
+class ServeConfig(ShardOptions):
+    """The options of a shard's process, checked by the constructor.
 
     Attributes:
-        shard: index of this shard.
-        coordinator: HOST[:PORT].
         bind: HOST:PORT to listen on, port 0 for any. Empty means a free port: on loopback if the
             coordinator is there and ``advertise`` is None, otherwise on all interfaces.
-        advertise: HOST[:PORT] that others use, or None for the bound address.
-        run_dir: the coordinator's run directory on this machine, or None for the coordinator's
-            path.
-        connect_timeout_s: how long the shard goes on without the coordinator.
-        metrics: HOST:PORT for Prometheus, port 0 for any, or "off".
-        reflection: describe the services to callers on any address, not only on loopback.
-        data_connections: their port, 0 for any, or "off".
+        metrics: HOST:PORT for Prometheus, or "off": the default here, where no command asks.
         security: a shard's.
 
     Raises:
         InvalidArgument: a value is invalid.
     """
 
-    shard: int
-    coordinator: str = f"localhost:{COORDINATOR_PORT}"
-    bind: str = ""
-    advertise: str | None = None
-    run_dir: Path | None = None
-    connect_timeout_s: float = 120.0
-    log_format: LogFormat = "console"
-    metrics: str = OFF
-    reflection: bool = False
-    data_connections: str = "0"
-    security: Security = PLAINTEXT
+    metrics: str = field(default=OFF, kw_only=True)
+    security: Security = field(default=PLAINTEXT, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.shard < 0:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from psrpc.core.errors import InvalidArgument, error_line
-from psrpc.files.urls import is_url
 from psrpc.options.config_keys import did_you_mean
 from psrpc.options.job_keys import setting_meant
 
@@ -18,16 +16,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 EXIT_BAD_INPUT = 2
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
-
-
-def run_path(text: str) -> Path:
-    """The type of an argument that names a run, or a part of one: never a URL."""
-    if is_url(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is a URL; expected a path: runs lie on a POSIX file system that the "
-            "coordinator and all shards share (data, init_from and exports may be URLs)"
-        )
-    return Path(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,8 +31,9 @@ class Parser(argparse.ArgumentParser):
         said, unknown = super().parse_known_args(words, namespace)
         if unknown:
             flag = next((word for word in unknown if word.startswith("-")), "")
-            close = did_you_mean(flag.partition("=")[0], self._option_string_actions)
-            if flag and "--set" in self._option_string_actions:
+            known = [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
+            close = did_you_mean(flag.partition("=")[0], known)
+            if flag and "--set" in known:
                 setting = setting_meant(words, flag, exactly=bool(close))
                 if setting:
                     self.error(f"unrecognized arguments: {flag}; use --set {setting}")
@@ -62,10 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_BAD_INPUT, f"{self.format_usage()}{error_line(error)}\n")
 
 
-def add_completion(commands: argparse._SubParsersAction[Any], program: str) -> None:
-    """Adds the command to those of ``program``."""
-    parser = commands.add_parser("completion", help="print a script for a shell's completion")
-    add_arguments(parser, program)
+COMPLETION_HELP = "print a script for a shell's completion"
 
 
 def add_arguments(parser: argparse.ArgumentParser, program: str) -> None:

@@ -1,18 +1,19 @@
 """The settings of a command, from wherever they come, and from where each one came.
 
 In this order: the command line, ``PSERVER_*`` in the environment, a TOML file (``--config FILE``),
-``TF_CONFIG``, the default. The options of the command are all that has to be said: a new one can be
-set everywhere at once. Imports nothing that takes long.
+``TF_CONFIG``, the default. A new field of the class that declares a command's options can be set
+everywhere at once. Imports nothing that takes long.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import HIDDEN, is_secret_name, without_secrets
@@ -25,9 +26,12 @@ from psrpc.options.config_keys import (
     did_you_mean,
     variable,
 )
-from psrpc.options.config_value import NotThis, Option, option_of
+from psrpc.options.declaration import NotThis, Option, options_of
 
-_NOT_SETTINGS = {"help", "config", "show_config"}
+if TYPE_CHECKING:
+    from psrpc.options.settings import SecurityOptions
+
+T = TypeVar("T", bound="SecurityOptions")
 
 _CONTRARY = {
     "insecure": ("certs", "token_file"),
@@ -56,16 +60,22 @@ class Setting:
         return f"{self.kind} ({self.where})" if self.where else self.kind
 
 
-class Configuration:
-    """Completes what a parser has parsed. Make it once the parser has all of its options."""
+class Configuration(Generic[T]):
+    """Reads the options that a dataclass declares, wherever they are set."""
 
-    def __init__(self, parser: argparse.ArgumentParser, section: str) -> None:
-        """Adds ``--config`` and ``--show-config``, and makes every option one that may be absent.
+    def __init__(self, parser: argparse.ArgumentParser, section: str, declaring: type[T]) -> None:
+        """Adds the options to ``parser``, and ``--config`` and ``--show-config``.
 
         Args:
             section: of the file; one of :data:`psrpc.options.config_keys.SECTIONS`.
         """
         self._section = section
+        self._declaring = declaring
+        self._options = {option.key: option for option in options_of(declaring)}
+        required = [option for option in self._options.values() if option.required]
+        add_options(
+            parser, declaring, {each.key: f"; required, {self._where(each)}" for each in required}
+        )
         group = parser.add_argument_group(
             "settings from elsewhere",
             f"Every option can also be set by an environment variable (--certs: "
@@ -80,23 +90,6 @@ class Configuration:
             action="store_true",
             help="print every setting and where it comes from, and do nothing",
         )
-        self._options: dict[str, Option] = {}
-        for action in parser._actions:
-            if action.dest in _NOT_SETTINGS or not action.option_strings:
-                continue
-            option = option_of(action)
-            self._options[option.key] = option
-            if action.help:
-                action.help = action.help.replace("%(default)s", str(action.default))
-                action.help += f"; required, {self._where(option)}" if option.required else ""
-            # Absent from the parsed options unless the user sets it.
-            action.default = argparse.SUPPRESS
-            action.required = False
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """The settings that there are."""
-        return frozenset(self._options)
 
     def settings(
         self, said: argparse.Namespace, environment: Mapping[str, str]
@@ -111,9 +104,9 @@ class Configuration:
                 what was expected.
         """
         found = {
-            key: Setting(getattr(said, option.action.dest), "command line", option.flag)
+            key: Setting(_spoken(option, said), "command line", option.flag)
             for key, option in self._options.items()
-            if hasattr(said, option.action.dest)
+            if hasattr(said, option.name)
         }
         self._add(found, self._of_environment(environment))
         file = _file(said, environment).value
@@ -125,33 +118,35 @@ class Configuration:
             key: found.get(key, Setting(option.default)) for key, option in self._options.items()
         }
 
-    def complete(self, said: argparse.Namespace, environment: Mapping[str, str]) -> Completed:
-        """The namespace as if everything had been said on the command line; ``elsewhere`` of it
-        says, by key, where else a setting was said.
+    def shown(self, said: argparse.Namespace, environment: Mapping[str, str]) -> str:
+        """All settings and where each comes from, a line each. Raises as :meth:`settings`."""
+        settings, options = self.settings(said, environment), self._options
+        rows = [(key, *_shown(options[key], setting)) for key, setting in settings.items()]
+        file = _file(said, environment)
+        rows.append(("config", str(file.value or "-"), file.source))
+        return _table(rows)
+
+    def options(self, said: argparse.Namespace, environment: Mapping[str, str]) -> T:
+        """The options; their ``elsewhere`` says where those were set that the command line has not.
 
         Raises:
-            InvalidArgument: see :meth:`settings`; or what has no default was said nowhere.
+            InvalidArgument: see :meth:`settings`; or a required option is set nowhere.
         """
         settings = self.settings(said, environment)
-        options = self._options
-        if said.show_config:
-            rows = [(key, *_shown(options[key], setting)) for key, setting in settings.items()]
-            file = _file(said, environment)
-            rows.append(("config", str(file.value or "-"), file.source))
-            return Completed(said, _table(rows))
         for key, setting in settings.items():
-            if options[key].required and setting.value is None:
+            if self._options[key].required and setting.value is None:
                 raise InvalidArgument(
-                    f"{options[key].flag} is missing; say it {self._where(options[key])}",
+                    f"{self._options[key].flag} is missing; say it "
+                    f"{self._where(self._options[key])}",
                     code="PS113",
                 )
-            setattr(said, options[key].action.dest, setting.value)
-        said.elsewhere = {
+        elsewhere = {
             key: setting.where
             for key, setting in settings.items()
             if setting.where and setting.kind != "command line"
         }
-        return Completed(said, "")
+        values = {self._options[key].name: setting.value for key, setting in settings.items()}
+        return self._declaring(**values, elsewhere=elsewhere)
 
     def _where(self, option: Option) -> str:
         """Names the places in which an option without a default can be set."""
@@ -210,7 +205,7 @@ class Configuration:
         that reads it reports the mistake."""
         known = KEYS_OF.get(section, KEYS)
         if section == self._section:
-            known = self.keys
+            known = frozenset(self._options)
         for key in keys:
             if key not in known:
                 close = did_you_mean(key, known)
@@ -247,12 +242,27 @@ class Configuration:
             )
 
 
-@dataclass(frozen=True)
-class Completed:
-    """``arguments`` are complete, unless ``shown`` is there to be printed instead."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    declaring: type,
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Adds the options that a dataclass declares to a parser.
 
-    arguments: argparse.Namespace
-    shown: str
+    Args:
+        notes: added to the help of options, by key.
+    """
+    add: dict[str, Callable[..., object]] = {"": parser.add_argument}
+    for option in options_of(declaring):
+        if option.group not in add:
+            add[option.group] = parser.add_argument_group(option.group).add_argument
+        add[option.group](option.flag, **option.arguments(notes.get(option.key, "")))
+
+
+def _spoken(option: Option, said: argparse.Namespace) -> Any:
+    """What the command line has for an option."""
+    value = getattr(said, option.name)
+    return tuple(value) if option.kind == "list" else value
 
 
 def _file(said: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
@@ -271,12 +281,12 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 def _shown(option: Option, setting: Setting) -> tuple[str, str]:
     """The value as one would write it in the environment, without secrets, and its source."""
     value = setting.value
-    if value is None or value == "" or value == []:
+    if value is None or value in ("", ()):
         return ("-", "missing") if option.required else ("-", setting.source)
     if isinstance(value, bool):
         return str(value).lower(), setting.source
     if is_secret_name(option.key):
         return HIDDEN, setting.source
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return shlex.join(without_secrets(str(one)) for one in value), setting.source
     return without_secrets(str(value)), setting.source

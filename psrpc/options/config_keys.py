@@ -1,9 +1,4 @@
-"""The names of all settings that a file or the environment may hold, whichever command has them.
-
-One file and one environment serve a whole cluster, so a command has to tell a setting that belongs
-to another command from one that is misspelt, and it cannot import the other's options. A test
-compares this with the commands.
-"""
+"""The names of all settings that a file or the environment may hold, whichever command has them."""
 
 from __future__ import annotations
 
@@ -12,23 +7,17 @@ import re
 from collections.abc import Iterable, Mapping
 
 from psrpc.core.errors import InvalidArgument
+from psrpc.options.declaration import options_of
+from psrpc.options.settings import SETTINGS_OF
 
 PREFIX = "PSERVER_"
 
-SECTIONS = ("common", "coordinator", "pserver", "worker")
+SECTIONS = ("common", *SETTINGS_OF)
 """Of the TOML file: settings of every command, then those of one."""
 
-_EVERYWHERE = "certs die_with_parent insecure log_format metrics token_file trace"
-
 KEYS_OF = {
-    section: frozenset(f"{_EVERYWHERE} {own}".split())
-    for section, own in {
-        "coordinator": "bind dashboard job mode reflection replicas resume run_dir set shards",
-        "pserver": "advertise bind connect_timeout coordinator data_connections reflection run_dir "
-        "shard",
-        "worker": "connect_timeout coordinator gpu gpu_memory_fraction intra_op_threads job shm "
-        "slow_down step_times",
-    }.items()
+    section: frozenset(option.key for option in options_of(settings))
+    for section, settings in SETTINGS_OF.items()
 }
 """The settings of each section but ``[common]``, which takes all of them."""
 

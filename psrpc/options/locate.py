@@ -18,8 +18,8 @@ from psrpc.files.run_paths import (
     why_unreadable,
 )
 from psrpc.files.storage import read_bounded, unreadable
-from psrpc.options.command_line import run_path
 from psrpc.options.config_keys import check_key_names
+from psrpc.options.converters import run_path
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.security.identity import Role
 

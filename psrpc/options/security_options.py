@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psrpc.core.errors import InvalidArgument
+from psrpc.options.config import add_options
 from psrpc.options.config_keys import check_key_names
-from psrpc.options.config_value import NotThis, flag_from_text
+from psrpc.options.declaration import NotThis, flag_from_text
+from psrpc.options.settings import ListenerSecurityOptions, SecurityOptions
 from psrpc.security.certificates import certificate_name
 from psrpc.security.identity import Role
 
@@ -21,41 +23,23 @@ CERTS_VARIABLE = "PSERVER_CERTS"
 TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
 INSECURE_VARIABLE = "PSERVER_INSECURE"
 
+Arguments = argparse.Namespace | SecurityOptions
+"""What was parsed, or the options of a command with a configuration."""
+
 
 def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
-    """Defines ``--certs``, ``--token-file`` and ``--insecure``.
+    """Adds ``--certs``, ``--token-file`` and ``--insecure``, for a command without a file.
 
     Args:
         listens: whether the command serves, too.
     """
-    group = parser.add_argument_group("security")
-    group.add_argument(
-        "--certs",
-        type=Path,
-        metavar="DIR",
-        help="the job's certificates, as `coordinator certs init` makes them "
-        f"(default: ${CERTS_VARIABLE})",
-    )
-    group.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="instead of certificates for each role: one secret, sent over TLS; of --certs only "
-        f"ca.crt{' and the own certificate' if listens else ''} is needed then "
-        f"(default: ${TOKEN_VARIABLE})",
-    )
-    group.add_argument(
-        "--insecure",
-        action="store_true",
-        help="plaintext "
-        + ("on other addresses than this machine's own" if listens else "to other machines")
-        + ": whoever reaches the port can change the model "
-        f"(default: ${INSECURE_VARIABLE})",
-    )
+    declaring = ListenerSecurityOptions if listens else SecurityOptions
+    add_options(parser, declaring)
+    parser.set_defaults(**vars(declaring()))
 
 
 def from_arguments(
-    role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+    role: Role, args: Arguments, environment: Mapping[str, str] = os.environ
 ) -> Security:
     """Makes the credentials that the options of :func:`add_security_arguments` or the environment
     ask for.
@@ -80,17 +64,16 @@ def from_arguments(
     )
 
 
-def _asked(args: argparse.Namespace, key: str, variable: str) -> str:
+def _asked(args: Arguments, key: str, variable: str) -> str:
     """Names the source of a setting, empty without one: ``--certs``, ``--certs
     (PSERVER_CERTS)``."""
     flag = "--" + key.replace("_", "-")
-    elsewhere: dict[str, str] = getattr(args, "elsewhere", {})
-    where = elsewhere.get(key, "") if getattr(args, key) else variable
+    where = getattr(args, "elsewhere", {}).get(key, "") if getattr(args, key) else variable
     return f"{flag} ({where})" if where else flag
 
 
 def certificates_directory(
-    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+    args: Arguments, environment: Mapping[str, str] = os.environ
 ) -> Path | None:
     """The directory that the options, or else the environment, name."""
     given: Path | None = args.certs
@@ -98,7 +81,7 @@ def certificates_directory(
 
 
 def who_asks(
-    args: argparse.Namespace,
+    args: Arguments,
     roles: Iterable[Role],
     environment: Mapping[str, str] = os.environ,
 ) -> Role:
@@ -109,15 +92,13 @@ def who_asks(
     return next(found, Role.OPERATOR)
 
 
-def token_path(
-    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> Path | None:
+def token_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path | None:
     """The token's file that the options, or else the environment, name."""
     given: Path | None = args.token_file
     return given if given or args.insecure else _path(environment, TOKEN_VARIABLE)
 
 
-def is_insecure(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> bool:
+def is_insecure(args: Arguments, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the options, or else the environment, ask for plaintext. Raises InvalidArgument."""
     text = environment.get(INSECURE_VARIABLE, "")
     try:

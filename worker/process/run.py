@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.client.client import CoordinatorClient
@@ -32,6 +32,7 @@ from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
 from psrpc.options.job_file import UserCodeFailed, read_job_file
 from psrpc.options.job_source import first_look
+from psrpc.options.settings import WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.job.loader import LoadedJob, load_job, user_code
@@ -50,40 +51,20 @@ within 10 s of the signal."""
 
 
 @dataclass(frozen=True)
-class WorkerOptions:
-    """The options of ``worker run``.
+class WorkerConfig(WorkerOptions):
+    """The options of ``worker run``, with the worker's credentials.
 
     Attributes:
         coordinator: HOST:PORT.
-        job: path of the job file here; None for the coordinator's path.
-        gpu: ``auto``, ``none`` or an index.
-        gpu_memory_fraction: part of the GPU's memory; None lets it grow.
-        intra_op_threads: threads of one TensorFlow operation; None for the job's number.
-        connect_timeout_s: how long to wait for a missing coordinator or shard.
-        shm: share memory with shards on this host; otherwise all tensors travel over TCP.
-        step_times: file for the times of the last steps; None for no file.
-        slow_down: multiplies the compute time of every step, to study stragglers.
-        security: the worker's credentials.
-        trace: OTLP endpoint for spans; empty for none.
-        metrics: HOST:PORT that serves Prometheus, or "off".
+        metrics: HOST:PORT that serves Prometheus, or "off": the default here.
     """
 
-    coordinator: str = "localhost:5000"
-    job: str | None = None
-    gpu: str = "auto"
-    gpu_memory_fraction: float | None = None
-    intra_op_threads: int | None = None
-    connect_timeout_s: float = 120.0
-    shm: bool = True
-    step_times: Path | None = None
-    slow_down: float = 1.0
-    security: Security = PLAINTEXT
-    metrics: str = OFF
-    trace: str = ""
+    metrics: str = field(default=OFF, kw_only=True)
+    security: Security = field(default=PLAINTEXT, kw_only=True)
 
 
 @only_while_loading()
-def run_worker(options: WorkerOptions) -> int:
+def run_worker(options: WorkerConfig) -> int:
     """Takes part in a job until it ends; returns the exit status. Only for the main thread.
 
     Raises:
@@ -154,7 +135,7 @@ def _metrics(standing: WorkerSession, times: StepTimes) -> Iterator[Family]:
     )
 
 
-def _train(options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
+def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
     from worker.process.trainer import Trainer
     from worker.runtime.devices import configure_devices
 
@@ -172,7 +153,7 @@ def _train(options: WorkerOptions, standing: WorkerSession, times: StepTimes) ->
     Trainer(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down).run()
 
 
-def _check_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
+def _check_copy(options: WorkerConfig, asked: pb.GetJobResponse) -> Path:
     """Returns the path of this machine's job file, after comparing file and software.
 
     Raises:
@@ -204,7 +185,7 @@ def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
         )
 
 
-def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
+def _load(options: WorkerConfig, asked: pb.GetJobResponse) -> LoadedJob:
     """Loads the job as the coordinator runs it, from this machine's copy of the file."""
     path = _check_copy(options, asked)
     settings = [*asked.overrides, f"mode={asked.mode}"]
@@ -224,7 +205,7 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     return loaded
 
 
-def _stop(status: int, options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
+def _stop(status: int, options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
     """Leaves after the current step, or in the middle of it if it takes too long."""
     standing.stop(status)
     timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
@@ -232,21 +213,21 @@ def _stop(status: int, options: WorkerOptions, standing: WorkerSession, times: S
     timer.start()
 
 
-def _leave_now(options: WorkerOptions, standing: WorkerSession, times: StepTimes) -> None:
+def _leave_now(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
     standing.leave("told to stop")
     _keep(times, options)
     # The main thread may be inside a step or a data source, which cannot be interrupted.
     os._exit(standing.membership.leaves_with)
 
 
-def _keep(times: StepTimes, options: WorkerOptions) -> None:
+def _keep(times: StepTimes, options: WorkerConfig) -> None:
     try:
         _write(times, options)
     except OSError as error:
         log.warning("the step times are lost", reason=str(error))
 
 
-def _write(times: StepTimes, options: WorkerOptions) -> None:
+def _write(times: StepTimes, options: WorkerConfig) -> None:
     if options.step_times is not None:
         times.write(options.step_times)
 

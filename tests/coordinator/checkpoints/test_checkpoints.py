@@ -28,6 +28,7 @@ from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.policy import Policy
 from psrpc.files.storage import Disk
+from psrpc.options.settings import Resumption
 from tests.coordinator.builders import describe, make_run
 
 
@@ -241,7 +242,8 @@ def test_a_run_remembers_what_may_count_twice(tmp_path: Path) -> None:
     file.touch()
 
     def settled(shards: int, resume: bool) -> int:
-        options = ServeOptions(job=file, shards=shards, resume=resume)
+        resumption: Resumption = "always" if resume else "never"
+        options = ServeOptions(job=file, shards=shards, resumption=resumption)
         directory, plan = RunDirectory(tmp_path, resume), make_run(tmp_path, shards=shards).plan
         with Store(tmp_path / "ledger.sqlite") as store:
             return settle(options, job(), plan, directory, store).counted_twice

@@ -135,7 +135,7 @@ def test_a_name_that_cannot_be_made_to_last_is_not_chosen(run: Run, storage: Ref
 
 def resumed(run: Run, storage: Refusing, tmp_path: Path) -> Run:
     """The run as ``--resume`` settles it, with a ledger in ``tmp_path``, which may be new."""
-    options = ServeOptions(job=tmp_path / "tiny.py", shards=1, resume=True)
+    options = ServeOptions(job=tmp_path / "tiny.py", shards=1, resumption="always")
     options.job.touch()
     directory = RunDirectory(tmp_path, resume=True)
     directory.path = RUN_DIR

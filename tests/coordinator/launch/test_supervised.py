@@ -55,7 +55,7 @@ def ended(run_dir: Path) -> Any:
 
 
 def auto(run_dir: Path, **changes: Any) -> ServeOptions:
-    return options(run_dir, auto_resume=True, **changes)
+    return options(run_dir, resumption="auto", **changes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -112,7 +112,9 @@ def test_resume_goes_on_in_a_new_generation(
     (run_dir / "checkpoints" / ".tmp-step-00000009").mkdir()
     trained: list[int] = []
     code = run_with(
-        monkeypatch, options(run_dir, resume=True), lambda c: trained.extend(train(c, False))
+        monkeypatch,
+        options(run_dir, resumption="always"),
+        lambda c: trained.extend(train(c, False)),
     )
     assert (code, trained) == (0, [8])
     assert not list((run_dir / "checkpoints").glob(".*"))
@@ -135,7 +137,7 @@ def test_a_run_that_was_done_and_is_only_served_stays_done(
     before = json.loads((run_dir / "summary.json").read_text())
     monkeypatch.undo()
     describing(monkeypatch, {**described, "epochs": 1000})
-    assert run_with(monkeypatch, options(run_dir, resume=True), stop) == 130
+    assert run_with(monkeypatch, options(run_dir, resumption="always"), stop) == 130
     assert (before["phase"], before["batches"]) == ("done", 3)
     assert json.loads((run_dir / "summary.json").read_text()) == before
     assert read_ending(run_dir) == before, "newer than the last start"
@@ -313,9 +315,9 @@ def test_a_bad_job_leaves_no_run_directory(
 @pytest.mark.usefixtures("described")
 def test_a_ledger_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("no database, and long enough to be seen as such" * 9)
-    for resume in (True, False):
+    for resumption in ("always", "never"):
         with pytest.raises(CheckpointError, match="is damaged: file is not a database") as raised:
-            asyncio.run(serve.serve(options(tmp_path, resume=resume)))
+            asyncio.run(serve.serve(options(tmp_path, resumption=resumption)))
         assert raised.value.code == "PS406"
         assert "put an empty file in its place and say --resume" in str(raised.value)
 
@@ -346,7 +348,7 @@ def test_a_damaged_ledger_leaves_a_run_that_is_done_as_it_is(
     monkeypatch.setattr("coordinator.launch.supervisor.Supervisor.run", None)
     assert cli.main(job) == 2
     with pytest.raises(CheckpointError, match="is damaged"):
-        asyncio.run(serve.serve(options(run_dir, resume=True)))
+        asyncio.run(serve.serve(options(run_dir, resumption="always")))
     assert kept == {name: (run_dir / name).read_bytes() for name in kept}
     assert read_ending(run_dir)["phase"] == "done"
 
@@ -355,7 +357,7 @@ def test_that_there_is_no_run_to_resume_is_found_before_the_job_is_described(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InvalidJob, match="holds no run"):
-        asyncio.run(serve.serve(options(tmp_path, resume=True)))
+        asyncio.run(serve.serve(options(tmp_path, resumption="always")))
 
 
 def test_a_port_in_use_is_found_before_the_job_is_described(tmp_path: Path) -> None:

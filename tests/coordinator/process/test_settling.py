@@ -19,14 +19,18 @@ from coordinator.records.stored_values import ENDED, GENERATION, POLICIES, SINCE
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.policy import ASYNC, Policy
+from psrpc.options.settings import Resumption
 from tests.coordinator.builders import describe
 
 
-def settled(path: Path, *, shards: int = 1, **options: Any) -> tuple[Run, dict[str, Any]]:
+def settled(
+    path: Path, *, shards: int = 1, resume: bool = False, **options: Any
+) -> tuple[Run, dict[str, Any]]:
     """The run, and what is stored of it."""
     changes = options.pop("changes", {})
     description = describe(**changes)
-    wanted = ServeOptions(job=Path("tiny.py"), shards=shards, run_dir=path, **options)
+    resumption: Resumption = "always" if resume else "never"
+    wanted = ServeOptions(Path("tiny.py"), shards, run_dir=path, resumption=resumption, **options)
     plan = make_plan(description.variables, shards, description.placement)
     with RunDirectory(path, wanted.resume) as directory, Store(path / LEDGER) as opened:
         run = settle(wanted, description, plan, directory, opened)

@@ -12,6 +12,7 @@ from coordinator.cli import env as env_cli
 from coordinator.cli.__main__ import main
 from psrpc.core.text import HIDDEN, document_without_secrets, is_secret_name, without_secrets
 from psrpc.options.config import Configuration
+from psrpc.options.settings import CoordinatorOptions
 
 SECRET = "hunter2"
 
@@ -101,12 +102,10 @@ def test_env_hides_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_show_config_hides_them() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trace", default="")
-    parser.add_argument("--set", dest="overrides", action="append", default=[])
-    configuration = Configuration(parser, "coordinator")
+    configuration = Configuration(parser, "coordinator", CoordinatorOptions)
     said = parser.parse_args(
         ["--show-config", "--trace", f"http://u:{SECRET}@h/", "--set", f"setting.token={SECRET}"]
     )
-    shown = configuration.complete(said, {}).shown
+    shown = configuration.shown(said, {})
     assert SECRET not in shown
     assert "http://***@h/" in shown

@@ -3,13 +3,17 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.config import Configuration
-from psrpc.options.config_keys import KEYS, KEYS_OF, SECTIONS, is_a_setting
+from psrpc.options.config_keys import KEYS, is_a_setting
+from psrpc.options.declaration import option
+from psrpc.options.settings import SecurityOptions, WorkerOptions
 
 
 def _least_two(text: str) -> int:
@@ -18,26 +22,26 @@ def _least_two(text: str) -> int:
     return int(text)
 
 
-def make() -> tuple[argparse.ArgumentParser, Configuration]:
+@dataclass(frozen=True)
+class Options(SecurityOptions):
+    shard: int = option("its index")
+    shards: int | None = option("how many", None, convert=_least_two)
+    run_dir: Path | None = option("default: %(default)s, 100%%", None)
+    connect_timeout: float = option("seconds", 120.0)
+    log_format: Literal["console", "json"] = option("of logs", "console")
+    shm: bool = option("share memory", default=True)
+    resume: bool = option("go on", default=False)
+    overrides: tuple[str, ...] = option("of the job", (), flag="--set")
+    goes_on: Literal["always", "auto", "never"] = option("or not", "never", const="always")
+    gpu: str = option("which", "auto")
+    coordinator: str | None = option("where", None)
+    bind: str | None = option("where", None)
+    advertise: str | None = option("where", None)
+
+
+def make() -> tuple[argparse.ArgumentParser, Configuration[Options]]:
     parser = argparse.ArgumentParser(prog="serve")
-    parser.add_argument("--shard", type=int, required=True, help="its index")
-    parser.add_argument("--shards", type=_least_two)
-    parser.add_argument("--run-dir", type=Path, help="default: %(default)s, 100%%")
-    parser.add_argument("--connect-timeout", type=float, default=120.0)
-    parser.add_argument("--log-format", choices=("console", "json"), default="console")
-    parser.add_argument("--no-shm", dest="shm", action="store_false")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--set", dest="overrides", action="append", default=[])
-    parser.add_argument(
-        "--goes-on", nargs="?", const="always", default="never", choices=("always", "auto", "never")
-    )
-    parser.add_argument("--gpu", default="auto")
-    for option in ("--coordinator", "--bind", "--advertise"):
-        parser.add_argument(option)
-    parser.add_argument("--certs")
-    parser.add_argument("--token-file")
-    parser.add_argument("--insecure", action="store_true")
-    return parser, Configuration(parser, "pserver")
+    return parser, Configuration(parser, "pserver", Options)
 
 
 def sources(argv: list[str], environment: Mapping[str, str]) -> dict[str, tuple[object, str]]:
@@ -46,9 +50,9 @@ def sources(argv: list[str], environment: Mapping[str, str]) -> dict[str, tuple[
     return {key: (setting.value, setting.source) for key, setting in settings.items()}
 
 
-def completed(argv: list[str], environment: Mapping[str, str]) -> argparse.Namespace:
+def completed(argv: list[str], environment: Mapping[str, str]) -> Options:
     parser, configuration = make()
-    return configuration.complete(parser.parse_args(argv), environment).arguments
+    return configuration.options(parser.parse_args(argv), environment)
 
 
 TF_CONFIG = '{"cluster": {"chief": ["c:1"], "ps": ["p:2"]}, "task": {"type": "ps", "index": 0}}'
@@ -99,7 +103,7 @@ def test_values_of_the_environment_become_what_the_options_hold() -> None:
     )
     assert (said.shard, said.shards, said.run_dir) == (0, 2, Path("runs/a"))
     assert (said.connect_timeout, said.shm, said.resume) == (1.5, False, True)
-    assert said.overrides == ["epochs=3", "name=a b"]
+    assert said.overrides == ("epochs=3", "name=a b")
     assert said.gpu == "auto"
 
 
@@ -111,7 +115,7 @@ def test_values_of_a_file_become_what_the_options_hold(tmp_path: Path) -> None:
     )
     said = completed(["--config", str(file)], {})
     assert (said.shard, said.connect_timeout, said.shm) == (0, 2.0, False)
-    assert said.overrides == ["epochs=3"]
+    assert said.overrides == ("epochs=3",)
 
 
 def test_a_name_that_another_command_does_not_know_is_told_by_all(tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_a_name_that_another_command_does_not_know_is_told_by_all(tmp_path: Path
 
 def test_a_list_on_the_command_line_replaces_that_of_the_environment() -> None:
     said = completed(["--shard", "0", "--set", "a=1", "--set", "b=2"], {"PSERVER_SET": "c=3"})
-    assert said.overrides == ["a=1", "b=2"]
+    assert said.overrides == ("a=1", "b=2")
 
 
 def test_what_is_said_first_makes_its_contrary_go_away() -> None:
@@ -131,12 +135,12 @@ def test_what_is_said_first_makes_its_contrary_go_away() -> None:
     said = completed(["--insecure"], everywhere)
     assert (said.insecure, said.certs, said.token_file) == (True, None, None)
     said = completed(["--certs", "certs"], {"PSERVER_SHARD": "0", "PSERVER_INSECURE": "1"})
-    assert (said.insecure, said.certs) == (False, "certs")
+    assert (said.insecure, said.certs) == (False, Path("certs"))
     # Of one source both arrive, and whoever takes them complains.
     said = completed([], {**everywhere, "PSERVER_INSECURE": "1"})
-    assert (said.insecure, said.certs) == (True, "certs")
+    assert (said.insecure, said.certs) == (True, Path("certs"))
     # To say no is no contrary.
-    assert completed([], {**everywhere, "PSERVER_INSECURE": "0"}).certs == "certs"
+    assert completed([], {**everywhere, "PSERVER_INSECURE": "0"}).certs == Path("certs")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +253,7 @@ def test_the_help_says_what_is_required_and_where_it_can_be_said() -> None:
 def test_show_config_prints_all_and_asks_for_nothing() -> None:
     parser, configuration = make()
     said = parser.parse_args(["--show-config", "--set", "a=b c"])
-    lines = configuration.complete(said, {"PSERVER_RESUME": "1"}).shown.splitlines()
+    lines = configuration.shown(said, {"PSERVER_RESUME": "1"}).splitlines()
     assert [line.split()[0] for line in lines] == [*configuration.settings(said, {}), "config"]
     shown = [" ".join(line.split()) for line in lines]
     assert "shard - missing" in shown
@@ -266,7 +270,7 @@ def test_show_config_says_which_file_was_read_and_who_named_it(tmp_path: Path) -
 
     def shown(*argv: str) -> list[str]:
         arguments = parser.parse_args(["--show-config", *argv])
-        text = configuration.complete(arguments, {"PSERVER_CONFIG": str(named)}).shown
+        text = configuration.shown(arguments, {"PSERVER_CONFIG": str(named)})
         return [" ".join(line.split()) for line in text.splitlines()]
 
     assert f"config {named} environment (PSERVER_CONFIG)" in shown()
@@ -286,35 +290,15 @@ def test_where_a_setting_was_said_is_kept_for_messages(tmp_path: Path) -> None:
 def test_the_file_of_a_token_is_shown_and_not_its_content(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     parser = argparse.ArgumentParser()
-    parser.add_argument("--token-file", type=Path)
-    configuration = Configuration(parser, "worker")
+    configuration = Configuration(parser, "worker", WorkerOptions)
     said = parser.parse_args(["--show-config"])
-    shown = configuration.complete(said, {"PSERVER_TOKEN_FILE": str(tmp_path / "token")}).shown
+    shown = configuration.shown(said, {"PSERVER_TOKEN_FILE": str(tmp_path / "token")})
     assert str(tmp_path / "token") in shown
     assert "s3cret" not in shown
 
 
 def test_help_says_the_defaults() -> None:
     assert "default: None, 100%" in make()[0].format_help()
-
-
-def test_the_table_of_names_is_that_of_the_commands() -> None:
-    """One environment and one file are for all of them, so each has to know the others' names."""
-    import coordinator.cli.__main__
-    import pserver.cli.__main__
-    import worker.cli.__main__
-
-    for section, parser, command in (
-        ("coordinator", coordinator.cli.__main__.make_parser(), "serve"),
-        ("pserver", pserver.cli.__main__.make_parser(), "serve"),
-        ("worker", worker.cli.__main__.make_parser(), "run"),
-    ):
-        assert section in SECTIONS
-        commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        found = commands.choices[command].get_default("configuration").keys
-        assert found == KEYS_OF[section], (
-            "say the new option's name in psrpc/options/config_keys.py"
-        )
 
 
 @pytest.mark.parametrize("variable", ["PSERVER_SHARDS", "TF_CONFIG"])
