@@ -6,11 +6,12 @@ import os
 import shlex
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coordinator.launch.restarts import MAX_RESTARTS
+from coordinator.launch.options import UpArguments
 from psrpc.core.names import CERTS
+from psrpc.metrics.address import OFF
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
 from psrpc.options import config_tf
 from psrpc.options.config_keys import is_a_setting
@@ -18,48 +19,21 @@ from psrpc.security.credentials import PLAINTEXT, Security
 
 
 @dataclass(frozen=True)
-class UpOptions:
-    """The options of ``coordinator up``; None leaves a choice to the job.
+class UpOptions(UpArguments):
+    """The options of ``coordinator up``, with what follows from them.
 
     Attributes:
         job: the job file, as the user wrote it.
         run_dir_given: the user chose ``run_dir``.
-        overrides: ``key=value``, in order.
-        intra_op_threads: threads of one TensorFlow operation in a worker; None selects the job's
-            number or, without one, an even share of the machine's cores.
-        connect_timeout_s: how long shards and workers try to reach the coordinator.
-        shm: workers share memory with the shards.
-        data_connections: shards accept data connections from workers that do not share memory.
-        step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
-        max_restarts: restarts of processes that die or hang, all together; 0 disables them.
-        slow_down: factor on the computing time of the last worker.
         dashboard: HOST:PORT for browsers; None for no dashboard.
-        trace: destination of all processes' spans; empty for none.
         security: the credentials of an operator; all processes use the same files.
     """
 
     job: str
-    shards: int
-    workers: int
-    run_dir: Path
-    run_dir_given: bool = False
-    mode: str | None = None
-    replicas: int | None = None
-    resume: bool = False
-    overrides: tuple[str, ...] = ()
-    log_format: str = "console"
-    connect_timeout_s: float = 120.0
-    intra_op_threads: int | None = None
-    gpu: str = "auto"
-    gpu_memory_fraction: float | None = None
-    shm: bool = True
-    data_connections: bool = True
-    step_times: bool = False
-    max_restarts: int = MAX_RESTARTS
-    slow_down: float = 1.0
-    dashboard: str | None = None
-    trace: str = ""
-    security: Security = PLAINTEXT
+    run_dir: Path = field(kw_only=True)
+    run_dir_given: bool = field(default=False, kw_only=True)
+    dashboard: str | None = field(default=None, kw_only=True)
+    security: Security = field(default=PLAINTEXT, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -155,8 +129,8 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
 
 def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
     command = module_command("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
-    if not options.data_connections:
-        command += ["--data-connections", "off"]
+    if options.data_connections == OFF:
+        command += ["--data-connections", OFF]
     return command + _of_every_member(options, address)
 
 

@@ -22,6 +22,7 @@ from coordinator.launch.commands import UpOptions, cluster, letters
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
 from coordinator.launch.crowding import check_counts, crowded
 from coordinator.launch.fleet import stamp
+from coordinator.launch.options import UpArguments
 from coordinator.launch.supervisor import Supervisor
 from coordinator.launch.targets import reserved_address, with_metrics
 from coordinator.process.resume_checks import check_ledger
@@ -41,8 +42,8 @@ from psrpc.core.errors import (
 from psrpc.core.names import CERTS, SUMMARY
 from psrpc.files.durable import ensure_directory, make_directory
 from psrpc.files.run_paths import read_summary, unfinished_run
-from psrpc.metrics.address import OFF
 from psrpc.ops.process import available_nbytes, on_stop_signals
+from psrpc.options.declaration import options_of
 from psrpc.options.job_file import UserCodeFailed
 from psrpc.options.job_source import first_look
 from psrpc.options.security_options import from_arguments, is_insecure
@@ -107,9 +108,9 @@ def _check(args: argparse.Namespace) -> None:
         )
     if not 1 <= args.slow_down < math.inf:
         raise InvalidArgument(f"--slow-down is {args.slow_down:g}; expected a number of at least 1")
-    if not args.connect_timeout > 0:
+    if not args.connect_timeout_s > 0:
         raise InvalidArgument(
-            f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
+            f"--connect-timeout is {args.connect_timeout_s:g}; expected seconds above 0"
         )
     if args.dashboard not in (None, ANYWHERE):
         # Only here: the web server takes long to import.
@@ -145,28 +146,13 @@ def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Securit
 
 
 def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpOptions:
+    said = {each.name: getattr(args, each.name) for each in options_of(UpArguments)}
+    found = {"run_dir": run_dir, "overrides": tuple(args.overrides)}
     return UpOptions(
-        job=args.job,
-        shards=args.shards,
-        workers=args.workers,
-        run_dir=run_dir,
+        args.job,
+        **(said | found),
         run_dir_given=args.run_dir is not None,
-        mode=args.mode,
-        replicas=args.replicas,
-        resume=args.resume,
-        overrides=tuple(args.overrides),
-        log_format=args.log_format,
-        connect_timeout_s=args.connect_timeout,
-        intra_op_threads=args.intra_op_threads,
-        gpu=args.gpu,
-        gpu_memory_fraction=args.gpu_memory_fraction,
-        shm=args.shm,
-        data_connections=args.data_connections != OFF,
-        step_times=args.step_times,
-        max_restarts=args.max_restarts,
-        slow_down=args.slow_down,
         dashboard=args.dashboard,
-        trace=args.trace,
         security=security,
     )
 

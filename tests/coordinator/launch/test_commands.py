@@ -23,7 +23,7 @@ ALL = UpOptions(
     gpu="1",
     gpu_memory_fraction=0.25,
     shm=False,
-    data_connections=False,
+    data_connections="off",
     step_times=True,
 )
 

@@ -1,0 +1,72 @@
+"""The options of ``coordinator up``, declared once. Imports nothing slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coordinator.launch.restarts import MAX_RESTARTS
+from psrpc.core.policy import MODES
+from psrpc.metrics.address import TRACE_HELP
+from psrpc.options.converters import run_path
+from psrpc.options.declaration import option
+from psrpc.options.settings import ListenerSecurityOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpArguments(ListenerSecurityOptions):
+    """The options of ``coordinator up``, without the job and the dashboard; None leaves a choice to
+    the job."""
+
+    shards: int = option("default: 1", 1, metavar="K")
+    workers: int = option("default: 1", 1, metavar="N")
+    run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
+    mode: str | None = option("overrides the job's mode", None, choices=MODES)
+    replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")
+    overrides: tuple[str, ...] = option(
+        "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
+    )
+    resume: bool = option(
+        "go on from the newest checkpoint of --run-dir, or of the job's newest run", default=False
+    )
+    gpu: str = option("for the workers; default: auto", "auto", metavar="auto|none|INDEX")
+    gpu_memory_fraction: float | None = option("for the workers", None, metavar="F")
+    intra_op_threads: int | None = option(
+        "threads of one operation in a worker; default: the job's own number, else an even share "
+        "of the cores",
+        None,
+        metavar="N",
+    )
+    connect_timeout_s: float = option(
+        "how long processes look for each other; default: 120",
+        120.0,
+        flag="--connect-timeout",
+        metavar="SECONDS",
+    )
+    shm: bool = option(
+        "workers send tensors over TCP; default: they share memory with the shards", default=True
+    )
+    data_connections: Literal["0", "off"] = option(
+        "off: such tensors go with the calls, not over connections of their own", "0"
+    )
+    step_times: bool = option(
+        "at the end, each worker writes to RUN_DIR/steps how long each of its last 100000 steps "
+        "waited for data, computed, and exchanged with the shards",
+        default=False,
+    )
+    max_restarts: int = option(
+        "start processes that die or hang again, N times in all; 0: never; default: %(default)s",
+        MAX_RESTARTS,
+        metavar="N",
+    )
+    slow_down: float = option(
+        "a chaos switch: the last worker takes F times as long to compute, to see what a "
+        "straggler does to the job; default: 1",
+        1.0,
+        metavar="F",
+    )
+    log_format: Literal["console", "json"] = option(
+        "of the processes' logs in RUN_DIR/logs; default: console", "console"
+    )
+    trace: str = option(TRACE_HELP, "", metavar="URL")
