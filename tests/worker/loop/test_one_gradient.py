@@ -14,7 +14,7 @@ import pytest
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import session_of
 from tests.test_architecture import MODULES, ROOT
-from tests.worker.bare_performer import at_work, task
+from tests.worker.loop.fixtures import at_work, task
 from tests.worker.scripted_coordinator import ScriptedCoordinator
 
 MOST_ON_THE_LINE = 14
