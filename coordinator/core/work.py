@@ -50,12 +50,14 @@ class Train:
 @dataclass(frozen=True, slots=True)
 class Round:
     """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
-    ``round``, or from the ``newest``."""
+    ``round``, or from the ``newest``. ``pull_next``: the round probably has no other one for this
+    worker, which may wait for the next round's parameters while it commits."""
 
     round: int
     attempt: Attempt
     decision: Decision | None
     newest: bool = False
+    pull_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)

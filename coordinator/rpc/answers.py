@@ -50,6 +50,7 @@ def write_lease(
             lease.round.round = work.round
             lease.round.attempt.CopyFrom(leased(work.attempt))
             lease.round.newest = work.newest
+            lease.round.pull_next = work.pull_next
             if work.decision is not None:
                 decision = decision_bytes(work.decision)
                 signed = authority.sign(decision)

@@ -6,6 +6,7 @@ open for the next one. With ``balance`` the round is cut into micro-batches on d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -86,6 +87,11 @@ class OpenRound:
             if not begun or (begun >= self.named and not self._uncut):
                 return False
         return bool(self._uncut) or any(m.open for m in self.micros)
+
+    @property
+    def left(self) -> float:
+        """Number of open micro-batches; unknown and infinite until the round is cut."""
+        return math.inf if self._uncut else sum(m.open for m in self.micros)
 
     @property
     def holders(self) -> set[str]:

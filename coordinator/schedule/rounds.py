@@ -190,9 +190,16 @@ class Rounds:
         its deadline."""
         return [] if self.complete else self._deadline.stragglers(self._open.micros, now)
 
-    def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
+    def lease(self, worker: str, now: float, _received: int, workers: int) -> Round | Wait:
         """Returns a micro-batch of the open round: the one ``worker`` holds, else an open one, else
-        one that another worker is stuck or late with."""
+        one that another worker is stuck or late with. ``workers`` is the number of active ones."""
+        work = self._lease(worker, now)
+        if isinstance(work, Wait) or work.newest:
+            return work
+        # The other workers without a micro-batch take what is open.
+        return replace(work, pull_next=self._open.left <= workers - len(self._open.holders))
+
+    def _lease(self, worker: str, now: float) -> Round | Wait:
         self._measure_left(worker, now)
         for micro in self._open.micros:
             number = micro.attempt_of(worker)

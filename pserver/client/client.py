@@ -232,6 +232,7 @@ class ShardClient:
         into: Arrays,
         decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
+        patience_s: float | None = None,
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
@@ -239,10 +240,12 @@ class ShardClient:
             decision: of the round before the pulled one, from the lease; the shard applies it
                 first.
             rows: the table rows to read. With ``rows_only``, ``into`` stays as it is.
+            patience_s: try once, and let the shard wait for the round no longer than that.
 
         Raises:
             RoundPassed: the shard is past the requested round.
             StaleGeneration: get the cluster again.
+            NotReady: the round has not come within ``patience_s``.
         """
         request = pb.PullRequest(fence=fence, decision=decision)
         if source is None:
@@ -251,7 +254,8 @@ class ShardClient:
             request.round = source
         else:
             request.snapshot = source
-        answer = self._exchange(pb.ExchangeHeader(pull=request), into, wanted=rows)
+        header = pb.ExchangeHeader(pull=request)
+        answer = self._exchange(header, into, wanted=rows, patience_s=patience_s)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
     def push(self, fence: types.Fence, push: GradientPush) -> PushResult:
@@ -340,8 +344,10 @@ class ShardClient:
         into: Arrays | None,
         push: GradientPush | None = None,
         wanted: RowsWanted | None = None,
+        patience_s: float | None = None,
     ) -> pb.ExchangeAnswer:
-        header.patience_ms = self._patience_ms
+        once = patience_s is not None
+        header.patience_ms = self._patience_ms if patience_s is None else int(patience_s * 1000)
         target = None
         if wanted is not None:
             wanted.check(self._plan)
@@ -355,4 +361,8 @@ class ShardClient:
         if push is not None:
             batch = push.batch
             tensors = Outgoing(push.gradients, target, push.rows or {}, wanted)
-        return self._persist(lambda: self._exchanger.carry_out(header, tensors), batch)
+
+        def carry_out() -> pb.ExchangeAnswer:
+            return self._exchanger.carry_out(header, tensors)
+
+        return self._try(carry_out)() if once else self._persist(carry_out, batch)

@@ -238,8 +238,10 @@ class SharingClient(ShardClient):
         into: Arrays,
         decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
+        patience_s: float | None = None,
     ) -> PullInfo:
-        info = super().pull(fence, source, self.workspace.sets[0], decision, rows)
+        mine = self.workspace.sets[0]
+        info = super().pull(fence, source, mine, decision, rows, patience_s)
         self._hand_over(self.workspace.sets[0], into)
         return info
 

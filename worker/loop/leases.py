@@ -46,6 +46,10 @@ class Leases:
         """Ends the requests; with ``finish`` waits for one in flight."""
         self._pool.shutdown(wait=finish)
 
+    def run(self, commit: Callable[[], pb.Lease]) -> Future[pb.Lease]:
+        """Runs ``commit`` on the thread of requests ahead of time."""
+        return self._pool.submit(commit)
+
     def get(self, reason: str) -> pb.Lease:
         """Performs :class:`worker.protocol.actions.Lease`; ``reason`` is its ``after``."""
         with self._times.outside("barrier"):

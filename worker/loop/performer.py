@@ -22,6 +22,7 @@ from worker.loop.step_times import StepTimes
 from worker.protocol.actions import (
     Action,
     Commit,
+    Committed,
     Compute,
     Computed,
     Done,
@@ -347,13 +348,32 @@ class Performer:
         self._standing.done(action.batch)
         self._here.leases.look_ahead()
 
-    def _commit(self, action: Commit) -> pb.Lease:
+    def _commit(self, action: Commit) -> Committed:
         self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        commit = self._standing.committing(action.round, action.batch)
         with self._standing.waits.on(f"the other micro-batches of round {action.round}"):
-            lease = self._standing.commit(action.round, action.batch)
+            if action.pull_next and not self._here.rows.tables:
+                committed = self._commit_and_pull(commit, action.round + 1)
+            else:
+                committed = Committed(commit())
         self._times.took("commit")
         self._times.end()
-        return lease
+        return committed
+
+    def _commit_and_pull(self, commit: Callable[[], pb.Lease], following: int) -> Committed:
+        """Commits on another thread and meanwhile waits for the round ``following``: shards hear
+        the decision from the coordinator at the time that the commit is answered."""
+        committing = self._here.leases.run(commit)
+        pulled = False
+        try:
+            pulled = self._here.shards.pull_soon(following, self._source.spare)
+        finally:
+            # Whatever became of the pull, the commit must be known to be over.
+            lease = committing.result()
+        if pulled:
+            self._round = following
+            self._source.swap(self._here.shards.version)
+        return Committed(lease, pulled)
 
     def _begin_step(self) -> None:
         self._times.begin()

@@ -13,7 +13,14 @@ from pserver.client.requests import GradientPush, PullInfo, Source
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient
-from psrpc.core.errors import CheckpointError, InvalidJob, PsError, SegmentLost
+from psrpc.core.errors import (
+    CheckpointError,
+    InvalidJob,
+    NotReady,
+    PsError,
+    RoundPassed,
+    SegmentLost,
+)
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.ops.tracing import span
@@ -24,6 +31,10 @@ from worker.embedding.row_sets import ReceivedRows
 from worker.loop.session import WorkerSession
 
 Result = TypeVar("Result")
+
+SOON_S = 0.2
+"""How long a pull of the next round may wait while a worker commits: longer than most rounds, and
+short enough if the worker has to take another micro-batch of the round after all."""
 
 KINDS = {
     "shared memory": Transport.KIND_SHARED_MEMORY,
@@ -181,6 +192,34 @@ class Router:
         # Snapshots are for evaluations, which may come in the middle of a round.
         if into is not None and not isinstance(source, str):
             self._versions = versions
+
+    def pull_soon(self, round_number: int, into: Mapping[str, Array]) -> bool:
+        """Receives the parameters of a round into ``into`` if all shards have decided the round
+        before it within :data:`SOON_S`. Returns whether they came; the content of ``into`` is
+        undefined otherwise. Repeats nothing: a later :meth:`pull` does."""
+
+        def pull(shard: int) -> int | None:
+            fence, client = self._fences[shard], self._clients[shard]
+            try:
+                return client.pull(fence, round_number, into, patience_s=SOON_S).version
+            except (NotReady, RoundPassed):
+                return None
+
+        self._pulling = True
+        try:
+            with span("pull", source=round_number):
+                pulled = self._all(pull)
+        except PsError as error:
+            if error.retryable:
+                return False
+            raise
+        finally:
+            self._pulling = False
+        versions = [version for version in pulled if version is not None]
+        if len(versions) < len(pulled):
+            return False
+        self._versions = versions
+        return True
 
     def bases(self, rows: ReceivedRows | None = None) -> tuple[int, ...]:
         """Returns the base version of a gradient per shard: the older one of parameters and

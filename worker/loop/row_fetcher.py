@@ -32,7 +32,7 @@ class RowFetcher:
         """With ``prefetch``, receives the next batch's rows while a batch is computed."""
         self._source = source
         self._shards = shards
-        self._tables = tables
+        self.tables = tables
         self._kept: tuple[BatchId, ReceivedRows] | None = None
         self._pool = threads.pool(1, "rows") if tables and prefetch else None
 
@@ -51,7 +51,7 @@ class RowFetcher:
         """Returns where to receive the rows of the coming ``batch``. None if it needs none, if
         they are here already, or if its data is not read yet: an exchange must not wait for data.
         """
-        if batch is None or not self._tables or self._kept is not None:
+        if batch is None or not self.tables or self._kept is not None:
             return None
         given = self._source.ahead(batch)
         return None if given is None else self._source.place(given)
@@ -68,7 +68,7 @@ class RowFetcher:
         Raises:
             RoundPassed: the round is over. For other errors see :class:`worker.loop.router.Router`.
         """
-        if not self._tables:
+        if not self.tables:
             return None
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] == batch:

@@ -255,14 +255,17 @@ class WorkerSession:
             self.membership.leased(asked, lease)
         return lease
 
-    def commit(self, round_number: int, done: DoneBatch) -> pb.Lease:
-        """Sync: commits an attempt that all shards hold. Returns the next lease, maybe to wait.
-        Raises OutcomeUnknown if no answer tells whether the attempt counts."""
+    def committing(self, round_number: int, done: DoneBatch) -> Callable[[], pb.Lease]:
+        """Sync: returns a call, for any thread, that commits an attempt that all shards hold. It
+        returns the next lease, maybe to wait, and raises OutcomeUnknown if no answer tells whether
+        the attempt counts."""
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
-        return self.persist(
-            lambda: self._client.commit_batch(request), effect=what, finishing=True
-        ).lease
+        return lambda: (
+            self.persist(
+                lambda: self._client.commit_batch(request), effect=what, finishing=True
+            ).lease
+        )
 
     def report(self, done: WorkDone) -> None:
         """Reports finished work other than batches."""

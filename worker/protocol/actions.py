@@ -178,10 +178,21 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Sync: commit an attempt that every shard holds. Answered by the next ``psrpc.v1.Lease``."""
+    """Sync: commit an attempt that every shard holds. With ``pull_next``, meanwhile receive the
+    parameters of the next round, if they come soon. Answered by :class:`Committed`."""
 
     round: int
     batch: DoneBatch
+    pull_next: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Answers ``Commit``: the next ``psrpc.v1.Lease``, and whether the next round's parameters have
+    come."""
+
+    lease: coordinator_pb2.Lease
+    pulled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

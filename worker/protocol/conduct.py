@@ -41,6 +41,7 @@ from psrpc.v1 import types_pb2 as types
 from worker.protocol.actions import (
     Action,
     Commit,
+    Committed,
     Compute,
     Computed,
     Done,
@@ -234,8 +235,10 @@ class _Rounds:
             receipts=pushed.receipts,
             not_finite=computed.not_finite,
         )
-        lease = yield Commit(work.round, done)
-        return lease
+        committed: Committed = yield Commit(work.round, done, work.pull_next)
+        if committed.pulled:
+            self._pulled = work.round + 1
+        return committed.lease
 
     def _expect(self, batch: BatchId) -> Conduct:
         if batch != self._expected:

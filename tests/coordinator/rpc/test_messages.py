@@ -34,7 +34,7 @@ DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
     ("kind", "work"),
     [
         ("train", Train((ATTEMPT,), fresh=True)),
-        ("round", Round(5, ATTEMPT, DECISION, newest=True)),
+        ("round", Round(5, ATTEMPT, DECISION, newest=True, pull_next=True)),
         ("evaluate", EvaluationWork("epoch-1", 1, "step-1", 2, 4)),
         ("merge", MergeWork("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
         ("finished", Ended(True, "why")),

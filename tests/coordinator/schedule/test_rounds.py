@@ -17,7 +17,7 @@ from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
-from tests.coordinator.hand_rounds import done, lease, play
+from tests.coordinator.hand_rounds import commit, done, lease, play
 
 
 def make(policy: Policy | None = None, replicas: int = 3, **changes: object) -> Rounds:
@@ -292,3 +292,26 @@ def test_however_workers_die_between_two_shards_the_round_can_be_applied(
             named = rounds.decide().attempts
             for shard in shards:
                 assert isinstance(shard.staging.decide(named), staging.Ready)
+
+
+def test_a_worker_waits_for_the_next_round_if_others_will_take_what_is_open() -> None:
+    def pulls_next(rounds: Rounds, worker: str, workers: int) -> bool:
+        work = rounds.lease(worker, 0, 0, workers)
+        assert isinstance(work, Round)
+        return work.pull_next
+
+    two = make(replicas=2)
+    assert pulls_next(two, "worker-0", 2)
+    assert pulls_next(two, "worker-1", 2)
+    # Asked again with the same answer.
+    assert pulls_next(two, "worker-0", 2)
+    three = make(replicas=3)
+    assert not pulls_next(three, "worker-0", 2)
+    work = lease(three, "worker-1")
+    commit(three, "worker-1", work)
+    assert pulls_next(three, "worker-1", 2)
+    assert not pulls_next(make(replicas=2), "alone", 1)
+    # With backup workers gradients of any version may count.
+    assert not pulls_next(make(Policy(mode="sync", replicas=2, aggregate=1)), "worker-0", 2)
+    # How many micro-batches there will be is not known before the round is cut.
+    assert not pulls_next(make(Policy(mode="sync", replicas=2, balance=True)), "worker-0", 2)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
+from pserver.core.requests import PullRequest, Values
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Begin, Revocation
+from psrpc.core.commands import Attempt, Begin, Decision, Revocation
 from psrpc.core.encoding import plain
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -24,6 +26,7 @@ from tests.pserver.shards import AUTHORITY, Sink, fence_of, leased, session_of
 from tests.worker.loop.fixtures import ARENA, PLAN, WITNESSES, Leases, at_work, attempt, task, until
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator
 from tests.worker.shards import SGD, Shards
+from worker.loop import router
 from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
 
@@ -166,6 +169,66 @@ def test_a_micro_batch_under_way_is_committed() -> None:
         (commit,) = running.coordinator.of(pb.CommitBatchRequest)
         assert commit.report.attempt == 1
         assert [engine.report().staged_now for engine in running.shards.engines] == [1, 1]
+
+
+class Pulls:
+    """Counts the pulls of round 1 that reach each shard."""
+
+    def __init__(self, engines: Sequence[ShardEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = dict.fromkeys(engines, 0)
+        for engine in engines:
+            monkeypatch.setattr(engine, "pull", partial(self._pull, engine, engine.pull))
+
+    def _pull(
+        self, engine: ShardEngine, pull: Callable[..., Values], request: PullRequest, *args: Any
+    ) -> Values:
+        if request.source == 1:
+            self.begun[engine] += 1
+        return pull(request, *args)
+
+
+@both
+def test_the_next_round_comes_while_its_decision_is_awaited(
+    shm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulls: list[Pulls] = []
+
+    def leases(_coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
+        pulls.append(Pulls(shards.engines, monkeypatch))
+
+        def decided() -> pb.Lease:
+            until(lambda: all(pulls[0].begun.values()))
+            for engine in shards.engines:
+                engine.decide(Decision(1, 0, (Attempt(BatchId(0, 0, 1), 1),)))
+            # Without the decision a second pull would not be late either.
+            return pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(1)))
+
+        first = pb.RoundWork(round=0, attempt=attempt(0), pull_next=True)
+        return [pb.Lease(round=first), decided]
+
+    with at_work(leases, "sync", shm=shm) as running:
+        running.check(0)
+        assert list(pulls[0].begun.values()) == [1, 1]
+        assert [engine.report().staged_now for engine in running.shards.engines] == [1, 1]
+        commits = running.coordinator.of(pb.CommitBatchRequest)
+        assert [commit.round for commit in commits] == [0, 1]
+
+
+def test_a_worker_that_pulled_too_soon_goes_on_with_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router, "SOON_S", 0.01)
+
+    def leases(_coordinator: ScriptedCoordinator, _shards: Shards) -> list[Any]:
+        works = [pb.RoundWork(round=0, attempt=attempt(i), pull_next=True) for i in (0, 1)]
+        return [pb.Lease(round=work) for work in works]
+
+    with at_work(leases, shm=True, policy=Policy(mode="sync", replicas=2)) as running:
+        running.check()
+        assert [engine.report().staged_now for engine in running.shards.engines] == [2, 2]
+        # Silence would have made the coordinator look for a broken route.
+        beats = running.coordinator.of(pb.HeartbeatWorkerRequest)
+        assert not any(beat.unreachable for beat in beats)
 
 
 @both

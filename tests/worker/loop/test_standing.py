@@ -246,8 +246,8 @@ def test_a_commit_that_was_never_answered_has_an_unknown_outcome() -> None:
         coordinator.leases.append(DeadlinePassed("so it seems"))
         expected = r"not answered the commit of epoch 1 positions 3..3 in round 5.*is safe"
         with pytest.raises(OutcomeUnknown, match=expected):
-            standing.commit(5, done(3))
+            standing.committing(5, done(3))()
     with CoordinatorClient("127.0.0.1:1") as client:
         standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         with pytest.raises(CoordinatorUnreachable):
-            standing.commit(5, done(3))
+            standing.committing(5, done(3))()

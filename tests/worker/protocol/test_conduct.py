@@ -23,6 +23,7 @@ from worker.protocol import actions as does
 from worker.protocol.actions import (
     Action,
     Commit,
+    Committed,
     Compute,
     Computed,
     Done,
@@ -136,7 +137,7 @@ def test_a_backup_worker_pulls_the_newest_and_says_how_old_its_gradient_was() ->
     worker.expects(Compute(batch(1)), Computed(0.5, True))
     worker.expects(Push(batch(1), 2), Pushed(2))
     worker.expects(Settle())
-    worker.expects(Commit(7, DoneBatch(batch(1), 2, 0.5, 2)), pb.Lease(round=again))
+    worker.expects(Commit(7, DoneBatch(batch(1), 2, 0.5, 2)), Committed(pb.Lease(round=again)))
     worker.expects(Expect((batch(5),), instead=True))
     # What it has will do.
     assert worker.action == Compute(batch(5))
@@ -151,13 +152,13 @@ def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -
     worker.expects(Compute(batch(0)), Computed(0.5, True))
     worker.expects(Push(batch(0), 1), Pushed())
     worker.expects(Settle())
-    worker.expects(Commit(0, DoneBatch(batch(0), 1, 0.5)), work(0, 1))
+    worker.expects(Commit(0, DoneBatch(batch(0), 1, 0.5)), Committed(work(0, 1)))
     worker.expects(Expect((batch(1),), instead=True))
     # Round 0 is here already.
     worker.expects(Compute(batch(1)), Computed(0.5, True))
     worker.expects(Push(batch(1), 2), Pushed())
     worker.expects(Settle())
-    worker.expects(Commit(0, DoneBatch(batch(1), 2, 0.5)), work(1, 2, decision))
+    worker.expects(Commit(0, DoneBatch(batch(1), 2, 0.5)), Committed(work(1, 2, decision)))
     worker.expects(Expect((batch(2),), instead=True))
     worker.expects(Pull(1, decision, batch(2)))
     worker.expects(Compute(batch(2)), Computed(0.5, True))
@@ -165,9 +166,27 @@ def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -
     worker.expects(Expect((batch(3),), instead=True))
     worker.expects(Push(batch(2), 3), Pushed())
     worker.expects(Settle())
-    worker.expects(Commit(1, DoneBatch(batch(2), 3, 0.5)), work(1, 3, decision))
+    worker.expects(Commit(1, DoneBatch(batch(2), 3, 0.5)), Committed(work(1, 3, decision)))
     # It is expected already.
     assert worker.action == Compute(batch(3))
+
+
+@pytest.mark.parametrize("pulled", [True, False])
+def test_parameters_that_came_during_a_commit_are_not_pulled_again(pulled: bool) -> None:
+    decision = signed(types.Decision(generation=1, round=0, attempts=[attempt(0)]))
+    worker = Driver()
+    worker.joins(pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(0), pull_next=True)))
+    worker.expects(Expect((batch(0),), instead=True))
+    worker.expects(Pull(0, batch=batch(0)))
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    worker.expects(Push(batch(0), 1), Pushed())
+    worker.expects(Settle())
+    commit = Commit(0, DoneBatch(batch(0), 1, 0.5), pull_next=True)
+    worker.expects(commit, Committed(work(1, 1, decision), pulled))
+    worker.expects(Expect((batch(1),), instead=True))
+    if not pulled:
+        worker.expects(Pull(1, decision, batch(1)))
+    assert worker.action == Compute(batch(1))
 
 
 def test_a_round_that_a_shard_has_applied_takes_the_gradient_back() -> None:
@@ -316,4 +335,4 @@ def test_every_action_can_be_told_apart() -> None:
     """They are looked up by class; one that was forgotten in the union would never be done."""
     named = {cls for cls in vars(does).values() if isinstance(cls, type)}
     ours = {cls for cls in named if cls.__module__ == does.__name__}
-    assert ours - {Computed, Pushed} == set(Action.__args__)
+    assert ours - {Computed, Committed, Pushed} == set(Action.__args__)

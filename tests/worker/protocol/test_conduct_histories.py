@@ -25,6 +25,7 @@ from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol.actions import (
     Action,
     Commit,
+    Committed,
     Compute,
     Computed,
     Done,
@@ -135,7 +136,10 @@ class Witness:
                 del self.held[action.batch.batch, action.batch.attempt]
             case Commit():
                 del self.held[action.batch.batch, action.batch.attempt]
-                self.leased(answer)
+                if answer.pulled:
+                    assert action.pull_next
+                    self.round, self.newest = action.round + 1, False
+                self.leased(answer.lease)
             case Lease():
                 self.leased(answer)
             case TakeLease():
@@ -191,8 +195,13 @@ class World:
 
     def answer(self, action: Action) -> object:
         match action:
-            case Lease() | TakeLease() | Commit():
+            case Lease() | TakeLease():
                 return self._lease()
+            case Commit():
+                pulled = action.pull_next and self._draw(st.booleans())
+                # Parameters that have come are those of a round that is open now, or was.
+                self._round = max(self._round, action.round + pulled)
+                return Committed(self._lease(), pulled)
             case Compute():
                 return Computed(self._draw(st.floats(0, 1)), self._draw(st.booleans()))
             case Push() | PushPull():
@@ -222,7 +231,7 @@ class World:
                 return FINISHED
         if self._sync:
             self._round += self._draw(st.integers(0, 1))
-            return work_of(self._round, self._next())
+            return work_of(self._round, self._next(), self._draw(st.booleans()))
         count = self._draw(st.integers(0, 4))
         return pb.Lease(train=pb.TrainTask(batches=[self._next() for _ in range(count)]))
 
@@ -231,8 +240,8 @@ class World:
         return attempt(self._draw(st.integers(0, 20)), self._attempt)
 
 
-def work_of(number: int, mine: types.Attempt) -> pb.Lease:
-    return pb.Lease(round=pb.RoundWork(round=number, attempt=mine))
+def work_of(number: int, mine: types.Attempt, pull_next: bool = False) -> pb.Lease:
+    return pb.Lease(round=pb.RoundWork(round=number, attempt=mine, pull_next=pull_next))
 
 
 @pytest.mark.slow
