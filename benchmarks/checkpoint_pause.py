@@ -36,8 +36,8 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, SnapshotOrder
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
+from psrpc.core.shard_reports import SnapshotReport
 from psrpc.ops.process import apply_malloc_settings
-from psrpc.v1 import coordinator_pb2 as pb
 
 TARGET_MS = 200.0
 STEPS_BEFORE = 20
@@ -146,7 +146,7 @@ class Training:
             raise RuntimeError(self._error)
         return Pause(statistics.median(before), max(before), max(during), written)
 
-    def _reported(self, report: pb.ReportSnapshotRequest) -> None:
+    def _reported(self, report: SnapshotReport) -> None:
         self._error = report.error
         self._written.set()
 

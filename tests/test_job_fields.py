@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "job-fields.md"
 SOURCES = (
     "worker/job/job.py",
     "psrpc/core/policy.py",
-    "psrpc/core/checkpoint_every.py",
+    "psrpc/checkpoint/checkpoint_every.py",
     "psrpc/core/tables.py",
 )
 """``Job``, and where the types and constants of its fields are defined."""

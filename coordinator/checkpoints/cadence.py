@@ -36,7 +36,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
-from psrpc.core.checkpoint_every import SaveInterval
+from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.ops.clock import Clock
 
 COST_FACTOR = 20.0

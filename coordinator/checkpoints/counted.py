@@ -13,11 +13,11 @@ from typing import Any
 from coordinator.core.applied import common_positions
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Run
-from coordinator.core.work import Positions
 from coordinator.schedule.open_batches import OpenBatches, count_batches
 from psrpc.checkpoint.checkpoint import applied_sets, read_manifest
 from psrpc.core.batch import BatchId, cut_batch
 from psrpc.core.errors import CheckpointError
+from psrpc.core.shard_reports import Positions
 
 NAMED = 10
 """Most batches of a kind that are named; all are counted."""

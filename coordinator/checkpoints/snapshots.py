@@ -9,26 +9,12 @@ from dataclasses import dataclass, field
 
 from coordinator.core.run import Followed
 from coordinator.core.wording import shards
-from psrpc.checkpoint.manifest import RowsFileEntry
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.shard_reports import ShardFile
 
 MAX_KEPT = 3
 """Snapshots that shards may hold in memory: two of epochs and the final one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """One shard's report of a snapshot; ``file`` is empty when it was not to be written. ``rows``
-    are the files of its tables' rows, in order, ``evicted`` the file of evicted ones."""
-
-    shard: int
-    version: int
-    file: str = ""
-    nbytes: int = 0
-    sha256: str = ""
-    rows: tuple[RowsFileEntry, ...] = ()
-    evicted: RowsFileEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from coordinator.core.work import Positions
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.shard_reports import Positions
 
 _NONE = (sys.maxsize, sys.maxsize)
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from coordinator.core.plateau import ReduceLr, StopEarly
 from coordinator.core.retention import Objective
+from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.core.batch import batches_per_epoch
-from psrpc.core.checkpoint_every import SaveInterval
 from psrpc.core.document import flag, maybe, real, record, text, whole
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Placement, VariableSpec

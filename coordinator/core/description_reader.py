@@ -17,7 +17,7 @@ from coordinator.core.description import (
 )
 from coordinator.core.plateau import ReduceLr, StopEarly
 from coordinator.core.retention import Objective
-from psrpc.core.checkpoint_every import SaveInterval, read_checkpoint_every
+from psrpc.checkpoint.checkpoint_every import SaveInterval, read_checkpoint_every
 from psrpc.core.document import (
     Check,
     anything,

@@ -1,54 +1,12 @@
-"""Figures that shards and workers report with each heartbeat.
-
-All counts start with the process, so those of a restarted process begin at 0 again. A sum over
-shards or workers covers the present processes.
-"""
+"""What workers report about themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from types import MappingProxyType
+from dataclasses import dataclass, fields
 
-MAX_WORKERS = 256
-"""Most workers whose figures are kept apart."""
-
-MAX_COUNTS = 256
-"""Most entries of a histogram that are read. Shards send 64."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedTotals:
-    """Sums over the ``records`` of an epoch that a shard has applied: :mod:`psrpc.core.batch`."""
-
-    epoch: int
-    records: int
-    totals: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFigures:
-    """Figures of a shard. ``staleness_counts[s]`` is the number of pushes applied with staleness s,
-    the last entry counts all above; ``workers`` are the same counts by worker. ``apply_s`` are the
-    seconds of its updates; see HeartbeatShardRequest for the others."""
-
-    version: int = 0
-    applied: int = 0
-    already_applied: int = 0
-    skipped: int = 0
-    refused: int = 0
-    waiting_for: str = ""
-    generation: int = 0
-    staleness_counts: tuple[int, ...] = ()
-    workers: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    too_stale: int = 0
-    uncompensated: int = 0
-    apply_s: float = 0.0
-    gradient_nbytes: int = 0
-    memory_nbytes: int = 0
-    table_rows: int = 0
-    table_nbytes: int = 0
-    epochs: tuple[ReportedTotals, ...] = ()
+from coordinator.core.standstill import Position
+from coordinator.core.work import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +48,37 @@ class WorkerTimes:
         """Returns fractions by cause; empty while the total is 0."""
         total = self.total
         return {cause: s / total for cause, s in self.by_cause().items()} if total else {}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeartbeat:
+    """A heartbeat of a worker; ``unreachable`` are the shards that do not answer it, each with its
+    duration in seconds."""
+
+    generation: int
+    reports: Sequence[Report] = ()
+    waiting_for: str = ""
+    times: WorkerTimes | None = None
+    unreachable: Mapping[int, float] | None = None
+    position: Position | None = None
+    transports: tuple[ReportedTransport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistration:
+    """A worker's request to register. ``secret`` proves that it comes from this process,
+    ``certificate`` is the name in the caller's certificate, ``address`` where it calls from."""
+
+    incarnation: int
+    host: str
+    pid: int
+    device: str
+    job_sha256: str
+    software: str
+    settings_sha256: str = ""
+    secret: bytes = b""
+    certificate: str = ""
+    address: str = ""
 
 
 CAUSES: tuple[str, ...] = tuple(f.name for f in fields(WorkerTimes))

@@ -5,16 +5,12 @@ The pure parts use these; ``messages`` converts them to protobuf and back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, Ended
-from psrpc.core.intervals import IntervalSet
-
-Positions: TypeAlias = Mapping[int, IntervalSet]
-"""Positions of records, by epoch."""
 
 
 @dataclass(frozen=True, slots=True)

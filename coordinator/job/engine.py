@@ -12,8 +12,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.checkpoints.snapshots import ShardFile
-from coordinator.core.figures import ReportedTotals, ReportedTransport, ShardFigures, WorkerTimes
+from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
 from coordinator.core.standstill import Position
@@ -22,10 +21,8 @@ from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.membership.members import Shard, Worker
-from coordinator.membership.recovery import HeldState
 from coordinator.records.store import Store
 from coordinator.records.stored_values import BARRED
-from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Command, Ended
 from psrpc.core.errors import (
@@ -37,6 +34,13 @@ from psrpc.core.errors import (
     StaleGeneration,
 )
 from psrpc.core.policy import Policy
+from psrpc.core.shard_reports import (
+    HeldReport,
+    HeldState,
+    ShardHeartbeat,
+    ShardRegistration,
+    SnapshotReport,
+)
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -84,15 +88,14 @@ class Engine:
 
     # Shards.
 
-    def register_shard(
-        self, index: int, incarnation: int, address: str, host: str, pid: int, software: str
-    ) -> Run:
+    def register_shard(self, shard: ShardRegistration) -> Run:
         """Registers a shard. Raises AlreadyExists, InvalidArgument, StaleGeneration or
         JobMismatch."""
-        check_software(f"shard {index}", software)
+        index, address, host, pid = shard.shard, shard.address, shard.host, shard.pid
+        check_software(f"shard {index}", shard.software)
         now = self.course.now()
-        if self._members.register_shard(index, incarnation, address, host, pid, now):
-            self._note("shard", str(index), incarnation, address)
+        if self._members.register_shard(index, shard.incarnation, address, host, pid, now):
+            self._note("shard", str(index), shard.incarnation, address)
             log.info("shard registered", shard=index, address=address, pid=pid, host=host)
             self.course.shard_replaced(index)
         return self.run
@@ -107,27 +110,19 @@ class Engine:
             log.info("shard ready", shard=index, version=holding.version)
         self.course.shard_ready(index, standing, error)
 
-    def heartbeat_shard(
-        self,
-        index: int,
-        incarnation: int,
-        generation: int,
-        figures: ShardFigures,
-        failure: str,
-        revoked: int = 0,
-        leaving: bool = False,
-    ) -> tuple[bool, bool]:
-        """Records a shard's heartbeat; ``failure`` fails the job. Returns whether the shard has to
-        register again, and whether a ``leaving`` shard may go. Raises StaleGeneration."""
+    def heartbeat_shard(self, beat: ShardHeartbeat) -> tuple[bool, bool]:
+        """Records a shard's heartbeat; a ``failure`` fails the job. Returns whether the shard has
+        to register again, and whether a ``leaving`` shard may go. Raises StaleGeneration."""
+        index, incarnation, figures = beat.shard, beat.incarnation, beat.figures
         if not self._members.knows_shard(index, incarnation):
             return True, False
         self._members.shard_beat(index, incarnation, figures, self.course.now())
-        if index == 0 and self.course.stands(generation):
+        if index == 0 and self.course.stands(figures.generation):
             self.course.training.take_totals(figures.epochs)
-        if failure:
-            self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
-        self.course.departures.obeyed(index, generation, revoked)
-        return False, leaving and self.course.departures.shard_may_go(index, incarnation)
+        if beat.failure:
+            self.course.fail(f"{self._members.shards[index]} cannot go on: {beat.failure}")
+        self.course.departures.obeyed(index, figures.generation, beat.revoked)
+        return False, beat.leaving and self.course.departures.shard_may_go(index, incarnation)
 
     @property
     def saving(self) -> bool:
@@ -163,46 +158,27 @@ class Engine:
         finally:
             self.watch_ended(stream)
 
-    def report_snapshot(
-        self,
-        incarnation: int,
-        generation: int,
-        name: str,
-        file: ShardFile,
-        error: str,
-        epochs: Sequence[ReportedTotals] = (),
-    ) -> None:
-        """Records a shard's snapshot (and its file), with the shard's totals as of then. Raises
-        StaleGeneration, InvalidArgument."""
-        self._members.shard_seen(file.shard, incarnation, self.course.now())
-        self.course.check_standing(generation)
-        outcome = self.course.training.orders.snapshots.report(name, file, error)
+    def report_snapshot(self, report: SnapshotReport) -> None:
+        """Records a shard's snapshot. Raises StaleGeneration, InvalidArgument."""
+        file = report.file
+        self._members.shard_seen(file.shard, report.incarnation, self.course.now())
+        self.course.check_standing(report.generation)
+        outcome = self.course.training.orders.snapshots.report(report.name, file, report.error)
         if file.shard == 0:
             # Before the snapshot counts, which may be the last one.
-            self.course.training.take_totals(epochs)
+            self.course.training.take_totals(report.epochs)
         self.course.checkpoints.reported(outcome)
 
     # Workers.
 
-    def register_worker(
-        self,
-        incarnation: int,
-        host: str,
-        pid: int,
-        device: str,
-        job_sha256: str,
-        software: str,
-        settings_sha256: str = "",
-        certificate: str = "",
-        secret: bytes = b"",
-        address: str = "",
-    ) -> Worker:
-        """Gives a worker an id and a session; ``address`` is where it calls from. Raises
-        JobMismatch, AccessDenied (its process is barred) or ResourceExhausted (workers that have
-        done work hold all places)."""
+    def register_worker(self, caller: WorkerRegistration) -> Worker:
+        """Gives a worker an id and a session. Raises JobMismatch, AccessDenied (its process is
+        barred) or ResourceExhausted (workers that have done work hold all places)."""
+        incarnation, host, pid, device = caller.incarnation, caller.host, caller.pid, caller.device
+        certificate, secret, address = caller.certificate, caller.secret, caller.address
         who = f"the worker with pid {pid} on {host}"
-        check_software(who, software)
-        check_job(self.run, who, job_sha256, settings_sha256)
+        check_software(who, caller.software)
+        check_job(self.run, who, caller.job_sha256, caller.settings_sha256)
         again = self._members.active_worker(incarnation, certificate, secret)
         if again is not None and self.course.holds_attempt(again.name):
             # The worker dropped a gradient that some shards may have staged. The next gradient may
@@ -253,36 +229,22 @@ class Engine:
             self.course.departures.dismiss(name, str(error))
             raise
 
-    def heartbeat_worker(
-        self,
-        name: str,
-        generation: int,
-        reports: Sequence[Report],
-        waiting_for: str,
-        times: WorkerTimes | None = None,
-        unreachable: Mapping[int, float] | None = None,
-        position: Position | None = None,
-        transports: tuple[ReportedTransport, ...] = (),
-    ) -> tuple[bool, Ended | None]:
+    def heartbeat_worker(self, name: str, beat: WorkerHeartbeat) -> tuple[bool, Ended | None]:
         """Records a worker's heartbeat. Returns whether it must register again, and the end of the
-        job if it has ended.
-
-        Args:
-            unreachable: the shards that do not answer the worker, each with its duration in s.
-        """
+        job if it has ended. ``beat`` holds vouched reports."""
         now = self.course.now()
         known = self._members.worker_seen(name, now)
         if known:
             worker = self._members.workers[name]
-            worker.transports = transports
-            worker.waiting_for = waiting_for
-            worker.position = worker.position.then(replace(position or Position(), since=now))
-            if self.course.stands(generation):
-                self.course.record(name, reports)
-            if times is not None:
-                worker.times = times
-                self.course.training.progress.beat(name, times.compute, now)
-            if worker.reaches(unreachable or {}, generation, now):
+            worker.transports = beat.transports
+            worker.waiting_for = beat.waiting_for
+            worker.position = worker.position.then(replace(beat.position or Position(), since=now))
+            if self.course.stands(beat.generation):
+                self.course.record(name, beat.reports)
+            if beat.times is not None:
+                worker.times = beat.times
+                self.course.training.progress.beat(name, beat.times.compute, now)
+            if worker.reaches(beat.unreachable or {}, beat.generation, now):
                 self.course.stuck.look(now)
                 self.course.advance()
         return not known, self.course.end() if self.course.phase in ENDED else None

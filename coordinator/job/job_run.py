@@ -15,12 +15,11 @@ from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
 from coordinator.core.run import Run
 from coordinator.core.work import Report
 from coordinator.membership.members import WorkerSilent
-from coordinator.membership.recovery import HeldState, went_back
+from coordinator.membership.recovery import went_back
 from coordinator.records.curves import Curves
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.gauges import read_gauges
-from coordinator.training.generations import HeldReport
 from coordinator.training.job_state import JobState
 from coordinator.training.streams import Stream
 from coordinator.transitions.assignments import Assignments
@@ -32,6 +31,7 @@ from coordinator.transitions.stuck import Stuck
 from coordinator.transitions.waits import JobWaits, held_up, waiting_for
 from psrpc.core.commands import Command
 from psrpc.core.errors import StaleGeneration
+from psrpc.core.shard_reports import HeldReport, HeldState
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
 

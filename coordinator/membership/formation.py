@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.core.wording import shards
-from coordinator.membership.recovery import HeldState
 from psrpc.core.commands import Begin
+from psrpc.core.shard_reports import HeldState
 
 
 class Formation:

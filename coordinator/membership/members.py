@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coordinator.core.figures import ReportedTransport, ShardFigures, WorkerTimes
+from coordinator.core.figures import ReportedTransport, WorkerTimes
 from coordinator.core.standstill import Position
 from coordinator.membership.progress import TotalsMeter
+from psrpc.core.shard_reports import ShardFigures
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from coordinator.core.figures import ShardFigures
 from coordinator.core.wording import shards
 from coordinator.membership.members import Shard, ShardSilent, Worker, WorkerSilent
 from coordinator.membership.newcomers import gives_way
@@ -21,6 +20,7 @@ from psrpc.core.errors import (
     ResourceExhausted,
     StaleGeneration,
 )
+from psrpc.core.shard_reports import ShardFigures
 
 LEASE_S = 10.0
 """Silence in seconds after which a shard or worker counts as gone."""

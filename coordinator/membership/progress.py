@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coordinator.core.figures import MAX_WORKERS
 from coordinator.core.work import Report
 from coordinator.schedule.stragglers import ComputePace
+from psrpc.core.shard_reports import MAX_WORKERS
 
 RATE_WINDOW_S = 10.0
 _BUCKET_S = 0.5

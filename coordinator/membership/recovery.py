@@ -12,18 +12,8 @@ from coordinator.core.wording import shards, step_of
 from psrpc.core.commands import Begin, Decision
 from psrpc.core.errors import CheckpointError
 from psrpc.core.policy import Policy
+from psrpc.core.shard_reports import HeldState
 from psrpc.core.text import counted
-
-
-@dataclass(frozen=True, slots=True)
-class HeldState:
-    """The state of a shard: parameters of ``version`` if it is ``initialized``, last changed in
-    ``generation``."""
-
-    incarnation: int
-    generation: int = 0
-    initialized: bool = False
-    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,46 @@
-"""Converts messages on the wire into plain values."""
+"""Converts messages of the coordinator's service into plain values, and values of the job into
+messages."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterable, Mapping
 
-from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import (
     CAUSES,
-    MAX_COUNTS,
-    MAX_WORKERS,
-    ReportedTotals,
     ReportedTransport,
-    ShardFigures,
+    WorkerHeartbeat,
+    WorkerRegistration,
     WorkerTimes,
 )
+from coordinator.core.run import Run
 from coordinator.core.standstill import Phase, Position
-from coordinator.core.work import MetricVariable, Report
-from coordinator.membership.recovery import HeldState
-from coordinator.rpc.answers import seconds
-from coordinator.training.generations import HeldReport
-from psrpc.checkpoint.manifest import RowsFileEntry
-from psrpc.core.batch import LOSS, MAX_VALUES, BatchId
+from coordinator.core.work import (
+    EvaluationWork,
+    InitializationWork,
+    MergeWork,
+    MetricVariable,
+    Report,
+    Round,
+    Train,
+    Wait,
+    Work,
+)
+from coordinator.job.authority import Authority
+from coordinator.membership.members import Shard, Worker
+from coordinator.membership.membership import LEASE_S
+from psrpc.core.commands import Attempt, Ended
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.intervals import IntervalSet
-from psrpc.core.names import check_file_name
-from psrpc.core.text import sanitize
+from psrpc.core.text import NAME_CHARS, sanitize
+from psrpc.core.version import SOFTWARE
+from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import decision_bytes, from_batch, to_attempt, to_shutdown
+from psrpc.wire.shard_reports import seconds
+
+HEARTBEAT_S = 1.0
+"""Interval between the heartbeats of a shard or worker."""
 
 PHASES: Mapping[int, Phase] = {
     pb.WorkerPosition.PHASE_WAITING: "waiting",
@@ -38,15 +51,10 @@ PHASES: Mapping[int, Phase] = {
 }
 
 
-def read_batch(message: types.BatchId) -> BatchId:
-    """Converts a batch id."""
-    return BatchId(message.epoch, message.first, message.count)
-
-
 def read_report(message: pb.BatchReport) -> Report:
     """Converts the outcome of one batch."""
     return Report(
-        read_batch(message.batch),
+        from_batch(message.batch),
         message.attempt,
         message.loss,
         message.staleness,
@@ -62,51 +70,23 @@ def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
     return [read_report(message) for message in messages]
 
 
-def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
-    """Converts the figures that a shard reports about itself."""
-    return ShardFigures(
-        version=message.version,
-        applied=message.applied,
-        already_applied=message.already_applied,
-        skipped=message.skipped,
-        refused=message.refused,
-        waiting_for=sanitize(message.waiting_for),
-        generation=message.generation,
-        staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
-        workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
-        too_stale=message.too_stale,
-        uncompensated=message.uncompensated,
-        apply_s=seconds(message.apply_s),
-        gradient_nbytes=message.gradient_nbytes,
-        memory_nbytes=message.memory_nbytes,
-        table_rows=message.table_rows,
-        table_nbytes=message.table_nbytes,
-        epochs=read_totals(message.epochs),
+def read_heartbeat(message: pb.HeartbeatWorkerRequest, shards: int) -> WorkerHeartbeat:
+    """Converts a worker's heartbeat, without what it says about shards that the job's ``shards`` do
+    not include. Clock differences may be anything: negative or non-finite times count as 0 s."""
+    times, unreachable = message.times, message.unreachable[:shards]
+    return WorkerHeartbeat(
+        message.generation,
+        read_reports(message.done),
+        sanitize(message.waiting_for),
+        WorkerTimes(**{cause: seconds(getattr(times, cause)) for cause in CAUSES}),
+        {one.shard: seconds(one.for_s) for one in unreachable if one.shard < shards},
+        read_position(message.position),
+        tuple(
+            ReportedTransport(one.shard, one.kind, sanitize(one.why))
+            for one in message.transports[:shards]
+            if one.shard < shards
+        ),
     )
-
-
-def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[ReportedTotals, ...]:
-    """Converts totals of epochs; drops those of a wrong length or with values that are not
-    finite."""
-    return tuple(
-        ReportedTotals(message.epoch, message.records, tuple(message.totals))
-        for message in messages
-        if LOSS <= len(message.totals) <= MAX_VALUES and all(map(math.isfinite, message.totals))
-    )
-
-
-def read_times(message: pb.WorkerTimes) -> WorkerTimes:
-    """Converts a worker's times. Clock differences may be anything: negative or non-finite values
-    count as 0 s."""
-    return WorkerTimes(**{cause: seconds(getattr(message, cause)) for cause in CAUSES})
-
-
-def read_unreachable(message: pb.HeartbeatWorkerRequest, shards: int) -> dict[int, float]:
-    """Returns the shards (below ``shards``) that a worker cannot reach, each with its duration in
-    seconds."""
-    return {
-        one.shard: seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
-    }
 
 
 def read_position(message: pb.WorkerPosition) -> Position:
@@ -115,80 +95,28 @@ def read_position(message: pb.WorkerPosition) -> Position:
     return Position(phase, message.position, seconds(message.median_step_s))
 
 
-def read_transports(
-    message: pb.HeartbeatWorkerRequest, shards: int
-) -> tuple[ReportedTransport, ...]:
-    """Converts the transports that carry a worker's tensors to shards below ``shards``."""
-    return tuple(
-        ReportedTransport(one.shard, one.kind, sanitize(one.why))
-        for one in message.transports[:shards]
-        if one.shard < shards
+def read_registration(
+    message: pb.RegisterWorkerRequest, certificate: str, address: str
+) -> WorkerRegistration:
+    """Converts a worker's request to register. Raises InvalidArgument for a secret of another
+    length."""
+    if len(message.secret) != SECRET_BYTES:
+        raise InvalidArgument(
+            f"a worker registers with a secret of {len(message.secret)} bytes; expected "
+            f"{SECRET_BYTES}"
+        )
+    return WorkerRegistration(
+        message.incarnation,
+        sanitize(message.host, NAME_CHARS),
+        message.pid,
+        sanitize(message.device, NAME_CHARS),
+        message.job_sha256,
+        message.software,
+        message.settings_sha256,
+        message.secret,
+        certificate,
+        address,
     )
-
-
-def read_manifest_file(message: pb.ReportSnapshotRequest) -> ShardFile:
-    """Converts a shard's part of a snapshot.
-
-    Raises:
-        InvalidArgument: a file name is a path; names never become paths.
-    """
-    for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
-        if file:  # empty if the shard could not write it
-            check_file_name(file, f"the file that shard {message.shard} reports")
-    return ShardFile(
-        message.shard,
-        message.version,
-        message.file,
-        message.nbytes,
-        message.sha256,
-        tuple(map(_read_rows, message.rows)),
-        _read_rows(message.evicted) if message.HasField("evicted") else None,
-    )
-
-
-def _read_rows(message: pb.RowsFile) -> RowsFileEntry:
-    return RowsFileEntry(message.file, message.nbytes, message.sha256)
-
-
-def read_applied(
-    messages: Iterable[types.AppliedEpoch],
-) -> tuple[dict[int, IntervalSet], dict[int, IntervalSet]]:
-    """Converts a shard's applied-set per epoch, and the skipped part of it.
-
-    Raises:
-        InvalidArgument: an interval that is empty or reversed.
-    """
-    applied: dict[int, IntervalSet] = {}
-    skipped: dict[int, IntervalSet] = {}
-    try:
-        for message in messages:
-            applied[message.epoch] = IntervalSet((i.start, i.stop) for i in message.applied)
-            skipped[message.epoch] = IntervalSet((i.start, i.stop) for i in message.skipped)
-    except ValueError as error:
-        raise InvalidArgument(f"applied-set: {error}") from None
-    return applied, skipped
-
-
-def read_holding(message: pb.WatchRequest) -> HeldState:
-    """Converts the holding of a shard that opens its command stream."""
-    return HeldState(message.incarnation, message.generation, message.initialized, message.version)
-
-
-def read_standing(message: pb.ReportShardReadyRequest) -> HeldReport:
-    """Converts the standing of a shard that has begun a generation.
-
-    Raises:
-        InvalidArgument: as :func:`read_applied`.
-    """
-    holding = HeldState(
-        message.incarnation, message.generation, message.initialized, message.version
-    )
-    applied, skipped = read_applied(message.applied)
-    totals = [
-        types.EpochTotals(epoch=one.epoch, records=len(applied[one.epoch]), totals=one.totals)
-        for one in message.applied
-    ]
-    return HeldReport(holding, applied, skipped, read_totals(totals))
 
 
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
@@ -209,3 +137,109 @@ def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
             )
         variables.append(MetricVariable(tuple(variable.shape), tuple(variable.values)))
     return tuple(variables)
+
+
+def write_job(run: Run) -> pb.GetJobResponse:
+    """Converts what a worker has to know of the job before it registers."""
+    job = run.description
+    return pb.GetJobResponse(
+        run_id=run.run_id,
+        job_path=run.job_path,
+        job_sha256=job.job_sha256,
+        overrides=run.overrides,
+        mode=job.mode,
+        replicas=job.replicas,
+        software=SOFTWARE,
+        intra_op_threads=job.intra_op_threads,
+        data_fingerprint=job.data_fingerprint,
+        settings_sha256=run.settings_sha256,
+    )
+
+
+def write_shard_job(run: Run) -> pb.RegisterShardResponse:
+    """Converts what a shard has to know of the job."""
+    job = run.description
+    return pb.RegisterShardResponse(
+        run_id=run.run_id,
+        plan=run.plan.to_json(),
+        optimizer=json.dumps(job.optimizer).encode(),
+        engine=job.engine,
+        run_dir=str(run.run_dir),
+        token=run.token,
+        heartbeat_s=HEARTBEAT_S,
+        lease_s=LEASE_S,
+        wire_dtype=job.wire_dtype,
+        first_rows=job.first_rows,
+    )
+
+
+def write_session(worker: Worker) -> pb.RegisterWorkerResponse:
+    """Converts what a worker gets when it has registered."""
+    return pb.RegisterWorkerResponse(
+        worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, session=worker.session
+    )
+
+
+def write_cluster(run: Run, shards: Iterable[Shard]) -> pb.GetClusterResponse:
+    """Converts where the shards are, and how the plan distributes the parameters."""
+    return pb.GetClusterResponse(
+        generation=run.generation,
+        policy=run.policy,
+        plan=run.plan.to_json(),
+        shards=[pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in shards],
+    )
+
+
+def write_times(times: WorkerTimes) -> pb.WorkerTimes:
+    """Converts a worker's times."""
+    return pb.WorkerTimes(**times.by_cause())
+
+
+def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.Lease:
+    """Converts the next work of ``worker``, with the grants that shards require for it."""
+    generation = run.generation
+    lease = pb.Lease(generation=generation, policy=run.policy)
+
+    def leased(attempt: Attempt) -> types.Attempt:
+        message = to_attempt(attempt)
+        message.grant = authority.grant(worker, generation, attempt)
+        return message
+
+    match work:
+        case InitializationWork():
+            lease.initialize.grant = authority.grant_initialize(worker, generation)
+            lease.initialize.first_rows = run.description.first_rows
+        case Train():
+            lease.train.batches.extend(map(leased, work.batches))
+            lease.train.fresh = work.fresh
+        case Round():
+            lease.round.round = work.round
+            lease.round.attempt.CopyFrom(leased(work.attempt))
+            lease.round.newest = work.newest
+            lease.round.pull_next = work.pull_next
+            if work.decision is not None:
+                decision = decision_bytes(work.decision)
+                signed = authority.sign(decision)
+                lease.round.decision.decision = signed.decision
+                lease.round.decision.signature = signed.signature
+        case EvaluationWork():
+            lease.evaluate.CopyFrom(
+                pb.EvaluateTask(
+                    evaluation=work.evaluation,
+                    task=work.task,
+                    snapshot=work.snapshot,
+                    start=work.start,
+                    stop=work.stop,
+                )
+            )
+        case MergeWork():
+            lease.merge.evaluation = work.evaluation
+            lease.merge.training = work.training
+            lease.merge.states.variables.extend(
+                pb.MetricVariable(shape=v.shape, values=v.values) for v in work.states
+            )
+        case Wait():
+            lease.wait.reason = work.reason
+        case Ended():
+            lease.finished.CopyFrom(to_shutdown(work))
+    return lease

@@ -3,44 +3,41 @@
 # ruff: noqa: N802  # an RPC has the same name at every layer
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from coordinator.certificates.audit import AuditLog
 from coordinator.core.work import Report, Wait, Work
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
-from coordinator.membership.membership import LEASE_S
-from coordinator.rpc.answers import write_lease
 from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.messages import (
-    read_figures,
-    read_holding,
-    read_manifest_file,
-    read_position,
+    read_heartbeat,
+    read_registration,
     read_reports,
-    read_standing,
     read_states,
-    read_times,
-    read_totals,
-    read_transports,
-    read_unreachable,
+    write_cluster,
+    write_job,
+    write_lease,
+    write_session,
+    write_shard_job,
 )
 from coordinator.rpc.status import write_status
 from psrpc.core.errors import InvalidArgument, NotReady
-from psrpc.core.text import NAME_CHARS, sanitize
-from psrpc.core.version import SOFTWARE
+from psrpc.core.text import sanitize
 from psrpc.security.peer_certificate import peer_of
-from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from psrpc.wire.commands import to_command, to_shutdown
-
-HEARTBEAT_S = 1.0
-"""Interval between the heartbeats of a shard or worker."""
-
+from psrpc.wire.shard_reports import (
+    from_heartbeat,
+    from_held,
+    from_ready,
+    from_registration,
+    from_snapshot_report,
+)
 
 Leased = TypeVar("Leased", pb.LeaseWorkResponse, pb.CommitBatchResponse)
 
@@ -71,13 +68,6 @@ class Servicer(CoordinatorServicer):
         if self._audit is not None:
             self._audit.note(what, peer_of(context), context.peer(), **details)
 
-    def _lease(self, work: Work, worker: str) -> pb.Lease:
-        run = self._engine.run
-        lease = write_lease(work, worker, run.generation, run.policy, self._engine.authority)
-        if lease.HasField("initialize"):
-            lease.initialize.first_rows = run.description.first_rows
-        return lease
-
     def _worker(self, session: bytes, context: Any) -> str:
         """Returns the name of the calling worker; empty if this job does not know it."""
         peer = peer_of(context)
@@ -96,67 +86,28 @@ class Servicer(CoordinatorServicer):
         return self._engine.vouched(caller.name, caller.generation, read_reports(messages))
 
     async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
-        run = self._engine.run
-        return pb.GetJobResponse(
-            run_id=run.run_id,
-            job_path=run.job_path,
-            job_sha256=run.description.job_sha256,
-            overrides=run.overrides,
-            mode=run.description.mode,
-            replicas=run.description.replicas,
-            software=SOFTWARE,
-            intra_op_threads=run.description.intra_op_threads,
-            data_fingerprint=run.description.data_fingerprint,
-            settings_sha256=run.settings_sha256,
-        )
+        return write_job(self._engine.run)
 
     async def RegisterShard(
         self, request: pb.RegisterShardRequest, context: Any
     ) -> pb.RegisterShardResponse:
-        run = self._engine.register_shard(
-            request.shard,
-            request.incarnation,
-            _address(request.address),
-            sanitize(request.host, NAME_CHARS),
-            request.pid,
-            request.software,
-        )
+        run = self._engine.register_shard(from_registration(request))
         self._note(
             "RegisterShard", context, shard=request.shard, at=request.address, host=request.host
         )
-        return pb.RegisterShardResponse(
-            run_id=run.run_id,
-            plan=run.plan.to_json(),
-            optimizer=json.dumps(run.description.optimizer).encode(),
-            engine=run.description.engine,
-            run_dir=str(run.run_dir),
-            token=run.token,
-            heartbeat_s=HEARTBEAT_S,
-            lease_s=LEASE_S,
-            wire_dtype=run.description.wire_dtype,
-            first_rows=run.description.first_rows,
-        )
+        return write_shard_job(run)
 
     async def ReportShardReady(
         self, request: pb.ReportShardReadyRequest, _context: Any
     ) -> pb.ReportShardReadyResponse:
-        self._engine.report_shard_ready(
-            request.shard, read_standing(request), sanitize(request.error)
-        )
+        error = sanitize(request.error)
+        self._engine.report_shard_ready(request.shard, from_ready(request), error)
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
         self, request: pb.HeartbeatShardRequest, context: Any
     ) -> pb.HeartbeatShardResponse:
-        unknown, saved = self._engine.heartbeat_shard(
-            request.shard,
-            request.incarnation,
-            request.generation,
-            read_figures(request),
-            sanitize(request.failure),
-            request.revoked,
-            request.leaving,
-        )
+        unknown, saved = self._engine.heartbeat_shard(from_heartbeat(request))
         if request.failure and not unknown:
             self._note("shard failed", context, shard=request.shard, why=request.failure)
         return pb.HeartbeatShardResponse(
@@ -169,7 +120,7 @@ class Servicer(CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, _context: Any
     ) -> AsyncIterator[pb.WatchResponse]:
-        commands = self._engine.watch(request.shard, read_holding(request))
+        commands = self._engine.watch(request.shard, from_held(request))
         async with aclosing(commands):
             async for command in commands:
                 yield to_command(self._engine.authority.with_keys(command))
@@ -177,55 +128,25 @@ class Servicer(CoordinatorServicer):
     async def ReportSnapshot(
         self, request: pb.ReportSnapshotRequest, _context: Any
     ) -> pb.ReportSnapshotResponse:
-        self._engine.report_snapshot(
-            request.incarnation,
-            request.generation,
-            request.name,
-            read_manifest_file(request),
-            sanitize(request.error),
-            read_totals(request.epochs),
-        )
+        self._engine.report_snapshot(from_snapshot_report(request))
         return pb.ReportSnapshotResponse()
 
     async def RegisterWorker(
         self, request: pb.RegisterWorkerRequest, context: Any
     ) -> pb.RegisterWorkerResponse:
-        if len(request.secret) != SECRET_BYTES:
-            raise InvalidArgument(
-                f"a worker registers with a secret of {len(request.secret)} bytes; expected "
-                f"{SECRET_BYTES}"
-            )
-        worker = self._engine.register_worker(
-            request.incarnation,
-            sanitize(request.host, NAME_CHARS),
-            request.pid,
-            sanitize(request.device, NAME_CHARS),
-            request.job_sha256,
-            request.software,
-            request.settings_sha256,
-            peer_of(context).name,
-            request.secret,
-            _caller_address(context),
-        )
+        address = context.peer().rpartition(":")[0]  # without the port
+        registration = read_registration(request, peer_of(context).name, address)
+        worker = self._engine.register_worker(registration)
         self._note("RegisterWorker", context, worker=worker.name, host=request.host)
-        return pb.RegisterWorkerResponse(
-            worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, session=worker.session
-        )
+        return write_session(worker)
 
     async def HeartbeatWorker(
         self, request: pb.HeartbeatWorkerRequest, context: Any
     ) -> pb.HeartbeatWorkerResponse:
         worker = self._worker(request.session, context)
-        unknown, ended = self._engine.heartbeat_worker(
-            worker,
-            request.generation,
-            self._engine.vouched(worker, request.generation, read_reports(request.done)),
-            sanitize(request.waiting_for),
-            read_times(request.times),
-            read_unreachable(request, self._engine.run.plan.shards),
-            read_position(request.position),
-            transports=read_transports(request, self._engine.run.plan.shards),
-        )
+        beat = read_heartbeat(request, self._engine.run.plan.shards)
+        reports = self._engine.vouched(worker, beat.generation, beat.reports)
+        unknown, ended = self._engine.heartbeat_worker(worker, replace(beat, reports=reports))
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,
             shutdown=to_shutdown(ended) if ended else None,
@@ -237,13 +158,7 @@ class Servicer(CoordinatorServicer):
     ) -> pb.GetClusterResponse:
         worker = self._worker(request.session, context) if request.session else None
         shards = await self._engine.get_cluster(worker)
-        run = self._engine.run
-        return pb.GetClusterResponse(
-            generation=run.generation,
-            policy=run.policy,
-            plan=run.plan.to_json(),
-            shards=[pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in shards],
-        )
+        return write_cluster(self._engine.run, shards)
 
     def LeaseWork(
         self, request: pb.LeaseWorkRequest, context: Any
@@ -267,7 +182,8 @@ class Servicer(CoordinatorServicer):
         """Returns the response with a lease of ``work``, at once unless it has to wait for some."""
 
         def lease(found: Work) -> Leased:
-            return response(lease=self._lease(found, caller.name))
+            engine = self._engine
+            return response(lease=write_lease(found, caller.name, engine.run, engine.authority))
 
         async def later() -> Leased:
             return lease(await self._engine.await_work(caller, received))
@@ -334,19 +250,3 @@ class Servicer(CoordinatorServicer):
         """Returns the job's status. Only on the event loop's thread."""
         status = write_status(self._engine.course)
         return self._surroundings.describe(status) if self._surroundings else status
-
-
-def _caller_address(context: Any) -> str:
-    """Returns the address of a call as gRPC names it, without the port."""
-    address: str = context.peer().rpartition(":")[0]
-    return address
-
-
-def _address(address: str) -> str:
-    """Checks a shard's address. Workers dial it unchanged, so sanitizing must not alter it."""
-    if sanitize(address, NAME_CHARS) != address:
-        raise InvalidArgument(
-            f"a shard's address is {address[:NAME_CHARS]!r}; expected HOST:PORT of at most "
-            f"{NAME_CHARS} characters"
-        )
-    return address

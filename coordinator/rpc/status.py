@@ -7,7 +7,7 @@ from coordinator.membership.members import Shard, Worker
 from coordinator.membership.membership import LEASE_S
 from coordinator.membership.progress import WorkerProgress
 from coordinator.records.epochs import reduced_rate
-from coordinator.rpc.answers import write_times
+from coordinator.rpc.messages import write_times
 from coordinator.schedule.stragglers import name_stragglers
 from coordinator.training.gauges import (
     counts,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from coordinator.core.applied import common_positions, partial_positions
 from coordinator.core.run import Run, global_step
-from coordinator.core.work import Positions
 from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import count_batches
 from coordinator.schedule.rounds import Rounds
+from psrpc.core.shard_reports import Positions
 
 
 @dataclass(frozen=True, slots=True)

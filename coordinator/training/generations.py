@@ -8,33 +8,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import DiskChoice, DiskWork
-from coordinator.core.figures import ReportedTotals
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Positions
 from coordinator.membership.formation import Formation
-from coordinator.membership.recovery import HeldState, Origin, choose_origin, go_over, why_restore
+from coordinator.membership.recovery import Origin, choose_origin, go_over, why_restore
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION, POLICIES, RESTORED, SINCE
 from psrpc.core.commands import Begin, Command
 from psrpc.core.errors import CheckpointError
+from psrpc.core.shard_reports import HeldReport
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class HeldReport:
-    """A shard's state once it has begun: its applied-set, the skipped part of it, and the totals of
-    its epochs."""
-
-    holding: HeldState
-    applied: Positions
-    skipped: Positions
-    totals: tuple[ReportedTotals, ...] = ()
 
 
 class Generations:

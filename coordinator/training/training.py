@@ -14,11 +14,10 @@ from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import is_checkpoint
-from coordinator.core.figures import ReportedTotals
 from coordinator.core.plateau import EarlyStop, Review, best_epoch, evaluations_of, review
 from coordinator.core.retention import Objective
 from coordinator.core.run import Run
-from coordinator.core.work import Positions, Report, Round, Train, TrainingPosition, Wait
+from coordinator.core.work import Report, Round, Train, TrainingPosition, Wait
 from coordinator.membership.progress import Progress, mean_loss
 from coordinator.records.curves import Curves
 from coordinator.records.epochs import EpochHistory, EpochRow, first_learning_rate
@@ -33,6 +32,7 @@ from coordinator.schedule.rounds import Rounds
 from psrpc.core.batch import LOSS
 from psrpc.core.commands import Attempt, Command, Decision
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.shard_reports import EpochTotals, Positions
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
 
@@ -335,7 +335,7 @@ class Training:
         log.info("evaluated", evaluation=evaluation, step=step, **values)
         self.orders.release(result.snapshot)
 
-    def take_totals(self, epochs: Sequence[ReportedTotals]) -> None:
+    def take_totals(self, epochs: Sequence[EpochTotals]) -> None:
         """Takes the totals that shard 0 counted in epochs of this generation, and turns those of
         finished epochs without results into results."""
         records = self.run.description.train_records

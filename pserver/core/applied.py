@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, NotRequired, TypedDict
 
 from psrpc.core.batch import KEPT_VALUES, LOSS, MAX_VALUES, BatchId, add_totals
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.shard_reports import AppliedEpoch, EpochTotals
 
 NEWEST = 4
 """Number of newest epochs whose totals a heartbeat reports."""
-
-
-class AppliedEpoch(TypedDict):
-    """One epoch of an applied-set as plain JSON; same fields as the protobuf message
-    ``AppliedEpoch``."""
-
-    epoch: int
-    applied: list[list[int]]
-    skipped: list[list[int]]
-    totals: NotRequired[list[float]]
-
-
-class EpochTotals(NamedTuple):
-    """Same fields as the protobuf message ``EpochTotals``."""
-
-    epoch: int
-    records: int
-    totals: tuple[float, ...]
 
 
 class AppliedSet:

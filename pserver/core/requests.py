@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.applied import AppliedEpoch, AppliedSet
+from pserver.core.applied import AppliedSet
 from pserver.core.assembly import Extent
 from pserver.core.fence import Fence
 from pserver.core.table_ids import TableIds
@@ -19,6 +19,7 @@ from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision
 from psrpc.core.encoding import Encoding
+from psrpc.core.shard_reports import AppliedEpoch
 from psrpc.security.signatures import SignedDecision
 
 NDArray = npt.NDArray[Any]

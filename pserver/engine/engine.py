@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.applied import AppliedSet, EpochTotals
+from pserver.core.applied import AppliedSet
 from pserver.core.assembly import check_values
 from pserver.core.counters import Counters, Rates, ShardReport
 from pserver.core.fence import ShardIdentity
@@ -43,6 +43,7 @@ from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument, NotReady, PsError
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
+from psrpc.core.shard_reports import EpochTotals
 from psrpc.core.tables import Ids
 from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.tracing import span

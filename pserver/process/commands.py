@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from pserver.core.requests import Begun, RestoredState
 from pserver.engine.engine import ShardEngine
-from pserver.wire import messages as wire
 from psrpc.core.commands import Command, Decision, Release, SnapshotOrder
 from psrpc.core.errors import PsError
+from psrpc.core.shard_reports import HeldState
 from psrpc.ops.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.wire.commands import from_begin, from_command, from_revocation
+from psrpc.wire.shard_reports import to_ready
 
 log = get_logger()
 
@@ -81,12 +82,6 @@ def _begin(
 
 
 def _ready(engine: ShardEngine, begun: Begun, error: str = "") -> pb.ReportShardReadyRequest:
-    return pb.ReportShardReadyRequest(
-        shard=engine.identity.shard,
-        incarnation=engine.identity.incarnation,
-        generation=begun.generation,
-        version=begun.version,
-        initialized=begun.initialized,
-        applied=wire.to_applied(begun.applied),
-        error=error,
-    )
+    incarnation = engine.identity.incarnation
+    held = HeldState(incarnation, begun.generation, begun.initialized, begun.version)
+    return to_ready(engine.identity.shard, held, begun.applied, error)

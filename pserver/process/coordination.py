@@ -28,11 +28,13 @@ from psrpc.core.errors import (
     StaleGeneration,
 )
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import HeldState, ShardRegistration, SnapshotReport
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer, RetryPolicy
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.shard_reports import to_registration, to_snapshot_report, to_watch
 
 log = get_logger()
 
@@ -107,14 +109,9 @@ class Coordination:
         """
 
         def call() -> pb.RegisterShardResponse:
-            self._registration = pb.RegisterShardRequest(
-                shard=self._shard,
-                incarnation=self._incarnation,
-                address=address(),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                software=SOFTWARE,
-            )
+            shard, host = (self._shard, self._incarnation, address()), socket.gethostname()
+            registration = ShardRegistration(*shard, host, os.getpid(), SOFTWARE)
+            self._registration = to_registration(registration)
             return self._client.register_shard(self._registration)
 
         began = self._threads.now()
@@ -154,8 +151,9 @@ class Coordination:
         log.info("told to stop: waiting for a checkpoint")
         self._heartbeats.leave()
 
-    def report_snapshot(self, request: pb.ReportSnapshotRequest) -> None:
+    def report_snapshot(self, report: SnapshotReport) -> None:
         """Reports the result of a snapshot."""
+        request = to_snapshot_report(report)
         self.persist(lambda: self._client.report_snapshot(request))
 
     def persist(self, call: Callable[[], Result]) -> Result:
@@ -238,15 +236,8 @@ class Coordination:
 
     def _watch(self, engine: ShardEngine) -> CommandStream:
         report = engine.report()
-        self._commands = self._client.watch(
-            pb.WatchRequest(
-                shard=self._shard,
-                incarnation=self._incarnation,
-                generation=report.generation,
-                initialized=report.initialized,
-                version=report.version,
-            )
-        )
+        held = HeldState(self._incarnation, report.generation, report.initialized, report.version)
+        self._commands = self._client.watch(to_watch(self._shard, held))
         if self._unknown.is_set() or self._stopping.is_set():
             # The setting thread may have looked for the stream just before it existed.
             self._commands.cancel()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from coordinator.client.client import CoordinatorClient
 from pserver.engine.engine import ShardEngine
 from pserver.process.ending import Ending
-from pserver.wire import messages as wire
 from psrpc.core.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
@@ -17,11 +16,12 @@ from psrpc.core.errors import (
     RemoteFailure,
     StaleGeneration,
 )
+from psrpc.core.shard_reports import ShardFigures, ShardHeartbeat
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import resident_nbytes
 from psrpc.ops.retry import Announcer
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.shard_reports import to_heartbeat
 
 log = get_logger()
 
@@ -107,15 +107,15 @@ class Heartbeats:
             self._due.clear()
             if self._stopped.is_set():
                 return
-            request = self._heartbeat()
+            beat = self._heartbeat()
             if self._leaving and not self._something_to_save():
                 self._ending.end()
                 return
             now = self._now()
-            self._announce_wait(request, request.version != version, now)
-            version = request.version
+            self._announce_wait(beat.figures, beat.figures.version != version, now)
+            version = beat.figures.version
             try:
-                answer = self._client.heartbeat_shard(request)
+                answer = self._client.heartbeat_shard(to_heartbeat(beat))
             except (CoordinatorUnreachable, DeadlinePassed, RemoteFailure) as error:
                 # A failing coordinator may recover; the state of this shard is worth the wait.
                 if self._stopped.is_set():
@@ -161,61 +161,64 @@ class Heartbeats:
                 self._lost.over()
                 if answer.unknown:
                     self._unknown()
-                elif answer.saved and request.leaving:
+                elif answer.saved and beat.leaving:
                     self._ending.end()
                     return
                 elif answer.saving:
                     self._ending.stay()
-            if request.failure:
-                self._ending.end(JobFailed(request.failure))
+            if beat.failure:
+                self._ending.end(JobFailed(beat.failure))
                 return
 
     def _something_to_save(self) -> bool:
         return self.engine is not None and self.engine.report().initialized
 
-    def _heartbeat(self) -> pb.HeartbeatShardRequest:
-        request = pb.HeartbeatShardRequest(
-            shard=self._shard,
-            incarnation=self._incarnation,
-            failure=self.failure,
-            waiting_for=self.doing,
-            leaving=self._leaving,
-            memory_nbytes=resident_nbytes(),
-        )
+    def _heartbeat(self) -> ShardHeartbeat:
         if self.engine is None:
-            return request
-        report = self.engine.report()
-        request.generation = report.generation
-        request.version = report.version
-        request.revoked = report.revoked
-        request.applied = report.counters.applied
-        request.already_applied = report.counters.already_applied
-        request.skipped = report.counters.skipped
-        request.refused = report.counters.refused
-        request.staleness_counts.extend(report.counters.staleness)
-        request.workers.extend(wire.to_workers(report.counters))
-        request.too_stale = report.counters.too_stale
-        request.uncompensated = report.counters.uncompensated
-        request.apply_s = report.counters.apply_s
-        request.gradient_nbytes = report.counters.gradient_nbytes
-        tables = self.engine.table_figures()
-        request.table_rows = sum(table.rows for table in tables)
-        request.table_nbytes = sum(table.nbytes for table in tables)
-        request.epochs.extend(wire.to_totals(self.engine.totals()))
+            figures = ShardFigures(waiting_for=self.doing, memory_nbytes=resident_nbytes())
+            return ShardHeartbeat(
+                self._shard, self._incarnation, figures, self.failure, leaving=self._leaving
+            )
+        report, tables = self.engine.report(), self.engine.table_figures()
+        counters = report.counters
         awaited = self._awaited if report.generation == 0 else ""
-        request.waiting_for = self.doing or awaited or report.waiting_for
-        request.failure = self.engine.failure or self.failure
-        return request
+        figures = ShardFigures(
+            version=report.version,
+            applied=counters.applied,
+            already_applied=counters.already_applied,
+            skipped=counters.skipped,
+            refused=counters.refused,
+            waiting_for=self.doing or awaited or report.waiting_for,
+            generation=report.generation,
+            staleness_counts=tuple(counters.staleness),
+            workers={worker: tuple(counts) for worker, counts in counters.workers.items()},
+            too_stale=counters.too_stale,
+            uncompensated=counters.uncompensated,
+            apply_s=counters.apply_s,
+            gradient_nbytes=counters.gradient_nbytes,
+            memory_nbytes=resident_nbytes(),
+            table_rows=sum(table.rows for table in tables),
+            table_nbytes=sum(table.nbytes for table in tables),
+            epochs=tuple(self.engine.totals()),
+        )
+        return ShardHeartbeat(
+            self._shard,
+            self._incarnation,
+            figures,
+            self.engine.failure or self.failure,
+            report.revoked,
+            self._leaving,
+        )
 
-    def _announce_wait(self, request: pb.HeartbeatShardRequest, moved: bool, now: float) -> None:
-        if moved or not request.waiting_for or self.engine is None:
+    def _announce_wait(self, figures: ShardFigures, moved: bool, now: float) -> None:
+        if moved or not figures.waiting_for or self.engine is None:
             self._awaiting_values.over()
             self._awaiting_round.over()
         elif self.engine.report().initialized:
             self._awaiting_values.over()
-            self._awaiting_round.waiting(request.waiting_for, now)
+            self._awaiting_round.waiting(figures.waiting_for, now)
         else:
-            self._awaiting_values.waiting(request.waiting_for, now)
+            self._awaiting_values.waiting(figures.waiting_for, now)
 
 
 def replaced(shard: int, error: PsError) -> StaleGeneration:

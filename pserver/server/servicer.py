@@ -21,6 +21,7 @@ from psrpc.net.limits import LONGEST_CALL_S, NO_DEADLINE_S
 from psrpc.security.peer_certificate import peer_of
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.codec import encode_stream
+from psrpc.wire.shard_reports import to_workers
 
 Context = grpc.ServicerContext
 
@@ -143,7 +144,7 @@ class ParameterServerServicer:
             staleness_counts=report.counters.staleness,
             staged_now=report.staged_now,
             waiting_for=report.waiting_for,
-            workers=wire.to_workers(report.counters),
+            workers=to_workers(report.counters.workers),
             too_stale=report.counters.too_stale,
             uncompensated=report.counters.uncompensated,
             apply_s=report.counters.apply_s,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pserver.core.applied import AppliedEpoch, AppliedSet, epoch_totals
+from pserver.core.applied import AppliedSet, epoch_totals
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import RestoredState, Snapshot
 from pserver.snapshots.evicted_files import EvictedFiles
 from pserver.snapshots.row_files import RowFiles, fill_tables
 from pserver.tables.tables import Tables
 from pserver.updates.engine import Slots
-from pserver.wire import messages as wire
 from psrpc.checkpoint.checkpoint import ShardState, WrittenFile, shard_file_name, write_shard_file
 from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.rows_chain import load_rows
@@ -22,11 +21,11 @@ from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.core.names import inside
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import AppliedEpoch, RowsFileEntry, ShardFile, SnapshotReport
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.ops.tracing import span
-from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
 
@@ -41,7 +40,7 @@ class _Work:
     """A report to send after ``snapshot``, if any, has been written."""
 
     order: SnapshotOrder
-    report: pb.ReportSnapshotRequest
+    report: SnapshotReport
     snapshot: Snapshot | None = None
 
 
@@ -63,7 +62,7 @@ class SnapshotFiles:
         evicted = EvictedFiles(self.identity, self.plan, self.run_id, self.storage)
         object.__setattr__(self, "_evicted", evicted)
 
-    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
+    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> SnapshotReport:
         """Writes ``snapshot`` into the order's directory and closes it; returns the report for the
         coordinator. For one thread."""
         try:
@@ -72,7 +71,7 @@ class SnapshotFiles:
         finally:
             snapshot.close()
 
-    def _write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
+    def _write(self, order: SnapshotOrder, snapshot: Snapshot) -> SnapshotReport:
         shard = self.identity.shard
         values = snapshot.values
         report = self.report(order, values.generation, values.version, snapshot.applied)
@@ -99,18 +98,19 @@ class SnapshotFiles:
             evicted = self._evicted.write(order, snapshot, directory)
         except Exception as error:
             # Any error: the coordinator waits for a report.
-            report.error = error.coded if isinstance(error, CheckpointError) else repr(error)
-            log.warning("snapshot could not be written", snapshot=order.name, reason=report.error)
-        else:
-            report.file, report.nbytes, report.sha256 = (
-                written.name,
-                written.nbytes,
-                written.sha256,
-            )
-            report.rows.extend(map(_rows_file, rows))
-            if evicted is not None:
-                report.evicted.CopyFrom(_rows_file(evicted))
-        return report
+            reason = error.coded if isinstance(error, CheckpointError) else repr(error)
+            log.warning("snapshot could not be written", snapshot=order.name, reason=reason)
+            return replace(report, error=reason)
+        file = ShardFile(
+            shard,
+            values.version,
+            written.name,
+            written.nbytes,
+            written.sha256,
+            tuple(map(_entry, rows)),
+            None if evicted is None else _entry(evicted),
+        )
+        return replace(report, file=file)
 
     def _write_rows(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path
@@ -154,15 +154,14 @@ class SnapshotFiles:
         generation: int,
         version: int,
         applied: Iterable[AppliedEpoch] = (),
-    ) -> pb.ReportSnapshotRequest:
+    ) -> SnapshotReport:
         """Reports a snapshot of ``version``, which includes the batches in ``applied``."""
-        return pb.ReportSnapshotRequest(
-            shard=self.identity.shard,
-            incarnation=self.identity.incarnation,
-            generation=generation,
-            name=order.name,
-            version=version,
-            epochs=wire.to_totals(epoch_totals(applied)),
+        return SnapshotReport(
+            self.identity.incarnation,
+            generation,
+            order.name,
+            ShardFile(self.identity.shard, version),
+            epochs=tuple(epoch_totals(applied)),
         )
 
     def _inside(self, name: str) -> Path:
@@ -172,8 +171,8 @@ class SnapshotFiles:
             raise CheckpointError(str(error)) from None
 
 
-def _rows_file(file: WrittenFile) -> pb.RowsFile:
-    return pb.RowsFile(file=file.name, nbytes=file.nbytes, sha256=file.sha256)
+def _entry(file: WrittenFile) -> RowsFileEntry:
+    return RowsFileEntry(file.name, file.nbytes, file.sha256)
 
 
 class SnapshotWriter:
@@ -186,7 +185,7 @@ class SnapshotWriter:
     def __init__(
         self,
         files: SnapshotFiles,
-        report: Callable[[pb.ReportSnapshotRequest], object],
+        report: Callable[[SnapshotReport], object],
         threads: Threads = THREADS,
     ) -> None:
         """``report`` sends to the coordinator, and retries while that is unreachable."""
@@ -198,7 +197,7 @@ class SnapshotWriter:
         self._work: deque[_Work] = deque()
         self._held = 0  # snapshots in _work, and the one that is being written
         self._closed = False
-        self._reports: dict[str, pb.ReportSnapshotRequest] = {}
+        self._reports: dict[str, SnapshotReport] = {}
         self._thread = threads.thread(self._run, "snapshots")
 
     def start(self) -> None:
@@ -229,7 +228,8 @@ class SnapshotWriter:
         report = self._files.report(order, values.generation, values.version, snapshot.applied)
         with self._changed:
             if order.write and self._held >= MAX_PENDING:
-                report.error = f"{MAX_PENDING} snapshots wait to be written already"
+                full = f"{MAX_PENDING} snapshots wait to be written already"
+                report = replace(report, error=full)
             writes = order.write and not report.error
             self._put(_Work(order, report, snapshot if writes else None))
         if not writes:
@@ -239,8 +239,7 @@ class SnapshotWriter:
         """See :class:`pserver.engine.held_snapshots.SnapshotSink`."""
         with self._changed:
             report = self._files.report(order, self._generation, version)
-            report.error = reason
-            self._put(_Work(order, report))
+            self._put(_Work(order, replace(report, error=reason)))
 
     def repeated(self, order: SnapshotOrder) -> None:
         """See :class:`pserver.engine.held_snapshots.SnapshotSink`."""
@@ -270,7 +269,7 @@ class SnapshotWriter:
             del work
             self._tell(report)
 
-    def _tell(self, report: pb.ReportSnapshotRequest) -> None:
+    def _tell(self, report: SnapshotReport) -> None:
         with self._changed:
             if report.generation < self._generation:
                 return

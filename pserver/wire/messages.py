@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from pserver.core.applied import AppliedEpoch, EpochTotals
 from pserver.core.assembly import Extent
-from pserver.core.counters import Counters
 from pserver.core.fence import Fence
 from pserver.core.requests import (
     InitializeRequest,
@@ -131,26 +127,3 @@ def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHe
     if rows:
         header.extents.extend(to_extents(row_extents(plan, rows)))
     return header
-
-
-def to_workers(counters: Counters) -> list[types.WorkerStaleness]:
-    """Encodes the staleness by worker."""
-    return [types.WorkerStaleness(worker=w, counts=c) for w, c in counters.workers.items()]
-
-
-def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:
-    """Encodes an applied-set."""
-    return [
-        types.AppliedEpoch(
-            epoch=item["epoch"],
-            applied=[types.Interval(start=a, stop=b) for a, b in item["applied"]],
-            skipped=[types.Interval(start=a, stop=b) for a, b in item["skipped"]],
-            totals=item.get("totals", ()),
-        )
-        for item in epochs
-    ]
-
-
-def to_totals(epochs: Iterable[EpochTotals]) -> list[types.EpochTotals]:
-    """Encodes totals of epochs."""
-    return [types.EpochTotals(epoch=e, records=n, totals=values) for e, n, values in epochs]

@@ -18,7 +18,6 @@ from psrpc.checkpoint.load import check_room, compare_variables, load_state, loa
 from psrpc.checkpoint.manifest import (
     Manifest,
     ManifestFile,
-    RowsFileEntry,
     commit,
     read_manifest,
     verify,
@@ -32,6 +31,7 @@ from psrpc.checkpoint.shard_file import (
 )
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.plan import AVERAGES, MEAN_SQUARE
+from psrpc.core.shard_reports import RowsFileEntry
 from psrpc.files.storage import DISK, Storage
 
 __all__ = [

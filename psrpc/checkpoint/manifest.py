@@ -27,6 +27,7 @@ from psrpc.core.document import (
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
 from psrpc.core.names import check_file_name
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import RowsFileEntry
 from psrpc.files.durable import give_name
 from psrpc.files.storage import DISK, Storage, read_bounded
 
@@ -40,15 +41,6 @@ TEMPORARY = ".tmp-"
 
 _SEAL = b',\n "sha256": "'
 """Separates the sealed bytes from their digest."""
-
-
-@dataclass(frozen=True)
-class RowsFileEntry:
-    """One part of a shard's rows; it may have been written for an earlier checkpoint."""
-
-    name: str
-    nbytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)

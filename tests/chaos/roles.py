@@ -33,7 +33,7 @@ def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
         (coordinator.training.job_state, "LEASE_S", LEASE_S),
         (coordinator.rpc.servicer, "LEASE_S", LEASE_S),
-        (coordinator.rpc.servicer, "HEARTBEAT_S", HEARTBEAT_S),
+        (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
         (
             coordinator.process.serve,
             "describe_command",

@@ -11,7 +11,6 @@ from typing import Any
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
-from coordinator.rpc.messages import read_batch
 from psrpc.core.version import SOFTWARE
 from psrpc.net.channel import bind, make_server
 from psrpc.security.credentials import PLAINTEXT, Security
@@ -19,6 +18,7 @@ from psrpc.security.signatures import SECRET_BYTES, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from psrpc.wire.commands import from_batch
 from psrpc.wire.interceptor import ErrorInterceptor
 from tests.coordinator.builders import SHA
 
@@ -247,7 +247,7 @@ class WorkerDouble:
     def _vouched(self, done: pb.BatchReport) -> pb.BatchReport:
         found = pb.BatchReport()
         found.CopyFrom(done)
-        key, batch = GRANT_KEYS[self.client.address], read_batch(done.batch)
+        key, batch = GRANT_KEYS[self.client.address], from_batch(done.batch)
         found.receipts[:] = (
             receipt_of(key, self.name, self.generation, batch, done.attempt, shard, done.skipped)
             for shard in range(MOST_SHARDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.core.figures import WorkerHeartbeat
 from coordinator.core.work import Round, Train, Work
 from psrpc.core.errors import StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
@@ -33,7 +34,7 @@ def do(worker: Worker, found: Work) -> int:
         return 1
     assert isinstance(found, Train), found
     reports = worker.train(list(found.batches))
-    engine.heartbeat_worker(worker.name, worker.generation, reports, "")
+    engine.heartbeat_worker(worker.name, WorkerHeartbeat(worker.generation, reports))
     return len(reports)
 
 

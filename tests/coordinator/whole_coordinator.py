@@ -8,20 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoints.snapshots import ShardFile
-from coordinator.core.figures import ShardFigures
+from coordinator.core.figures import WorkerRegistration
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import InitializationWork, Positions, Report, Round, Train, Work
+from coordinator.core.work import InitializationWork, Report, Round, Train, Work
 from coordinator.job.engine import Caller, Engine
 from coordinator.job.job_run import JobRun
-from coordinator.membership.recovery import HeldState
 from coordinator.records.curves import Curves
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION, POLICIES, SINCE
-from coordinator.training.generations import HeldReport
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Attempt, Begin, Command, Decision, Ended, Revocation, SnapshotOrder
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.shard_reports import (
+    HeldReport,
+    HeldState,
+    Positions,
+    ShardFigures,
+    ShardFile,
+    ShardHeartbeat,
+    ShardRegistration,
+    SnapshotReport,
+)
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import SHA, QueuedDisk, make_run
@@ -101,7 +108,8 @@ class Shard:
     def connect(self) -> None:
         """Registers and watches, with what it holds."""
         engine = self.coordinator.engine
-        engine.register_shard(self.index, self.incarnation, f"h:{self.index}", "h", 1, SOFTWARE)
+        where = (self.index, self.incarnation, f"h:{self.index}", "h", 1)
+        engine.register_shard(ShardRegistration(*where, SOFTWARE))
         self.watch()
 
     def watch(self) -> None:
@@ -186,7 +194,7 @@ class Shard:
         digest = hashlib.sha256(data).hexdigest()
         file = ShardFile(self.index, self.version, name, len(data), digest)
         engine = self.coordinator.engine
-        engine.report_snapshot(self.incarnation, self.generation, order.name, file, "")
+        engine.report_snapshot(SnapshotReport(self.incarnation, self.generation, order.name, file))
 
     def restore(self, checkpoint: str) -> None:
         path = self._run_dir / checkpoint / f"shard-{self.index}.safetensors"
@@ -195,15 +203,11 @@ class Shard:
         self.initialized = True
 
     def beat(self, **more: Any) -> tuple[bool, bool]:
-        return self.coordinator.engine.heartbeat_shard(
-            self.index,
-            self.incarnation,
-            self.generation,
-            ShardFigures(version=self.version),
-            "",
-            revoked=self.revoked,
-            **more,
+        figures = ShardFigures(version=self.version, generation=self.generation)
+        beat = ShardHeartbeat(
+            self.index, self.incarnation, figures, **{"revoked": self.revoked, **more}
         )
+        return self.coordinator.engine.heartbeat_shard(beat)
 
     @property
     def _run_dir(self) -> Path:
@@ -223,7 +227,9 @@ class Worker:
     def join(self) -> None:
         """Registers, and asks where the shards are if they are ready."""
         engine = self.coordinator.engine
-        self.name = engine.register_worker(self.incarnation, "h", 1, "cpu", SHA, SOFTWARE).name
+        self.name = engine.register_worker(
+            WorkerRegistration(self.incarnation, "h", 1, "cpu", SHA, SOFTWARE)
+        ).name
         if self.coordinator.course.complete:
             engine.cluster_now(self.name)
             self.generation = self.coordinator.course.run.generation

@@ -10,7 +10,7 @@ import numpy as np
 
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import ShardFile, Taken
+from coordinator.checkpoints.snapshots import Taken
 from coordinator.records import ledger_file
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION
@@ -19,6 +19,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import ShardFile
 from tests.coordinator.builders import make_run
 
 Say = Callable[[str], None]

@@ -20,7 +20,6 @@ from coordinator.job.authority import Authority
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
-from coordinator.rpc.messages import read_batch
 from coordinator.rpc.servicer import Servicer
 from psrpc.core.errors import PsError
 from psrpc.core.version import SOFTWARE
@@ -28,6 +27,7 @@ from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from tests.coordinator.builders import SHA, QueuedDisk, make_run
 from tests.fuzz.calls import Caller, joined, split
 
@@ -208,7 +208,7 @@ def coordinator_seeds() -> tuple[bytes, ...]:
         batch = types.BatchId(epoch=0, first=0, count=4)
         keys = job.authority.keys
         receipts = [
-            receipt_of(keys.grant, worker.name, 1, read_batch(batch), 1, shard, False)
+            receipt_of(keys.grant, worker.name, 1, from_batch(batch), 1, shard, False)
             for shard in range(SHARDS)
         ]
     report = pb.BatchReport(batch=batch, attempt=1, loss=0.5, receipts=receipts)

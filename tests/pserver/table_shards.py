@@ -14,15 +14,15 @@ from pserver.snapshots.writer import SnapshotFiles
 from pserver.tables.part import TablePart
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
-from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, commit
+from psrpc.checkpoint.checkpoint import ManifestFile, commit
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import SnapshotReport
 from psrpc.core.tables import FULL_EVERY, Rows, TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage
-from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of
 from tests.pserver.tables.table_cases import marks_of
 from tests.psrpc.builders import RUN, manifest_of
@@ -121,7 +121,7 @@ class Job:
         make_directory(self.root / directory, self.storage)
         return SnapshotOrder(name, self.version, True, False, directory, base, self.most)
 
-    def report(self, base: str = "") -> list[pb.ReportSnapshotRequest]:
+    def report(self, base: str = "") -> list[SnapshotReport]:
         order = self.order(base)
         return [f.write(order, self.snapshot(k)) for k, f in enumerate(self.files)]
 
@@ -131,18 +131,18 @@ class Job:
         assert [report.error for report in reports] == [""] * self.shards
         return self.commit(reports)
 
-    def commit(self, reports: list[pb.ReportSnapshotRequest]) -> str:
+    def commit(self, reports: list[SnapshotReport]) -> str:
         files = [
             ManifestFile(
-                report.shard,
-                report.file,
-                report.nbytes,
-                report.sha256,
-                report.version,
-                tuple(_entry(r) for r in report.rows),
-                _entry(report.evicted) if report.HasField("evicted") else None,
+                file.shard,
+                file.file,
+                file.nbytes,
+                file.sha256,
+                file.version,
+                file.rows,
+                file.evicted,
             )
-            for report in reports
+            for file in (report.file for report in reports)
         ]
         manifest = manifest_of(self.plan, files, self.version)
         manifest = replace(manifest, generation=self.generation)
@@ -168,7 +168,3 @@ class Job:
 
     def everything(self) -> Everything:
         return merged(everything(tables) for tables in self.held)
-
-
-def _entry(file: pb.RowsFile) -> RowsFileEntry:
-    return RowsFileEntry(file.file, file.nbytes, file.sha256)

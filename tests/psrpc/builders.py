@@ -12,7 +12,6 @@ import numpy as np
 from psrpc.checkpoint.checkpoint import (
     Manifest,
     ManifestFile,
-    RowsFileEntry,
     ShardState,
     commit,
     shard_file_name,
@@ -20,6 +19,7 @@ from psrpc.checkpoint.checkpoint import (
 )
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, Plan, VariableSpec
+from psrpc.core.shard_reports import RowsFileEntry
 from psrpc.files.storage import DISK, Storage
 
 RUN = "run-1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from psrpc.checkpoint.checkpoint import RowsFileEntry, ShardState
+from psrpc.checkpoint.checkpoint import ShardState
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.checkpoint.rows_chain import Removed, RowsStep, SavedCandidates
 from psrpc.checkpoint.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
@@ -16,6 +16,7 @@ from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec
+from psrpc.core.shard_reports import RowsFileEntry
 from psrpc.core.tables import TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage

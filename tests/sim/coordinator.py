@@ -16,8 +16,7 @@ from coordinator.job.job_run import JobRun
 from coordinator.process.settling import settle
 from coordinator.records.curves import Curves, Gauges
 from coordinator.records.run_directory import RunDirectory
-from coordinator.rpc.answers import write_lease
-from coordinator.rpc.messages import read_holding
+from coordinator.rpc.messages import write_lease
 from coordinator.rpc.servicer import Servicer
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Ended
@@ -32,6 +31,7 @@ from psrpc.core.errors import (
 from psrpc.files.durable import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.wire.commands import to_command
+from psrpc.wire.shard_reports import from_held
 from tests.sim.disk import View
 from tests.sim.network import Respond
 from tests.sim.place import COORDINATOR, RUN_DIR
@@ -289,14 +289,11 @@ class Coordinator:
                     return True
             if isinstance(last, Wait) and not late:
                 return False
-            run = self.engine.run
             if isinstance(last, Train | Round):
                 invariants.check_handed_out(self.engine.course, caller.name, last)
             if isinstance(last, Round) and last.decision is not None:
                 invariants.check_told(self._store, last.decision)
-            lease = write_lease(
-                last, caller.name, run.generation, run.policy, self.engine.authority
-            )
+            lease = write_lease(last, caller.name, self.engine.run, self.engine.authority)
             respond(response(lease=lease))
             return True
 
@@ -320,7 +317,7 @@ class Coordinator:
         self._schedule.after(parked.again_at - now, self.process, self._settle)
 
     def _watch(self, request: pb.WatchRequest, reader: Process, respond: Respond) -> None:
-        stream = self.engine.watch_now(request.shard, read_holding(request))
+        stream = self.engine.watch_now(request.shard, from_held(request))
         connection = Connection(self._cluster.network, self.process, reader)
         connection.on_break = lambda: self._watch_ended(stream)
         self._streams.append((stream, connection))

@@ -8,7 +8,7 @@ from random import Random
 from typing import get_args
 
 from pserver.tables.table import CANDIDATES_PER_ROW
-from psrpc.core.checkpoint_every import CheckpointEvery
+from psrpc.checkpoint.checkpoint_every import CheckpointEvery
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.core.tables import Eviction
 from tests.sim.faults import CUT, PLANNED, RATES, SIGNALS

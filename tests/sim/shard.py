@@ -19,6 +19,7 @@ from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import PsError
 from psrpc.core.plan import Plan
+from psrpc.core.shard_reports import SnapshotReport
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.calls import ToCoordinator
 from tests.sim.counting import CountingEngine, CountingTables
@@ -126,7 +127,7 @@ class Shard:
         """A snapshot was taken; returns the rows that are to be written with it."""
         return self.cluster.invariants.check_snapshot(self, order, snapshot)
 
-    def written(self, report: pb.ReportSnapshotRequest, rows: tuple[Contents, ...] | None) -> None:
+    def written(self, report: SnapshotReport, rows: tuple[Contents, ...] | None) -> None:
         """It was written, or could not be."""
         self.cluster.invariants.tables.written(report, rows)
 

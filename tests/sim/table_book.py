@@ -16,8 +16,8 @@ from pserver.snapshots.row_files import fill_tables
 from pserver.tables.tables import Tables
 from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.rows_chain import load_rows
+from psrpc.core.shard_reports import SnapshotReport
 from psrpc.files.storage import Storage
-from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.table_witness import (
     COLUMNS,
@@ -175,13 +175,13 @@ class TableBook:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def written(self, report: pb.ReportSnapshotRequest, held: tuple[Contents, ...] | None) -> None:
+    def written(self, report: SnapshotReport, held: tuple[Contents, ...] | None) -> None:
         """A shard has written what it held."""
-        if held is None or not report.rows:
+        if held is None or not report.file.rows:
             return
-        self._written[report.rows[-1].sha256] = held
+        self._written[report.file.rows[-1].sha256] = held
         counts = self._cluster.counts
-        counts["rows continued" if len(report.rows) > 1 else "rows written whole"] += 1
+        counts["rows continued" if len(report.file.rows) > 1 else "rows written whole"] += 1
 
     def watched(
         self, restored: RestoredState, checkpoint: str, shard: int, disk: Storage

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pserver.core.requests import Snapshot
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
 from psrpc.core.commands import SnapshotOrder
-from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.core.shard_reports import SnapshotReport
 from tests.sim.table_witness import Contents
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Writer(SnapshotWriter):
         self,
         files: SnapshotFiles,
         shard: Shard,
-        report: Callable[[pb.ReportSnapshotRequest], object],
+        report: Callable[[SnapshotReport], object],
     ) -> None:
         self.files = files
         self._shard = shard
@@ -42,7 +42,7 @@ class Writer(SnapshotWriter):
         schedule = self._shard.process.schedule
         self._shard.fibers.sleep(schedule.random.uniform(*WRITE_S))
 
-    def _written(self, report: pb.ReportSnapshotRequest) -> None:
+    def _written(self, report: SnapshotReport) -> None:
         self._shard.written(report, self._cuts[report.name])
 
 
@@ -55,7 +55,7 @@ class _SlowFiles:
         self._wait = wait
         self._written = written
 
-    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
+    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> SnapshotReport:
         """See :class:`SnapshotFiles`."""
         self._wait()
         report = self._files.write(order, snapshot)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from psrpc.checkpoint.checkpoint_every import EXPECTED, CheckpointEvery, read_checkpoint_every
 from psrpc.core.batch import batches_per_epoch
-from psrpc.core.checkpoint_every import EXPECTED, CheckpointEvery, read_checkpoint_every
 from psrpc.core.errors import InvalidSetting
 from psrpc.core.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.core.tables import FULL_EVERY

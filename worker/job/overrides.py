@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pserver.updates.allowlist import with_learning_rate
-from psrpc.core.checkpoint_every import EXPECTED, read_checkpoint_every
+from psrpc.checkpoint.checkpoint_every import EXPECTED, read_checkpoint_every
 from psrpc.core.errors import InvalidSetting
 from psrpc.core.policy import MODES
 from psrpc.options.job_keys import unknown_key

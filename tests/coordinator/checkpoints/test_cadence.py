@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coordinator.checkpoints.cadence import COST_FACTOR, PAUSE_S, PAY_IN, Cadence
-from psrpc.core.checkpoint_every import SaveInterval, read_checkpoint_every
+from psrpc.checkpoint.checkpoint_every import SaveInterval, read_checkpoint_every
 from psrpc.ops.clock import ManualClock
 
 DEFAULT = read_checkpoint_every(None)

@@ -16,7 +16,7 @@ from coordinator.checkpoints.choice import choose_checkpoint
 from coordinator.checkpoints.counted import read_counted
 from coordinator.checkpoints.disk import choose
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import ShardFile, Taken
+from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
 from coordinator.process.options import ServeOptions
@@ -27,6 +27,7 @@ from psrpc.checkpoint.checkpoint import ShardState, read_manifest, shard_file_na
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.policy import Policy
+from psrpc.core.shard_reports import ShardFile
 from psrpc.files.storage import Disk
 from psrpc.options.settings import Resumption
 from tests.coordinator.builders import describe, make_run

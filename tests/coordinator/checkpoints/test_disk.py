@@ -22,10 +22,11 @@ from coordinator.checkpoints.disk import (
     commit_checkpoint,
 )
 from coordinator.checkpoints.saving import temporary_directory
-from coordinator.checkpoints.snapshots import ShardFile, Taken
+from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.names import CHECKPOINTS
+from psrpc.core.shard_reports import ShardFile
 from psrpc.files.storage import Disk
 from tests.coordinator.builders import make_run
 

@@ -14,7 +14,7 @@ import pytest
 from coordinator.checkpoints import disk
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import ShardFile, Taken
+from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
@@ -23,6 +23,7 @@ from coordinator.records.store import Store
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.names import CHECKPOINTS
+from psrpc.core.shard_reports import ShardFile
 from psrpc.files.durable import RENAMED, ensure_directory, make_directory
 from tests.coordinator.builders import make_run
 from tests.sim.disk import Disk, View

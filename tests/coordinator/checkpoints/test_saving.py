@@ -6,12 +6,13 @@ import pytest
 
 from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.saving import Saving
-from coordinator.checkpoints.snapshots import Failed, ShardFile, Snapshots, Taken
+from coordinator.checkpoints.snapshots import Failed, Snapshots, Taken
 from coordinator.core.lifecycle import Facts, Phase, next_phase
 from coordinator.schedule.evaluation import Evaluations
-from psrpc.core.checkpoint_every import DEFAULT_S, SaveInterval, read_checkpoint_every
+from psrpc.checkpoint.checkpoint_every import DEFAULT_S, SaveInterval, read_checkpoint_every
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.shard_reports import ShardFile
 from psrpc.ops.clock import ManualClock
 
 EVERY_10 = SaveInterval(steps=10)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
+from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.core.work import Report
 from psrpc.core.commands import Decision, Release, SnapshotOrder
 from psrpc.core.errors import CheckpointError
+from psrpc.core.shard_reports import ShardFile
 from tests.coordinator.builders import QueuedDisk
 from tests.coordinator.sync_job import SYNC, refuse
 from tests.coordinator.training_run import training_run

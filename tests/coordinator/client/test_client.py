@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.membership.membership import LEASE_S
-from coordinator.rpc.servicer import HEARTBEAT_S
+from coordinator.rpc.messages import HEARTBEAT_S
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.v1 import coordinator_pb2 as pb
 

@@ -13,7 +13,7 @@ import pytest
 from coordinator.core.description import PolicyChange, check_for_shards
 from coordinator.core.description_reader import parse_description
 from coordinator.process.describing import DescribeFailed, describe_command, describe_job
-from psrpc.core.checkpoint_every import SaveInterval
+from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.core.errors import InvalidJob
 from psrpc.core.policy import Policy
 from tests.coordinator.builders import describe, description_json

@@ -13,17 +13,18 @@ from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.disk import commit_checkpoint
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import temporary_directory
-from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
+from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.core.run import RestoredCheckpoint, Run
-from coordinator.rpc.messages import read_manifest_file
-from psrpc.checkpoint.manifest import RowsFileEntry, read_manifest
+from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.commands import Command, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.placement import make_plan
+from psrpc.core.shard_reports import RowsFileEntry, ShardFile
 from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_order, to_order
+from psrpc.wire.shard_reports import from_snapshot_report
 from tests.coordinator.builders import QueuedDisk, make_run
 from tests.psrpc.rows import TABLES
 
@@ -122,13 +123,15 @@ def report_of(*rows: str, file: str = "shard-0-of-1.safetensors") -> pb.ReportSn
 
 
 def test_a_report_names_the_files_of_rows() -> None:
-    found = read_manifest_file(report_of("rows-0-of-1-0.safetensors", "rows-0-of-1-1.safetensors"))
+    found = from_snapshot_report(
+        report_of("rows-0-of-1-0.safetensors", "rows-0-of-1-1.safetensors")
+    ).file
     assert found.rows == tuple(
         RowsFileEntry(f"rows-0-of-1-{n}.safetensors", 5, "bb") for n in range(2)
     )
     for name in ("../x", "/etc/passwd", ".hidden"):
         with pytest.raises(InvalidArgument, match="expected a plain file name"):
-            read_manifest_file(report_of("rows-0-of-1-0.safetensors", name))
+            from_snapshot_report(report_of("rows-0-of-1-0.safetensors", name))
 
 
 def taken(run: Run, step: int, missing: str = "") -> Taken:

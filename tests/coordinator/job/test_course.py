@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.core.figures import WorkerHeartbeat
 from coordinator.records.stored_values import ENDED
 from psrpc.core.commands import Begin
 from psrpc.core.errors import StaleGeneration
@@ -31,7 +32,10 @@ def test_a_report_that_comes_after_its_shard_fell_back_counts_nothing(tmp_path: 
     ]
     with pytest.raises(StaleGeneration, match="generation 1; it is 2"):
         worker.lease(late)
-    assert coordinator.engine.heartbeat_worker(worker.name, 1, late, "") == (False, None)
+    assert coordinator.engine.heartbeat_worker(worker.name, WorkerHeartbeat(1, late)) == (
+        False,
+        None,
+    )
     assert coordinator.course.training.span.batches == 0
     worker.join()
     [again] = worker.batches()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.membership.formation import Formation
-from coordinator.membership.recovery import HeldState
 from psrpc.core.commands import Begin
+from psrpc.core.shard_reports import HeldState
 
 
 def begins(generation: int, shards: int = 2) -> list[Begin]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.figures import ShardFigures
 from coordinator.membership import membership
 from coordinator.membership.members import ShardSilent, WorkerSilent
 from coordinator.membership.membership import KEPT_WORKERS, STARTING_S, Membership, known_members
 from psrpc.core.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
+from psrpc.core.shard_reports import ShardFigures
 
 
 def make(shards: int = 2) -> Membership:

@@ -6,17 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.membership.recovery import (
-    HeldState,
-    Origin,
-    choose_origin,
-    go_over,
-    went_back,
-    why_restore,
-)
+from coordinator.membership.recovery import Origin, choose_origin, go_over, went_back, why_restore
 from psrpc.core.commands import Begin, Decision
 from psrpc.core.errors import CheckpointError
 from psrpc.core.policy import ASYNC, Mode, Policy
+from psrpc.core.shard_reports import HeldState
 
 NEW = HeldState(1)
 CHECKPOINT = "checkpoints/step-00000004"

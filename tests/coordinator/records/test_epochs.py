@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.core.figures import ReportedTotals
 from coordinator.core.work import MergeWork
 from coordinator.process.summary import summarize
 from coordinator.records.store import Store
 from coordinator.training.training import Training
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.shard_reports import EpochTotals
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import QueuedDisk, make_run
 from tests.coordinator.training_run import TrainingRun
@@ -64,13 +64,11 @@ def begin(made: TrainingRun, generation: int, *epochs: int) -> Training:
 def test_an_epoch_is_a_row_once_all_of_its_records_are_counted(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 1, 0)
-        training.take_totals(
-            [ReportedTotals(0, RECORDS - 1, (6.0, 7.0)), ReportedTotals(1, 4, (1, 4))]
-        )
+        training.take_totals([EpochTotals(0, RECORDS - 1, (6.0, 7.0)), EpochTotals(1, 4, (1, 4))])
         training.history.write()
         assert rows(tmp_path) == [{"epoch": "1", "step": "2", "learning_rate": "0.5"}]
-        training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
-        training.take_totals([ReportedTotals(0, RECORDS, (99.0, 8.0))])
+        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+        training.take_totals([EpochTotals(0, RECORDS, (99.0, 8.0))])
         training.history.write()
         [row] = rows(tmp_path)
         assert row == {"epoch": "1", "step": "2", "loss": "0.75", "learning_rate": "0.5"}
@@ -81,7 +79,7 @@ def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
         training = begin(make_training_run(tmp_path, store), 1, 0)
         evaluations = training.orders.evaluations
         for _ in range(2):
-            training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0, 4.0, 8.0))])
+            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0, 4.0, 8.0))])
         work = evaluations.lease("worker-0")
         assert isinstance(work, MergeWork)
         assert work.training
@@ -109,7 +107,7 @@ def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_pa
             evaluations.report("w", name, 0, 2, ())
             evaluations.lease("w")
             training.merged("w", name, {"loss": value, "accuracy": 1 - value})
-        training.take_totals([ReportedTotals(1, RECORDS, (8.0, 8.0))])
+        training.take_totals([EpochTotals(1, RECORDS, (8.0, 8.0))])
         training.history.write()
         found = [(r["epoch"], r["loss"], r["val_loss"], r["val_accuracy"]) for r in rows(tmp_path)]
         assert found == [
@@ -142,10 +140,10 @@ def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: P
 def test_a_coordinator_that_was_restarted_goes_on_with_its_history(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 1, 0)
-        training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
+        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 2, 0, 1)
-        training.take_totals([ReportedTotals(1, RECORDS, (2.0, 8.0))])
+        training.take_totals([EpochTotals(1, RECORDS, (2.0, 8.0))])
         assert [row.training for row in training.history.rows] == [{"loss": 0.75}, {"loss": 0.25}]
 
 
@@ -153,7 +151,7 @@ def test_epochs_that_are_done_again_are_written_over(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         made = make_training_run(tmp_path, store)
         training = begin(made, 1, 0, 1)
-        totals = [ReportedTotals(0, RECORDS, (6.0, 8.0)), ReportedTotals(1, RECORDS, (2.0, 8.0))]
+        totals = [EpochTotals(0, RECORDS, (6.0, 8.0)), EpochTotals(1, RECORDS, (2.0, 8.0))]
         training.take_totals(totals)
         # A checkpoint of the first epoch is restored.
         begin(made, 2, 0)
@@ -162,7 +160,7 @@ def test_epochs_that_are_done_again_are_written_over(tmp_path: Path) -> None:
         training = begin(make_training_run(tmp_path, store), 3, 0, 1)
         training.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75", ""]
-        training.take_totals([ReportedTotals(1, RECORDS, (4.0, 8.0))])
+        training.take_totals([EpochTotals(1, RECORDS, (4.0, 8.0))])
         training.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75", "0.5"]
 
@@ -179,7 +177,7 @@ def test_a_disk_that_refuses_delays_the_history(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
-            training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
+            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
         assert "history of epoch 1 cannot be stored" in made.warnings.kept[0]
         training.notes.retry()
         assert [row["training"] for row in store.epochs()] == [{"loss": 0.75}]
@@ -205,7 +203,7 @@ def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
-            training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
+            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
         assert made.warnings.kept
         begin(made, 2)
         training.notes.retry()
@@ -216,7 +214,7 @@ def test_it_is_in_the_curves(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         made = make_training_run(tmp_path, store)
         training = begin(made, 1, 0)
-        training.take_totals([ReportedTotals(0, RECORDS, (6.0, 8.0))])
+        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
         assert training._curves.seen == ({"train_loss": 0.75}, 2)  # type: ignore[attr-defined]
 
 
@@ -255,7 +253,7 @@ def test_time_between_two_writes_grows_with_the_file(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store, epochs=5000), 1, *range(4000))
         training.history.write(clock.now())
-        training.take_totals([ReportedTotals(3999, RECORDS, (6.0, 8.0))])
+        training.take_totals([EpochTotals(3999, RECORDS, (6.0, 8.0))])
         training.history.write(clock.now() + 1.9)
         assert rows(tmp_path)[-1]["step"] == "8000"
         assert "loss" not in rows(tmp_path)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +17,16 @@ from coordinator.core.work import (
     Work,
 )
 from coordinator.job.authority import Authority
-from coordinator.rpc.answers import write_lease
-from coordinator.rpc.messages import read_report
+from coordinator.rpc.messages import read_report, write_lease
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, Ended, SnapshotOrder
 from psrpc.security.signatures import SignedDecision, check_decision
 from psrpc.wire.commands import parse_decision
+from tests.coordinator.builders import make_run
 from worker.protocol.done import DoneBatch
 
 AUTHORITY = Authority()
+RUN = make_run(Path("run"), generation=2)
 ATTEMPT = Attempt(BatchId(1, 8, 4), 7)
 ORDER = SnapshotOrder("step-1", 1, True, True, "checkpoints/.step-1", "checkpoints/step-0", 3)
 DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
@@ -41,22 +43,22 @@ DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
     ],
 )
 def test_a_lease_says_all_of_its_work(kind: str, work: Work) -> None:
-    lease = write_lease(work, "worker-1", 2, 3, AUTHORITY)
-    assert (lease.generation, lease.policy, lease.WhichOneof("work")) == (2, 3, kind)
+    lease = write_lease(work, "worker-1", RUN, AUTHORITY)
+    assert (lease.generation, lease.policy, lease.WhichOneof("work")) == (2, RUN.policy, kind)
     said = {field.name for field, _ in getattr(lease, kind).ListFields()}
     assert said == {field.name for field in dataclasses.fields(work)}
 
 
 def test_what_is_leased_comes_with_its_proofs() -> None:
     grant = AUTHORITY.grant("worker-1", 2, ATTEMPT)
-    train = write_lease(Train((ATTEMPT,)), "worker-1", 2, 3, AUTHORITY).train
+    train = write_lease(Train((ATTEMPT,)), "worker-1", RUN, AUTHORITY).train
     assert [attempt.grant for attempt in train.batches] == [grant]
-    work = write_lease(Round(5, ATTEMPT, DECISION), "worker-1", 2, 3, AUTHORITY).round
+    work = write_lease(Round(5, ATTEMPT, DECISION), "worker-1", RUN, AUTHORITY).round
     assert work.attempt.grant == grant
     signed = SignedDecision(work.decision.decision, work.decision.signature)
     check_decision(AUTHORITY.keys.verify, signed)
     assert parse_decision(signed.decision) == DECISION
-    initialize = write_lease(InitializationWork(), "worker-1", 2, 3, AUTHORITY).initialize
+    initialize = write_lease(InitializationWork(), "worker-1", RUN, AUTHORITY).initialize
     assert initialize.grant == AUTHORITY.grant_initialize("worker-1", 2)
 
 

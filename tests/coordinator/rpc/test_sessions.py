@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.client.client import CoordinatorClient
-from coordinator.rpc.messages import read_batch
 from psrpc.core.errors import AccessDenied, InvalidArgument, StaleGeneration
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import read_session, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from tests.coordinator.builders import SHA, Served, make_run, serving
 from tests.coordinator.fakes import (
     GRANT_KEYS,
@@ -143,7 +143,7 @@ def claim(job: Job, attempt: types.Attempt, *receipts: bytes) -> None:
 
 def receipts(job: Job, attempt: types.Attempt, *shards: int, skipped: int = -1) -> list[bytes]:
     """Of ``shards``; ``skipped`` has it without a gradient."""
-    batch = read_batch(attempt.batch)
+    batch = from_batch(attempt.batch)
     return [
         receipt_of(job.key, job.first.name, 1, batch, attempt.attempt, shard, shard == skipped)
         for shard in shards

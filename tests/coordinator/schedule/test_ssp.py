@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.core.figures import WorkerHeartbeat
 from coordinator.core.work import EvaluationWork, Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
 from psrpc.core.commands import Attempt
@@ -218,7 +219,7 @@ def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
     last = slow.train(slow.batches(mine))
     more = fast.train(fast.batches())
     # With this the first epoch is done; its state is kept for an evaluation.
-    coordinator.engine.heartbeat_worker(slow.name, 1, last, "")
+    coordinator.engine.heartbeat_worker(slow.name, WorkerHeartbeat(1, last))
     more = fast.train(fast.batches(more))
     assert isinstance(fast.lease(more), Wait)
     coordinator.settle()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.work import (
     EvaluationWork,
     MergeWork,
@@ -27,6 +26,7 @@ from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.commands import Ended
 from psrpc.core.errors import StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
+from psrpc.core.shard_reports import ShardFile, SnapshotReport
 from tests.coordinator.switching_job import SSP, SYNC, again, do
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start
 
@@ -296,10 +296,10 @@ def test_an_evaluation_whose_snapshot_fails_is_ordered_again(tmp_path: Path) -> 
     def refuse(order: Any) -> None:
         if order.keep and not failed:
             failed.append(order.name)
+            incarnation = loop.coordinator.shards[0].incarnation
             loop.coordinator.engine.report_snapshot(
-                loop.coordinator.shards[0].incarnation, 1, order.name,
-                ShardFile(0, 2), "ENOMEM",
-            )  # fmt: skip
+                SnapshotReport(incarnation, 1, order.name, ShardFile(0, 2), "ENOMEM")
+            )
         else:
             take(order)
 

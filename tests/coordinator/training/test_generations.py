@@ -12,11 +12,11 @@ import pytest
 from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import DiskChoice
 from coordinator.core.run import RestoredCheckpoint, Run
-from coordinator.membership.recovery import HeldState
 from coordinator.records.store import Store
 from coordinator.records.stored_values import RESTORED
 from coordinator.training.generations import Generations
 from psrpc.core.placement import make_plan
+from psrpc.core.shard_reports import HeldState
 from tests.coordinator.builders import QueuedDisk, make_run
 from tests.pserver.snapshots.test_evicted_files import KEEPING
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
+from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.core.work import EvaluationWork, MergeWork, Report
 from coordinator.records.store import Store
 from coordinator.schedule.evaluation import training_of
 from psrpc.core.commands import Command, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.shard_reports import ShardFile
 from tests.coordinator.builders import make_run
 from tests.coordinator.sync_job import SYNC
 from tests.coordinator.training_run import TrainingRun, training_run

@@ -9,7 +9,6 @@ import pytest
 
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.saving import PAUSE_S
-from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.work import Train, Wait
 from coordinator.membership.membership import LEASE_S, STARTING_S
@@ -17,6 +16,7 @@ from coordinator.records.stored_values import ENDED
 from coordinator.transitions.stopping import FINISH_S, SAVE_S
 from psrpc.core.commands import Decision, Ended, SnapshotOrder
 from psrpc.core.errors import CheckpointError, NotReady
+from psrpc.core.shard_reports import ShardFile, SnapshotReport
 from tests.coordinator.sync_job import SYNC, phase, rounds
 from tests.coordinator.sync_job import refuse as refuse_to_store
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start
@@ -231,7 +231,9 @@ def refuse(coordinator: Coordinator, reason: str = "Input/output error") -> Snap
     assert isinstance(command, SnapshotOrder)
     file = ShardFile(first.index, first.version)
     generation = coordinator.course.run.generation
-    coordinator.engine.report_snapshot(first.incarnation, generation, command.name, file, reason)
+    coordinator.engine.report_snapshot(
+        SnapshotReport(first.incarnation, generation, command.name, file, reason)
+    )
     for shard in others:
         shard.obey()
     return command

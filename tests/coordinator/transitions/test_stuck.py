@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.figures import WorkerHeartbeat
 from coordinator.core.standstill import LEAST_S, Phase, Position, stands_still
 from coordinator.core.work import EvaluationWork, InitializationWork, Wait
 from coordinator.membership.members import Shard as Place
@@ -30,11 +31,11 @@ def beat(
     phase, count, median_s = at
     unknown, _ = worker.coordinator.engine.heartbeat_worker(
         worker.name,
-        worker.generation,
-        [],
-        "",
-        unreachable=dict.fromkeys(unreachable, for_s),
-        position=Position(phase, count, median_s),
+        WorkerHeartbeat(
+            worker.generation,
+            unreachable=dict.fromkeys(unreachable, for_s),
+            position=Position(phase, count, median_s),
+        ),
     )
     return unknown
 

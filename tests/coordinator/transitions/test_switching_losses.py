@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.checkpoints.saving import PAUSE_S
-from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.run import Followed
 from coordinator.core.work import Train
 from coordinator.records.stored_values import SINCE
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import NotReady
 from psrpc.core.policy import ASYNC, Policy
+from psrpc.core.shard_reports import ShardFile, SnapshotReport
 from tests.coordinator.switching_job import (
     PAIRS,
     SYNC,
@@ -223,9 +223,8 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
         engine = coordinator.engine
         order = shard.next()
         assert isinstance(order, SnapshotOrder)
-        engine.report_snapshot(
-            shard.incarnation, 1, order.name, ShardFile(shard.index, shard.version), "disk full"
-        )
+        file = ShardFile(shard.index, shard.version)
+        engine.report_snapshot(SnapshotReport(shard.incarnation, 1, order.name, file, "disk full"))
     coordinator.settle()
     assert coordinator.course.run.policy == 1
     assert str(coordinator.course.changes).endswith("saving")

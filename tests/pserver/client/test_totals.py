@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from pserver.core.applied import AppliedSet, EpochTotals
+from pserver.core.applied import AppliedSet
 from pserver.engine.engine import ShardEngine
 from pserver.transport.shard_memory import Shared
-from pserver.wire import messages as wire
 from psrpc.checkpoint.load import common_applied
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.checkpoint.shard_reader import ShardReader
@@ -22,6 +21,8 @@ from psrpc.core.batch import KEPT_VALUES, BatchId
 from psrpc.core.commands import Attempt, Begin, Revocation
 from psrpc.core.errors import InvalidArgument, StaleGeneration
 from psrpc.core.policy import ASYNC
+from psrpc.core.shard_reports import EpochTotals, HeldState
+from psrpc.wire.shard_reports import to_ready
 from tests.pserver.bare_engine import (
     ARENA,
     BACKUPS,
@@ -97,7 +98,9 @@ def test_a_checkpoint_has_the_totals_of_its_batches_and_no_others() -> None:
     restored = replace(checkpoint(1.0, 1, A), applied=saved)
     begun = engine.begin(Begin(2, 1, restore="checkpoints/x"), restored)
     assert begun is not None
-    assert [list(one.totals) for one in wire.to_applied(begun.applied)] == [[1.0, 10.0]]
+    assert [list(one.totals) for one in to_ready(0, HeldState(1), begun.applied).applied] == [
+        [1.0, 10.0]
+    ]
     push(engine, B, 4.0, 10.0, generation=2, base=1)
     assert totals(engine) == {0: (5.0, 20.0)}
 

@@ -119,10 +119,11 @@ def through_files(snapshot: Snapshot) -> RestoredState:
         files = SnapshotFiles(identity_of(), PLAN, "run-1", run_dir)
         report = files.write(replace(ORDER, directory="checkpoints/.tmp"), snapshot)
         assert not report.error
-        assert (report.generation, report.version) == (1, snapshot.values.version)
+        file = report.file
+        assert (report.generation, file.version) == (1, snapshot.values.version)
         manifest = Manifest(
             "run-1", "step-1", 1, 1, 1, "async", 0, PLAN, ADAM, "numpy", 0, 10, "data", "job", "00",
-            (ManifestFile(0, report.file, report.nbytes, report.sha256, report.version),),
+            (ManifestFile(0, file.file, file.nbytes, file.sha256, file.version),),
         )  # fmt: skip
         commit(run_dir / "checkpoints" / ".tmp", run_dir / "checkpoints" / "step-1", manifest)
         return files.read("checkpoints/step-1")

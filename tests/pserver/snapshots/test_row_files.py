@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_leaves_the_earlier_checkpoint(tmp_path: Path) -> No
     job.train(1, ids=2)
     (report,) = job.report(first)
     assert "rows-0-of-1-1.safetensors cannot be written: No space left" in report.error
-    assert not report.file
+    assert not report.file.file
     assert newest_good(tmp_path / "checkpoints").directory == tmp_path / first
     assert merged(map(everything, job.restored(first, 1))) == then
     disk.full = False

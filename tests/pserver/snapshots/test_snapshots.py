@@ -16,9 +16,9 @@ from pserver.snapshots.writer import MAX_PENDING, SnapshotFiles, SnapshotWriter
 from pserver.updates.engine import Slots
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import StaleGeneration
+from psrpc.core.shard_reports import SnapshotReport
 from psrpc.files.storage import Disk, Written
 from psrpc.ops.tracing import tracing
-from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of, plan_of
 
 PLAN = plan_of(size=8, state=False)
@@ -45,13 +45,13 @@ def disk() -> SlowDisk:
 
 
 @pytest.fixture
-def reports() -> Queue[pb.ReportSnapshotRequest]:
+def reports() -> Queue[SnapshotReport]:
     return Queue()
 
 
 @pytest.fixture
 def writer(
-    tmp_path: Path, disk: SlowDisk, reports: Queue[pb.ReportSnapshotRequest]
+    tmp_path: Path, disk: SlowDisk, reports: Queue[SnapshotReport]
 ) -> Iterator[SnapshotWriter]:
     writer = SnapshotWriter(
         SnapshotFiles(identity_of(), PLAN, "run-1", tmp_path, disk), reports.put
@@ -76,7 +76,7 @@ def snapshot(generation: int, version: int = 0) -> Snapshot:
 def test_what_waits_is_given_up_and_what_is_being_written_is_not_reported(
     tmp_path: Path,
     disk: SlowDisk,
-    reports: Queue[pb.ReportSnapshotRequest],
+    reports: Queue[SnapshotReport],
     writer: SnapshotWriter,
 ) -> None:
     writer.taken(order(tmp_path, "first"), snapshot(1))
@@ -88,20 +88,20 @@ def test_what_waits_is_given_up_and_what_is_being_written_is_not_reported(
         writer.taken(order(tmp_path, f"new-{number}"), snapshot(2, 7))
     disk.go_on.set()
     report = reports.get(timeout=WAIT_S)
-    assert (report.name, report.generation, report.version) == ("step-1", 2, 7)
+    assert (report.name, report.generation, report.file.version) == ("step-1", 2, 7)
     assert report.error == ""
     assert disk.writing.get(timeout=WAIT_S).parent.name == "new-0"
     assert disk.writing.empty()
-    assert [path.name for path in (tmp_path / "first").iterdir()] == [report.file], "finished"
+    assert [path.name for path in (tmp_path / "first").iterdir()] == [report.file.file], "finished"
     assert list((tmp_path / "second").iterdir()) == []
     writer.repeated(order(tmp_path, "new-0"))
     assert reports.get(timeout=WAIT_S) == report
 
 
 def test_a_report_that_is_refused_does_not_stop_the_next(tmp_path: Path, disk: SlowDisk) -> None:
-    reports: Queue[pb.ReportSnapshotRequest] = Queue()
+    reports: Queue[SnapshotReport] = Queue()
 
-    def report(request: pb.ReportSnapshotRequest) -> None:
+    def report(request: SnapshotReport) -> None:
         reports.put(request)
         raise StaleGeneration("there is a newer one")
 
@@ -117,7 +117,7 @@ def test_a_report_that_is_refused_does_not_stop_the_next(tmp_path: Path, disk: S
 def test_so_many_wait_and_no_more(
     tmp_path: Path,
     disk: SlowDisk,
-    reports: Queue[pb.ReportSnapshotRequest],
+    reports: Queue[SnapshotReport],
     writer: SnapshotWriter,
 ) -> None:
     for number in range(MAX_PENDING + 1):

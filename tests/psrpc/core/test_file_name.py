@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rpc.messages import read_manifest_file
 from pserver.snapshots.writer import SnapshotFiles
 from psrpc.checkpoint.checkpoint import shard_file_name
 from psrpc.checkpoint.rows_file import rows_file_name
@@ -14,6 +13,7 @@ from psrpc.core.errors import CheckpointError, InvalidArgument
 from psrpc.core.names import LONGEST, check_file_name, inside
 from psrpc.security.identity import check_job_name
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.shard_reports import from_snapshot_report
 from tests.pserver.shards import identity_of, plan_of
 
 PATHS = ["../x", "/etc/x", "a/b", "a\\b", "..", ".", "x/", "/"]
@@ -37,9 +37,9 @@ def test_a_shard_cannot_have_the_coordinator_open_another_file(name: str) -> Non
     if name == "\ud800":
         return  # protobuf carries no such string
     with pytest.raises(InvalidArgument, match="the file that shard 1 reports"):
-        read_manifest_file(pb.ReportSnapshotRequest(shard=1, file=name))
+        from_snapshot_report(pb.ReportSnapshotRequest(shard=1, file=name))
     with pytest.raises(InvalidArgument, match="the file that shard 1 reports"):
-        read_manifest_file(pb.ReportSnapshotRequest(shard=1, rows=[pb.RowsFile(file=name)]))
+        from_snapshot_report(pb.ReportSnapshotRequest(shard=1, rows=[pb.RowsFile(file=name)]))
 
 
 @pytest.mark.parametrize(
