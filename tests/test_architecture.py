@@ -25,13 +25,12 @@ ALLOWED = {
         "psrpc",
         "coordinator.client",
         "pserver.client",
-        "pserver.core.rows_wanted",
+        "pserver.core.table_ids",
         "pserver.tables.initial",
         "pserver.tables.rules",
         "pserver.transport.workspace",
         "pserver.updates.allowlist",
         "pserver.updates.keras_objects",
-        "pserver.updates.keras_slots",
         "pserver.updates.numpy_engine",
     },
 }
@@ -39,9 +38,7 @@ ALLOWED = {
 TENSORFLOW = {"tensorflow", "keras"}
 MAY_USE_TENSORFLOW = {
     "pserver.updates.keras_engine",
-    "pserver.updates.keras_function",
     "pserver.updates.keras_objects",
-    "pserver.updates.keras_slots",
 }
 
 PURE = {

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 import coordinator.process.metrics
-import pserver.process.metrics
+import pserver.process.shard
 import worker.process.metrics
 from coordinator.core.figures import CAUSES
 from pserver.core.counters import Counters, ShardReport
@@ -49,7 +49,7 @@ STATUS = pb.GetJobStatusResponse(
 
 def of_shard() -> list[Family]:
     return list(
-        pserver.process.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0, 7)])
+        pserver.process.shard.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0, 7)])
     )
 
 
@@ -89,7 +89,7 @@ def test_a_shards_figures() -> None:
 
 
 def test_a_shard_that_starts_is_there_and_not_ready() -> None:
-    found = samples(list(pserver.process.metrics.families(3, None, ())))
+    found = samples(list(pserver.process.shard.families(3, None, ())))
     assert {name: value for (name, _), value in found.items()} == {
         "pserver_info": 1,
         "pserver_ready": 0,

@@ -65,7 +65,7 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs ``work`` on the thread and awaits its result in the caller's loop."""
-        return cast(Result, await call_on(self._loop, lambda: work))
+        return cast("Result", await call_on(self._loop, lambda: work))
 
     def stop(self) -> None:
         """Stops the thread; may be called twice, and without a start."""

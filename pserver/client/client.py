@@ -13,8 +13,7 @@ from pserver.client.exchanger import Exchanger
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
-from pserver.core.rows_wanted import RowsWanted
-from pserver.core.table_ids import add_table_ids, count
+from pserver.core.table_ids import RowsWanted, add_table_ids, count
 from pserver.transport.transport import Outgoing, TransportChoice
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire

@@ -9,8 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
-from pserver.core.rows_wanted import pushed_pairs
-from pserver.core.table_ids import add_table_ids, row_extents
+from pserver.core.table_ids import add_table_ids, pushed_pairs, row_extents
 from pserver.transport.transport import Target
 from pserver.wire import streams
 from psrpc.core.batch import BatchId

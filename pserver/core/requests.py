@@ -37,7 +37,7 @@ class InitializeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """The header of a push. ``worker`` is empty until :mod:`pserver.engine.authority` has
+    """The header of a push. ``worker`` is empty until :mod:`pserver.engine.gate` has
     identified it."""
 
     fence: Fence
@@ -73,7 +73,7 @@ class PushResult:
 @dataclass(frozen=True, slots=True)
 class PullRequest:
     """The header of a pull. ``source`` is None for the newest values, a round, or the name of a
-    snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.authority` has
+    snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.gate` has
     identified the worker and checked ``signed``."""
 
     fence: Fence

@@ -25,15 +25,13 @@ from pserver.core.requests import (
     RowsRequest,
     Values,
 )
-from pserver.engine.authority import Credentials
 from pserver.engine.buffers import Arrived, BufferPool
 from pserver.engine.first_rows import FirstRows
-from pserver.engine.gate import Gate, RoundWaits
+from pserver.engine.gate import Credentials, Gate, RoundWaits
 from pserver.engine.held_snapshots import SnapshotShelf, SnapshotSink
 from pserver.engine.intake import Intake, buffers_for
 from pserver.engine.parameters import Parameters
-from pserver.engine.pulls import Pulls
-from pserver.engine.pushes import Pushes
+from pserver.engine.pulls import Pulls, Pushes
 from pserver.engine.rounds import StagedRounds
 from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.transport import Arrival

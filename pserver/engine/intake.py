@@ -12,8 +12,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.assembly import GRADIENTS, PLAIN, VALUES, Extent, check_extents
-from pserver.core.finite import check_finite, is_finite
+from pserver.core.assembly import (
+    GRADIENTS,
+    PLAIN,
+    VALUES,
+    Extent,
+    check_extents,
+    check_finite,
+    is_finite,
+)
 from pserver.core.requests import InitializeRequest, PushRequest
 from pserver.core.table_ids import TableIds, check_row_extents
 from pserver.engine.buffers import Arrived, BufferPool, pool_size

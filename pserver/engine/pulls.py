@@ -1,4 +1,5 @@
-"""Reads of parameters: the newest values, kept snapshots, and rows of tables."""
+"""Pushes and pulls without rounds: applies each gradient as it arrives, unless it is too stale, and
+reads the newest values, kept snapshots and rows of tables."""
 
 from __future__ import annotations
 
@@ -8,16 +9,149 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.core.assembly import check_values
-from pserver.core.requests import LookedUp, PullRequest, PushRequest, RowsRequest, Values
+from pserver.core.counters import Counters
+from pserver.core.requests import (
+    LookedUp,
+    PullRequest,
+    PushRequest,
+    PushResult,
+    RowsRequest,
+    Values,
+)
 from pserver.core.table_ids import check_tables, look_up_ids
+from pserver.engine.buffers import Arrived
 from pserver.engine.gate import Gate
 from pserver.engine.held_snapshots import SnapshotShelf
 from pserver.engine.parameters import Parameters
-from pserver.engine.pushes import Pushes
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
+from psrpc.core.policy import Policy
 from psrpc.core.tables import Ids
+from psrpc.ops.clock import Clock
+
+MAX_VERSIONS = 32
+"""Maximum number of versions kept, each a copy of the shard's parameters."""
+
+MAX_WORKERS = 1024
+"""Maximum number of workers whose last pull is remembered."""
+
+
+class Pushes:
+    """Makes one update per push. Not thread-safe: the engine holds the shard's lock."""
+
+    def __init__(self, held: Parameters, counters: Counters, policy: Policy, clock: Clock) -> None:
+        self._held = held
+        self._counters = counters
+        self._clock = clock
+        self._pulled = Pulled()
+        self._policy = policy
+
+    def begin(self, policy: Policy) -> None:
+        """Starts a generation under ``policy``; no worker has pulled in it."""
+        self._policy = policy
+        self._pulled.clear()
+
+    def apply(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
+        """Applies a gradient unless it is too stale, or records that it was not finite.
+
+        Args:
+            pulls: the worker pulls the newest parameters in the same exchange.
+
+        Raises:
+            InvalidArgument, ResourceExhausted: see :meth:`pserver.tables.tables.Tables.check`.
+                Nothing has changed.
+        """
+        held, counters = self._held, self._counters
+        if arrived is None:
+            # Whatever its staleness: the batch has no gradient, and all shards must agree on that.
+            held.applied.add(request.batch, skipped=True)
+            counters.skipped += 1
+            return PushResult("skipped", held.version, skipped=True)
+        staleness = held.version - request.base_version
+        most = self._policy.max_staleness
+        if most is not None and staleness > most:
+            counters.too_stale += 1
+            return PushResult("too_stale", held.version, staleness)
+        if arrived.rows:
+            held.tables.check(arrived.rows)
+        began = self._clock.now()
+        if self._policy.delay_compensation is None:
+            held.update(arrived.arrays, staleness, arrived.rows)
+        else:
+            self._compensate(request, arrived, staleness, pulls)
+        took_s = self._clock.now() - began
+        counters.apply_s += took_s
+        held.applied.add(request.batch, totals=request.totals)
+        counters.count_applied(request.worker, staleness)
+        return PushResult("applied", held.version, staleness, int(took_s * 1e6))
+
+    def _compensate(
+        self, request: PushRequest, arrived: Arrived, staleness: int, pulls: bool
+    ) -> None:
+        pulled = self._pulled.of(request.base_version) if staleness else None
+        if staleness and pulled is None:
+            self._counters.uncompensated += 1
+        gradients = self._held.compensated(arrived.arrays, pulled)
+        del pulled
+        if pulls:
+            # The pull replaces its values anyway, and the update would copy values that are still
+            # held.
+            self._pulled.forget(request.worker)
+        self._held.update(gradients, staleness, arrived.rows)
+
+    def pulled(self, worker: str, values: Values) -> None:
+        """Records that ``worker`` computes from ``values`` from now on."""
+        if self._policy.delay_compensation is not None:
+            plain = values if values.encoding == "plain" else self._held.values()
+            self._pulled.remember(worker, plain)
+
+    def forget(self, worker: str) -> None:
+        """Forgets the last pull of a revoked ``worker``."""
+        self._pulled.forget(worker)
+
+
+class Pulled:
+    """The parameters that each worker pulled last; workers share those of one version.
+
+    Held parameters make the next update write elsewhere: the cost of delay compensation. Not
+    thread-safe."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Values] = {}
+        self._versions: dict[str, int] = {}
+        """By worker; the one that pulled last is at the end."""
+
+    def __len__(self) -> int:
+        """Number of held versions."""
+        return len(self._values)
+
+    def remember(self, worker: str, values: Values) -> None:
+        """Records that ``worker`` computes from ``values``, which are plain."""
+        self.forget(worker)
+        if len(self._versions) >= MAX_WORKERS:
+            self.forget(next(iter(self._versions)))
+        self._versions[worker] = values.version
+        self._values[values.version] = values
+        if len(self._values) > MAX_VERSIONS:
+            oldest = min(self._values)
+            del self._values[oldest]
+            self._versions = {w: v for w, v in self._versions.items() if v != oldest}
+
+    def of(self, version: int) -> Values | None:
+        """Returns the parameters of ``version``, if held."""
+        return self._values.get(version)
+
+    def forget(self, worker: str) -> None:
+        """Drops the entry of ``worker``."""
+        version = self._versions.pop(worker, None)
+        if version is not None and version not in self._versions.values():
+            del self._values[version]
+
+    def clear(self) -> None:
+        """Drops all entries."""
+        self._values.clear()
+        self._versions.clear()
 
 
 class Pulls:

@@ -3,30 +3,101 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from coordinator.client.client import CoordinatorClient
+from pserver.core.counters import ShardReport
 from pserver.core.fence import ShardIdentity
 from pserver.engine.engine import ShardEngine
 from pserver.process.config import ServeConfig, advertised_address
 from pserver.process.coordination import Coordination
 from pserver.process.ending import Ending
-from pserver.process.metrics import families
 from pserver.server.server import ShardServer
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
+from pserver.tables.tables import TableFigures
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import wire_encoding
 from psrpc.core.errors import InvalidJob
 from psrpc.core.names import TOKEN
 from psrpc.core.plan import Plan
+from psrpc.core.version import SOFTWARE
 from psrpc.files.run_paths import LONGEST_TOKEN
 from psrpc.files.storage import cause_of, read_bounded
 from psrpc.metrics.address import OFF
-from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.metrics.exporter import Family, MetricsServer, histogram
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation
+
+_COUNTERS = {
+    "pushes_applied": ("applied", "Gradients that were applied."),
+    "pushes_staged": ("staged", "Sync: gradients that were taken for a round."),
+    "pushes_repeated": ("already_applied", "Gradients that had been applied before."),
+    "pushes_skipped": ("skipped", "Gradients that were not finite and changed nothing."),
+    "pushes_refused": ("refused", "Pushes that ended in an error."),
+    "pushes_too_stale": ("too_stale", "Gradients staler than max_staleness, not applied."),
+    "pushes_uncompensated": ("uncompensated", "Stale gradients applied without a correction."),
+    "apply_seconds": ("apply_s", "Time spent in updates."),
+    "gradient_bytes": ("gradient_nbytes", "Bytes of received gradients, as encoded."),
+}
+
+_TABLE_GAUGES = {"rows": ("rows", "Rows."), "bytes": ("nbytes", "Memory of the table.")}
+
+_TABLE_COUNTERS = {
+    "rows_created": ("created", "Rows created by pushes."),
+    "rows_evicted": ("evicted", "Rows evicted to make room."),
+    "candidates_dropped": ("candidates_dropped", "Ids forgotten before min_count."),
+}
+
+
+def families(
+    shard: int, report: ShardReport | None, tables: Sequence[TableFigures]
+) -> Iterator[Family]:
+    """Yields all metrics of shard ``shard``; without a report only ``info`` and ``ready``."""
+    labels, own = ("shard",), (str(shard),)
+
+    def gauge(name: str, meaning: str, value: float) -> Family:
+        family = GaugeMetricFamily(f"pserver_{name}", meaning, labels=labels)
+        family.add_metric(own, value)
+        return family
+
+    info = GaugeMetricFamily("pserver_info", "Always 1.", labels=("shard", "version"))
+    info.add_metric((*own, SOFTWARE), 1)
+    yield info
+    ready = report is not None and report.initialized
+    yield gauge("ready", "Whether the shard has parameters.", ready)
+    if report is None:
+        return
+    for name, (field, meaning) in _COUNTERS.items():
+        counter = CounterMetricFamily(f"pserver_{name}", meaning, labels=labels)
+        counter.add_metric(own, getattr(report.counters, field))
+        yield counter
+    yield histogram(
+        "pserver_staleness_versions",
+        "Updates of this shard between the parameters that a gradient came from and its own.",
+        [(own, report.counters.staleness)],
+        labels,
+    )
+    yield gauge("version", "Updates since the job began, as the parameters say.", report.version)
+    yield gauge("generation", "Of the job.", report.generation)
+    yield gauge("parameter_bytes", "Of parameters in float32.", report.nbytes)
+    yield gauge("staged_pushes", "Sync: gradients that wait for their round.", report.staged_now)
+    yield gauge("waiting", "Whether the shard waits for others.", bool(report.waiting_for))
+    if tables:
+        yield from _of_tables(own, tables)
+
+
+def _of_tables(own: tuple[str, ...], tables: Sequence[TableFigures]) -> Iterator[Family]:
+    for kinds, kind in ((_TABLE_GAUGES, GaugeMetricFamily), (_TABLE_COUNTERS, CounterMetricFamily)):
+        for name, (field, meaning) in kinds.items():
+            family = kind(f"pserver_table_{name}", meaning, labels=("shard", "table"))
+            for table in tables:
+                family.add_metric((*own, table.name), getattr(table, field))
+            yield family
+
 
 log = get_logger()
 
@@ -85,7 +156,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)
         writer = SnapshotWriter(files, coordination.report_snapshot)
         updates = make_engine(
-            cast(Literal["keras", "numpy"], job.engine),
+            cast("Literal['keras', 'numpy']", job.engine),
             json.loads(job.optimizer),
             plan,
             config.shard,

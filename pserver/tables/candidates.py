@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.hash_index import Slots
-from pserver.tables.id_store import NEWEST, IdStore
 from pserver.tables.part import Counted, Counts
+from pserver.tables.row_store import NEWEST, IdStore
 from psrpc.core.tables import Eviction, Ids, mix
 
 _NEVER = np.uint64(2**64 - 1)

@@ -9,8 +9,15 @@ from pserver.tables.candidates import Candidates, victims
 from pserver.tables.frozen import FrozenTable, Removals
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
-from pserver.tables.part import Counted, Counts, Floats, TablePart, check_part
-from pserver.tables.request_check import check_gradients, check_ids
+from pserver.tables.part import (
+    Counted,
+    Counts,
+    Floats,
+    TablePart,
+    check_gradients,
+    check_ids,
+    check_part,
+)
 from pserver.tables.row_store import Evicted, RowStore
 from pserver.tables.row_update import RowUpdate, Scratch
 from psrpc.core.errors import ResourceExhausted, TableFull

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.core.assembly import Extent, targets
-from pserver.core.finite import PIECE_BYTES, Seen, pieces
+from pserver.core.assembly import PIECE_BYTES, Extent, Seen, pieces, targets
 from pserver.transport.byte_stream import RECORD_BYTES
 from pserver.transport.data_connection import DataConnection, connect
 from pserver.transport.data_listener import DataListener, Expected

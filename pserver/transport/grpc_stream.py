@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from pserver.core.assembly import Assembly, Extent
-from pserver.core.finite import Seen
+from pserver.core.assembly import Assembly, Extent, Seen
 from pserver.transport.progress import AwaitedMessages, TransferProgress
 from pserver.transport.transport import (
     Arrival,

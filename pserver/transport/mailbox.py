@@ -3,14 +3,16 @@ docs/design/0012-mailbox.md."""
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import secrets
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pserver.transport import futex
 from psrpc.core.errors import InvalidArgument
 
 NDArray = npt.NDArray[Any]
@@ -61,7 +63,7 @@ class _Box:
         self._wake(word)
 
     def _wake(self, word: int) -> None:
-        futex.wake(self._words[word : word + 1])
+        wake_waiters(self._words[word : word + 1])
 
     def _await(self, word: int, seen: int, over: Callable[[], bool]) -> int | None:
         """Waits until the counter differs from ``seen`` and returns it; None once ``over`` returns
@@ -70,7 +72,7 @@ class _Box:
         while (count := int(place[0])) == seen:
             if over():
                 return None
-            futex.wait(place, seen, LOOK_S)
+            wait_for_change(place, seen, LOOK_S)
         return count
 
 
@@ -154,3 +156,54 @@ class ShardBox(_Box):
         """Releases the memory; no thread may wait any more."""
         self._words = np.zeros(HEAD_BYTES // 4, np.uint32)
         self._room = memoryview(b"")
+
+
+Word = npt.NDArray[np.uint32]
+"""``[1]``, in shared memory."""
+
+_NUMBERS = {"x86_64": 202}
+"""Numbers of the system call, of processors that keep the order of writes: this module does not
+enforce it."""
+
+_NUMBER = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+_SYSCALL: Any = None if _NUMBER is None else ctypes.CDLL(None).syscall
+if _SYSCALL is not None:
+    _SYSCALL.restype = ctypes.c_long
+
+_WAIT, _WAKE = 0, 1
+_ALL_WAITERS = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+def has_futex() -> bool:
+    """Whether this system supports mailboxes."""
+    return _SYSCALL is not None
+
+
+def wait_for_change(word: Word, expected: int, timeout_s: float) -> None:
+    """Sleeps while ``word`` is ``expected``, until a wake-up or ``timeout_s``; may return earlier.
+    Other threads of Python run meanwhile."""
+    seconds = int(timeout_s)
+    timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
+    _futex(word, _WAIT, expected, ctypes.byref(timeout))
+
+
+def wake_waiters(word: Word) -> None:
+    """Wakes all threads of all processes that wait on ``word``."""
+    _futex(word, _WAKE, _ALL_WAITERS, None)
+
+
+def _futex(word: Word, operation: int, value: int, timeout: Any) -> None:
+    assert _NUMBER is not None
+    _SYSCALL(
+        ctypes.c_long(_NUMBER),
+        ctypes.c_void_p(word.ctypes.data),
+        ctypes.c_int(operation),
+        ctypes.c_uint32(value),
+        timeout,
+        None,
+        0,
+    )

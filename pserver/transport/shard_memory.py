@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.core.assembly import Extent, check_values, value_dtype
-from pserver.core.finite import Seen
+from pserver.core.assembly import Extent, Seen, check_values, value_dtype
 from pserver.core.table_ids import TableIds, check_tables, row_extents
-from pserver.transport import futex
+from pserver.transport import mailbox
 from pserver.transport.grpc_stream import read_exchange
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox
 from pserver.transport.segment import AttachedSegment, Offer, SegmentUnavailable, attach
@@ -211,7 +210,7 @@ class MemoryAcceptor(Acceptor):
             return pb.ExchangeAnswer(attached=pb.Attached(refusal=str(refused))), present
         attached = pb.Attached(proof=segment.proof)
         box = None
-        if wanted.mailbox_nbytes > HEAD_BYTES and futex.available():
+        if wanted.mailbox_nbytes > HEAD_BYTES and mailbox.has_futex():
             memory = segment.view(wanted.mailbox_at, wanted.mailbox_nbytes)
             box = ShardBox(memory, wanted.session)
             attached.listens = True

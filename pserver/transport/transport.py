@@ -14,13 +14,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.assembly import Extent
-from pserver.core.finite import Seen
+from pserver.core.assembly import Extent, Seen
 from pserver.core.requests import Values
-from pserver.core.rows_wanted import RowsWanted
-from pserver.core.table_ids import TableIds, pairs
+from pserver.core.table_ids import RowsWanted, TableIds, pairs
 from pserver.wire import streams
-from pserver.wire.row_messages import pushed_parts
+from pserver.wire.streams import pushed_parts
 from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import InvalidArgument, PsError
 from psrpc.core.plan import Plan

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from pserver.core.assembly import Extent
-from pserver.core.finite import Seen
-from pserver.transport import futex
+from pserver.core.assembly import Extent, Seen
+from pserver.transport import mailbox
 from pserver.transport.grpc_stream import Connector, StandingCall, read_answer
 from pserver.transport.mailbox import WorkerBox
 from pserver.transport.segment import Segment
@@ -148,7 +147,7 @@ class MemoryConnector(Connector):
         """See :class:`Connector`."""
         if self._segment is None or self._outbox is None:
             return None
-        box = WorkerBox(self._outbox.mailbox) if futex.available() else None
+        box = WorkerBox(self._outbox.mailbox) if mailbox.has_futex() else None
         self.why, listens = self._attach(call, self._segment, box)
         if self.why != self._logged:
             self._logged = self.why

@@ -50,7 +50,7 @@ def make_engine(
         # Otherwise TensorFlow logs a missing GPU driver as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from pserver.updates.keras_engine import KerasEngine
-    from pserver.updates.keras_function import use_one_thread
+    from pserver.updates.keras_objects import use_one_thread
 
     if fresh and plan.shard_nbytes(shard) <= _SMALL_NBYTES and _THREADS not in os.environ:
         use_one_thread()

@@ -12,13 +12,16 @@ import structlog
 import tensorflow as tf
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, needs_single_shard, placement_for
-from pserver.updates.arenas import ShardArenas
-from pserver.updates.engine import NDArray, Slots, frozen
-from pserver.updates.keras_function import (
+from pserver.updates.engine import NDArray, ShardArenas, Slots, frozen
+from pserver.updates.keras_objects import (
     DEVICE,
     FlatFunction,
+    SlotVariables,
     VariableView,
     copied,
+    make_variable,
+    pieces_of,
+    rebuild,
     rounded,
     taken,
     to_array,
@@ -27,8 +30,6 @@ from pserver.updates.keras_function import (
     widened,
     zeros,
 )
-from pserver.updates.keras_objects import make_variable, pieces_of, rebuild
-from pserver.updates.keras_slots import SlotVariables
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer
-from pserver.updates.arenas import ShardArenas
-from pserver.updates.engine import ITERATIONS, Lending, NDArray, Slots, frozen, scalar
+from pserver.updates.engine import ITERATIONS, Lending, NDArray, ShardArenas, Slots, frozen, scalar
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
 from psrpc.core.encoding import Encoding, round_to

@@ -1,7 +1,7 @@
 """Bounds on the cost of one peer, or of all peers together, to a server, each with its reason.
 
 Other modules bound the memory of gradients in transit (``pserver.engine.buffers``), the rows of
-a pull or look-up (``pserver.tables.request_check``), and chunks and arrays of a stream before any
+a pull or look-up (``pserver.tables.part``), and chunks and arrays of a stream before any
 allocation (``pserver.core.assembly``)."""
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pserver.core.assembly import shard_extents
 from pserver.engine.engine import ShardEngine
-from pserver.server.conversation import Conversation
-from pserver.server.servicer import ParameterServerServicer
+from pserver.server.servicer import Conversation, ParameterServerServicer
 from pserver.transport.byte_stream import SealedStream
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_keys import data_keys

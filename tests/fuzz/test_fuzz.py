@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from pserver.client.client import ShardClient
 from pserver.engine.engine import ShardEngine
-from pserver.updates.arenas import ShardArenas
+from pserver.updates.engine import ShardArenas
 from pserver.wire import messages as wire
 from psrpc.checkpoint.manifest import MANIFEST, Manifest
 from psrpc.core.errors import InvalidArgument, PsError, RemoteFailure, Unreachable

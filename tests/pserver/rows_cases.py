@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pserver.client.client import ShardClient
 from pserver.client.requests import GradientPush, Source
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from pserver.tables.table import Table
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient

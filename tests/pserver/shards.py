@@ -17,7 +17,7 @@ from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Source
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import Snapshot
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.transport.workspace import Workspace

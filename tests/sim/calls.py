@@ -12,8 +12,7 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
 from pserver.core.requests import PushRequest, Values
-from pserver.core.rows_wanted import RowsWanted
-from pserver.core.table_ids import from_table_ids
+from pserver.core.table_ids import RowsWanted, from_table_ids
 from pserver.transport.grpc_stream import read_stream
 from pserver.transport.transport import Outgoing, Target
 from pserver.transport.workspace import Workspace

@@ -156,7 +156,7 @@ class Coordinator:
             return f"cannot go on: {error}"
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
         self.course = JobRun(run, store, self._schedule.clock, disk, NoCurves())
-        self.course.bell = cast(Any, self._bell)
+        self.course.bell = cast("Any", self._bell)
         self.engine = Engine(self.course, store)
         self.servicer = Servicer(self.engine)
         self._cluster.invariants.begin(self.course)
@@ -300,7 +300,7 @@ class Coordinator:
         if not isinstance(work, Wait):
             look(True)
         else:
-            self._park(look, lambda: pause_s(cast(Wait, last), self._schedule.now()))
+            self._park(look, lambda: pause_s(cast("Wait", last), self._schedule.now()))
 
     def _park(
         self, look: Callable[[bool], bool], pause_s: Callable[[], float] = lambda: POLL_S

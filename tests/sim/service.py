@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.assembly import Extent
-from pserver.core.finite import Seen
+from pserver.core.assembly import Extent, Seen
 from pserver.core.requests import PullRequest, RowsRequest
 from pserver.core.table_ids import TableIds
 from psrpc.core.errors import AccessDenied, NotReady, PsError

@@ -80,7 +80,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     training step without running it, and checks the labels. Raises InvalidJob if the job cannot be
     trained.
     """
-    from pserver.updates.keras_slots import keras_slot_names
+    from pserver.updates.keras_objects import keras_slot_names
     from worker.describe.tables import described_tables
     from worker.model.build import serialized_optimizer
     from worker.model.compiled import complete

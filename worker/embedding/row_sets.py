@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from psrpc.core.plan import aligned_empty, aligned_nbytes
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.ops.lanes import BLOCK, in_lanes

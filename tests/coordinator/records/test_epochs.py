@@ -40,7 +40,7 @@ def make_training_run(tmp_path: Path, store: Store, **changes: Any) -> TrainingR
     made.training = Training(
         made.run,
         store,
-        cast(Any, NoCurves()),
+        cast("Any", NoCurves()),
         lambda c: made.sent.append(c),
         QueuedDisk(made.run),
         made.warnings,

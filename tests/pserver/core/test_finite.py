@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pserver.core import finite
-from pserver.core.finite import is_finite
+from pserver.core import assembly
+from pserver.core.assembly import is_finite
 from psrpc.core.encoding import Encoded, Encoding, round_to
 from psrpc.core.errors import InvalidArgument
 from tests.pserver.exchanges import BATCH, NAME, PLAN, STATE, normal
@@ -32,7 +32,7 @@ BAD = [np.nan, -np.nan, np.inf, -np.inf]
 @pytest.mark.parametrize("bad", BAD, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_element_anywhere(dtype: Any, bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finite, "LOOK", 7)
+    monkeypatch.setattr(assembly, "LOOK", 7)
     good = np.linspace(-2, 2, 30).astype(dtype)
     assert is_finite(good)
     for place in range(30):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pserver.core.assembly import Extent
-from pserver.core.finite import Seen
+from pserver.core.assembly import Extent, Seen
 from pserver.core.requests import PullRequest, PushResult
 from pserver.engine.engine import ShardEngine
 from pserver.transport.shard_memory import Shared

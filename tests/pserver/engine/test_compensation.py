@@ -14,7 +14,7 @@ from pserver.core.fence import Fence
 from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, RestoredState, Values
 from pserver.engine.compensation import EPSILON, Compensation
 from pserver.engine.engine import ShardEngine
-from pserver.engine.pushes import MAX_VERSIONS, Pulled
+from pserver.engine.pulls import MAX_VERSIONS, Pulled
 from pserver.transport.shard_memory import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
@@ -162,7 +162,7 @@ def test_the_oldest_of_too_many_versions_goes() -> None:
 
 
 def test_of_too_many_workers_who_pulled_first_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pserver.engine.pushes.MAX_WORKERS", 2)
+    monkeypatch.setattr("pserver.engine.pulls.MAX_WORKERS", 2)
     pulled = Pulled()
     for version, worker in enumerate("abac"):
         pulled.remember(worker, values_of(PLAN, drawn(1), version))

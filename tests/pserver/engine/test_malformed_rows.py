@@ -230,7 +230,7 @@ def test_rows_that_a_worker_leaves_in_shared_memory_are_checked_there(shard: Bar
 def test_an_answer_with_other_rows_is_refused_by_the_client(shard: BareShard) -> None:
     other = tables_plan(2, width=5)
     address = shard.client.peer.rpartition(" ")[2]
-    from pserver.core.rows_wanted import RowsWanted
+    from pserver.core.table_ids import RowsWanted
 
     with ShardClient(address, 77, other, 0) as client:
         fence = fence_of(shard.client)

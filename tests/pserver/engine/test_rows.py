@@ -11,7 +11,7 @@ import pytest
 from pserver.client import client as client_module
 from pserver.client.client import ShardClient
 from pserver.core.requests import PullRequest
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from pserver.engine.engine import ShardEngine
 from pserver.tables.tables import Tables
 from psrpc.core.batch import BatchId
@@ -307,7 +307,7 @@ def test_a_gradient_with_a_nan_names_table_and_id(
     client: ShardClient, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that the part with it has others before and after it.
-    monkeypatch.setattr("pserver.core.finite.PIECE_BYTES", 4 * 5)
+    monkeypatch.setattr("pserver.core.assembly.PIECE_BYTES", 4 * 5)
     rows = gradients_of(1)
     rows[ITEM].values[place] = np.nan
     words = rf"'item'.*{rows[ITEM].ids[place[0]]}"

@@ -12,8 +12,8 @@ import pytest
 
 from pserver.client.client import RetryPolicy, ShardClient
 from pserver.server import servicer
-from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
+from pserver.server.servicer import Conversation
 from pserver.transport.grpc_stream import ShardStream
 from pserver.transport.shard_memory import ShardMemory
 from pserver.transport.workspace import Workspace

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pserver.tables.hash_index import HashIndex
-from pserver.tables.id_store import DirectIndex
 from pserver.tables.part import TablePart
+from pserver.tables.row_store import DirectIndex
 from pserver.tables.table import Table
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import TableSpec

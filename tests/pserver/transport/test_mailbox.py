@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.server.conversation import Conversation
 from pserver.server.server import ShardServer
-from pserver.transport import futex, mailbox
+from pserver.server.servicer import Conversation
+from pserver.transport import mailbox
 from pserver.transport.grpc_stream import ShardStream
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox, WorkerBox
 from pserver.transport.worker_memory import WorkerMemory
@@ -42,7 +42,7 @@ from tests.pserver.shards import (
 
 ROOM = 64
 
-pytestmark = pytest.mark.skipif(not futex.available(), reason="this system has no futex")
+pytestmark = pytest.mark.skipif(not mailbox.has_futex(), reason="this system has no futex")
 
 
 def never() -> bool:
@@ -113,7 +113,7 @@ def test_the_end_of_the_call_wakes_who_sleeps(
 ) -> None:
     asleep, over = threading.Event(), threading.Event()
     slept: list[float] = []
-    sleep = futex.wait
+    sleep = mailbox.wait_for_change
 
     def wait(word: NDArray, expected: int, _timeout_s: float) -> None:
         slept.append(1)
@@ -122,7 +122,7 @@ def test_the_end_of_the_call_wakes_who_sleeps(
         while not over.is_set():
             sleep(word, expected, 60)
 
-    monkeypatch.setattr(futex, "wait", wait)
+    monkeypatch.setattr(mailbox, "wait_for_change", wait)
     worker = WorkerBox(memory)
     shard = ShardBox(memory, worker.session)
     if side == "worker":
@@ -227,7 +227,7 @@ def test_a_worker_that_leaves_makes_room_for_the_next(counted: Counted) -> None:
 def test_a_system_without_it_sends_everything(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futex, "available", lambda: False)
+    monkeypatch.setattr(mailbox, "has_futex", lambda: False)
     with served(engine_of(PLAN), transport="shared memory") as client:
         fence = fence_of(client)
         client.initialize(fence, counting(PLAN), INITIAL)

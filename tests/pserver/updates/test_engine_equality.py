@@ -17,7 +17,7 @@ import pytest
 from pserver.updates.allowlist import AVERAGES, placement_for
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
-from pserver.updates.keras_slots import keras_slot_names
+from pserver.updates.keras_objects import keras_slot_names
 from psrpc.core.encoding import Encoding, round_to
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, VariableSpec

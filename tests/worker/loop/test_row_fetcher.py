@@ -45,7 +45,7 @@ class Shards:
 class Fetching:
     def __init__(self, *, tables: bool = True, prefetch: bool = False) -> None:
         self.source, self.shards = Source(), Shards()
-        source, shards = cast(Any, self.source), cast(Any, self.shards)
+        source, shards = cast("Any", self.source), cast("Any", self.shards)
         self.fetcher = RowFetcher(source, shards, tables=tables, prefetch=prefetch)
 
 
