@@ -14,10 +14,11 @@ from tests.pserver.shards import INITIAL
 from tests.worker.flat_jobs import CPU, JobStepper, by_variable
 from tests.worker.shards import pushes, serve_shards, standing_alone
 from worker import Job
+from worker.data.permutation import seed_state
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.model.variables import seed_variables
-from worker.runtime.seeds import python_draws_alike, seed_state
+from worker.step.keras_step import python_draws_alike
 from worker.step.replica import Replica
 
 RATE = 0.5

@@ -38,8 +38,7 @@ from psrpc.options.job_source import first_look
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.job.loader import LoadedJob, load_job, user_code
-from worker.job.settings import only_while_loading
+from worker.job.loader import LoadedJob, load_job, only_while_loading, user_code
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol.done import Stopped

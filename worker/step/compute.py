@@ -15,16 +15,15 @@ from psrpc.core.encoding import wire_encoding
 from psrpc.core.plan import Plan
 from psrpc.core.text import counted
 from psrpc.ops.retry import COMPILING
-from worker.data.source import Batch
+from worker.data.permutation import seed_state
+from worker.data.source import Batch, weighed
 from worker.embedding.id_finder import IdFinder
 from worker.embedding.record_names import name_in_batch, naming_record
 from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, RowSums, rows_nbytes
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.class_weights import weighed
 from worker.model.inputs import check_whole_numbers
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
-from worker.runtime.seeds import seed_state
 from worker.runtime.waits import WorkerWaits
 from worker.step.arenas import batch_signature
 from worker.step.feed import Feed

@@ -17,7 +17,7 @@ from worker.job.loader import user_code
 from worker.model.build import build_loss
 from worker.model.compiled import complete
 from worker.model.loss_scale import loss_scale
-from worker.model.training_metrics import TrainingMetrics
+from worker.model.metrics import TrainingMetrics
 from worker.model.variables import derive, model_variables, seed_variables
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
