@@ -31,6 +31,7 @@ def describe_model(
     from worker.embedding.lookups import NoRows, look_up
     from worker.model.inputs import check_inputs
     from worker.model.variables import model_variables
+    from worker.step.replica import build_step
 
     check_inputs(model, example[0])
     names: list[str] = []
@@ -43,7 +44,7 @@ def describe_model(
             "keras.Model, a tf.Module reports its loss"
         )
     named = model_variables(model)
-    step = _make_step(job, model, named)
+    step = build_step(job, model, named, counts=True)
     nothing = NoRows()
     with look_up(nothing):
         without = _without_gradient(step, model, named, example)
@@ -154,27 +155,6 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
     with user_code("the metrics"):
         failing = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
     return [name for metric in failing for name in summable_results(metric, names)]
-
-
-def _make_step(
-    job: Job, model: Any, named: list[tuple[VariableSpec, Any]]
-) -> KerasStep | ModuleStep:
-    """Makes the step that workers run."""
-    import keras
-
-    from worker.model.build import build_loss
-    from worker.model.metrics import TrainingMetrics
-    from worker.model.variables import seed_variables
-    from worker.step.keras_step import KerasStep
-    from worker.step.module_step import ModuleStep
-
-    variables = [variable for _, variable in named]
-    trainable = [spec.role == "trainable" for spec, _ in named]
-    if isinstance(model, keras.Model):
-        loss, metrics = build_loss(job, model), TrainingMetrics(job, model)
-        return KerasStep(model, loss, variables, trainable, seed_variables(model), metrics)
-    assert callable(job.loss)  # build_model checks it
-    return ModuleStep(model, job.loss, variables, trainable)
 
 
 def _without_gradient(
