@@ -18,7 +18,7 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.files.storage import Storage
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.place import RUN_DIR
+from tests.sim.network import RUN_DIR
 from tests.sim.table_witness import (
     COLUMNS,
     INITIAL,

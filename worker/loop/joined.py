@@ -14,11 +14,11 @@ from psrpc.core.plan import Plan
 from psrpc.ops.logs import get_logger
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.commands import from_batch
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.router import Router
 from worker.loop.session import TICK_S, WorkerSession
 from worker.loop.step_times import StepTimes
-from worker.protocol.conduct import batch_id
 from worker.step.gradient_source import GradientSource
 
 log = get_logger()
@@ -94,7 +94,7 @@ class Leases:
         self._expected = True
         if following.exception() is None:
             batches = following.result().train.batches
-            self._source.expect([batch_id(attempt.batch) for attempt in batches])
+            self._source.expect([from_batch(attempt.batch) for attempt in batches])
 
     def first_of_next(self) -> BatchId | None:
         """Returns the first batch of the next task, if known."""
@@ -103,7 +103,7 @@ class Leases:
             return None
         if following.exception() is not None or not following.result().train.batches:
             return None
-        return batch_id(following.result().train.batches[0].batch)
+        return from_batch(following.result().train.batches[0].batch)
 
 
 class RowFetcher:

@@ -38,6 +38,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from worker.protocol import actions as does
 from worker.protocol.done import DoneBatch, Stopped, raise_shutdown
 
@@ -125,10 +126,10 @@ def _train(task: pb.TrainTask) -> Leased:
     Requests the next task when half of the current one is done.
     """
     yield does.Pull(batch=_first(task))
-    yield does.Expect(tuple(map(_batch_of, task.batches)))
+    yield does.Expect(tuple(from_batch(each.batch) for each in task.batches))
     while True:
         asked = False
-        following = [*map(_batch_of, task.batches[1:]), None]
+        following = [*(from_batch(each.batch) for each in task.batches[1:]), None]
         for index, attempt in enumerate(task.batches):
             if not asked and 2 * index >= len(task.batches) - 1:
                 asked = True
@@ -147,7 +148,7 @@ def _train(task: pb.TrainTask) -> Leased:
 
 def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
     """Async: runs one batch, from its data to its report; ``following`` is the next of its task."""
-    batch, attempt = _batch_of(leased), leased.attempt
+    batch, attempt = from_batch(leased.batch), leased.attempt
     computed: does.Computed = yield does.Compute(batch, following)
     pushed: does.Pushed = yield does.PushPull(
         batch, attempt, not computed.finite, following, leased.grant
@@ -186,7 +187,7 @@ class _Rounds:
             work = lease.round
 
     def _run_micro_batch(self, work: pb.RoundWork) -> Leased:
-        batch, attempt = batch_id(work.attempt.batch), work.attempt.attempt
+        batch, attempt = from_batch(work.attempt.batch), work.attempt.attempt
         lease: pb.Lease
         yield from self._expect(batch)
         try:
@@ -231,16 +232,7 @@ class _Rounds:
 
 
 def _first(task: pb.TrainTask) -> BatchId | None:
-    return _batch_of(task.batches[0]) if task.batches else None
-
-
-def _batch_of(attempt: Any) -> BatchId:
-    return batch_id(attempt.batch)
-
-
-def batch_id(message: Any) -> BatchId:
-    """Converts a ``psrpc.v1.BatchId`` to a value."""
-    return BatchId(message.epoch, message.first, message.count)
+    return from_batch(task.batches[0].batch) if task.batches else None
 
 
 class NextBatch:

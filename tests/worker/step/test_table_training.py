@@ -26,7 +26,13 @@ from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
 from tests.worker.flat_jobs import CPU, RECORDS
-from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from tests.worker.scripted_coordinator import (
+    INITIALIZE,
+    ScriptedCoordinator,
+    attempt_at,
+    serve_script,
+    train_task,
+)
 from tests.worker.shards import Shards, serve_shards, standing_alone
 from tests.worker.table_jobs import loaded, make_job, plan_of
 from worker import Arrays, Embedding, Job
@@ -44,19 +50,14 @@ pytestmark = pytest.mark.slow
 
 USERS, FILMS, W = 9, 6, 4
 BATCHES = [BatchId(0, 0, 8), BatchId(0, 8, 8), BatchId(0, 16, 8), BatchId(1, 0, 8)]
-INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 
 
 def attempt(index: int) -> types.Attempt:
-    batch = BATCHES[index]
-    return types.Attempt(
-        batch=types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count),
-        attempt=index + 1,
-    )
+    return attempt_at(BATCHES[index], index + 1)
 
 
 def task(*indices: int) -> pb.Lease:
-    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+    return train_task(*map(attempt, indices))
 
 
 def factorize(dense: bool) -> keras.Model:
