@@ -107,7 +107,7 @@ class Model:
 
     def expect(self, batches: Sequence[BatchId]) -> None:
         """They come next, and are read ahead."""
-        self._compute.expect(batches)
+        self._compute.feed.expect(batches)
 
     def gradient(self, batch: BatchId, parameters: Mapping[str, Array]) -> tuple[Gradient, float]:
         """What the shard gets of ``batch`` at ``parameters`` (empty where it is not finite), and

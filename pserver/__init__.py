@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from pserver.client.lookup import RowReader
     from psrpc.security.credentials import Security
     from psrpc.security.identity import Role
-    from worker.data.arrays import Arrays
+    from worker.data.arrays import Arrays, Npz
     from worker.data.csv import Csv
     from worker.data.function import Function
-    from worker.data.npz import Npz
     from worker.data.ragged import Ragged
     from worker.data.source import Batch, DataSource
     from worker.data.tfrecord import TfRecords
     from worker.embedding.embedding import Embedding, string_ids
     from worker.embedding.table_options import RowwiseAdagrad
     from worker.job.job import Job
-    from worker.job.settings import setting
+    from worker.job.loader import setting
 
 __all__ = [
     "Arrays",
@@ -56,14 +55,14 @@ _HOMES = {
     "Embedding": "worker.embedding.embedding",
     "Function": "worker.data.function",
     "Job": "worker.job.job",
-    "Npz": "worker.data.npz",
+    "Npz": "worker.data.arrays",
     "Ragged": "worker.data.ragged",
     "Role": "psrpc.security.identity",
     "RowReader": "pserver.client.lookup",
     "Security": "psrpc.security.credentials",
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
-    "setting": "worker.job.settings",
+    "setting": "worker.job.loader",
     "string_ids": "worker.embedding.embedding",
 }
 

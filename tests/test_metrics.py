@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 import coordinator.process.metrics
 import pserver.process.shard
-import worker.process.metrics
+import worker.process.run
 from coordinator.core.figures import CAUSES
 from pserver.core.counters import Counters, ShardReport
 from pserver.tables.tables import TableFigures
@@ -54,8 +55,10 @@ def of_shard() -> list[Family]:
 
 
 def of_worker() -> list[Family]:
-    times = pb.WorkerTimes(data=1, compute=2)
-    return list(worker.process.metrics.families("worker-0", 2, "", 11, times))
+    totals = pb.WorkerTimes(data=1, compute=2)
+    membership: Any = SimpleNamespace(worker="worker-0", generation=2)
+    times: Any = SimpleNamespace(steps=11, totals=lambda: totals)
+    return list(worker.process.run.families(membership, "", times))
 
 
 def of_coordinator(status: pb.GetJobStatusResponse = STATUS) -> list[Family]:
@@ -101,7 +104,7 @@ def test_a_workers_figures() -> None:
     assert found["worker_steps_total", ()] == 11
     assert found["worker_seconds_total", ("compute",)] == 2
     assert found["worker_waiting", ()] == 0
-    assert worker.process.metrics.CAUSES == CAUSES
+    assert worker.process.run.CAUSES == CAUSES
 
 
 def test_a_jobs_figures() -> None:

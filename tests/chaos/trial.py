@@ -15,8 +15,7 @@ from tests.chaos import invariants
 from tests.chaos.cluster import MAX_FAILURES, Cluster, Folders
 from tests.chaos.injector import Injector
 from tests.chaos.launcher import Launcher
-from tests.chaos.observer import Observer
-from tests.chaos.operator import Operator
+from tests.chaos.observer import Observer, Operator
 from tests.chaos.proxy import Proxy
 from tests.chaos.roles import ENTRIES
 from tests.chaos.schedule import Schedule
@@ -145,11 +144,9 @@ class _Trial:
 
     @property
     def changed(self) -> bool:
-        """See :class:`Result`."""
         return any(sight.policy > 1 for sight in self._observer.sights)
 
     def recoveries(self) -> list[float]:
-        """See :class:`Result`."""
         found = []
         times = [r.began for r in self.injector.records if r.began is not None]
         times += [r.ended for r in self.injector.records if r.ended is not None]

@@ -12,19 +12,15 @@ class Caller:
     """What a servicer may ask of a call: here one without a certificate, whose deadline is now."""
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
-        """As gRPC's."""
         return {}
 
     def peer(self) -> str:
-        """As gRPC's."""
         return "ipv4:127.0.0.1:1"
 
     def time_remaining(self) -> float:
-        """As gRPC's: nothing is waited for."""
         return 0.0
 
     def add_callback(self, _callback: Callable[[], object]) -> bool:
-        """As gRPC's."""
         return True
 
     def cancel(self) -> None:

@@ -32,6 +32,7 @@ from psrpc.core.errors import PsError
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.codec import encode_stream
+from psrpc.wire.commands import to_batch
 from tests.fuzz.calls import Caller, joined, split
 from tests.pserver.shards import (
     INCARNATION,
@@ -215,7 +216,7 @@ def push_header() -> pb.PushHeader:
     gradient = part(PLAN, counting(PLAN))
     header = pb.PushHeader(
         fence=FENCE,
-        batch=types.BatchId(epoch=BATCH.epoch, first=BATCH.first, count=BATCH.count),
+        batch=to_batch(BATCH),
         attempt=1,
         examples=BATCH.count,
         extents=streams.to_extents(streams.gradient_extents(PLAN, gradient)),

@@ -37,6 +37,7 @@ from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from tests.chaos.invariants import check_cuts, check_final_state
 from tests.chaos.witness import Array, Options, Torn, description, gradient
 from tests.chaos.worker_process import WitnessSource
@@ -424,7 +425,7 @@ class Insider:
         fence: types.Fence | None = None,
     ) -> PushResult:
         """Pushes the right gradient of a batch, or that it has none, with any proof."""
-        batch = batch_of(attempt)
+        batch = from_batch(attempt.batch)
         push = GradientPush(
             batch,
             attempt.attempt,
@@ -462,11 +463,6 @@ class Insider:
     def leave(self) -> None:
         """Gives its leases back."""
         self.client.leave_worker(pb.LeaveWorkerRequest(session=self.session, reason="enough"))
-
-
-def batch_of(attempt: types.Attempt) -> BatchId:
-    """The batch that an attempt is at."""
-    return BatchId(attempt.batch.epoch, attempt.batch.first, attempt.batch.count)
 
 
 def refusal(call: Callable[[], object]) -> PsError | None:

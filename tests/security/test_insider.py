@@ -28,6 +28,7 @@ from psrpc.security.identity import PERMISSIONS, Role
 from psrpc.security.signatures import grant_of, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from tests.chaos.witness import WITNESS
 from tests.coordinator.builders import SHA, make_run, serving
 from tests.security.conftest import JOB
@@ -36,7 +37,6 @@ from tests.security.insider import (
     SYNC,
     Cluster,
     Insider,
-    batch_of,
     cluster,
     mean_states,
     refusal,
@@ -423,9 +423,9 @@ def test_a_shard_can_vouch_for_others_but_opens_no_session_and_decides_nothing(
             signed = types.SignedDecision(decision=b"", signature=key * 2)
             assert_denied(lambda: insider.pull(None, decision=signed), "PS306")
             other = types.Attempt(batch=types.BatchId(epoch=0, first=124, count=4), attempt=999)
-            of = (key, insider.name, insider.generation, batch_of(other), other.attempt)
+            of = (key, insider.name, insider.generation, from_batch(other.batch), other.attempt)
             assert insider.push(other, grant=grant_of(*of)).outcome == "applied"
-            of = (key, insider.name, insider.generation, batch_of(attempt), attempt.attempt)
+            of = (key, insider.name, insider.generation, from_batch(attempt.batch), attempt.attempt)
             receipts = [receipt_of(*of, index, False) for index in range(2)]
             insider.lease((insider.report(attempt, receipts),))
             batches = {w.worker: w.batches for w in job.status().workers}
@@ -443,7 +443,7 @@ def test_a_worker_can_skip_what_is_leased_to_it_and_that_shows(certs: Path, tmp_
         receipts = [insider.push(attempt, shard, skipped=True).receipt for shard in range(2)]
         insider.lease((insider.report(attempt, receipts),))
         insider.leave()
-        job.finish(poisoned=job.options.number(batch_of(attempt)))
+        job.finish(poisoned=job.options.number(from_batch(attempt.batch)))
 
 
 def test_a_worker_can_skip_on_one_shard_alone_and_that_shows(certs: Path, tmp_path: Path) -> None:

@@ -33,10 +33,11 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import parameter_server_pb2 as shard_pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.codec import encode_stream
+from psrpc.wire.commands import from_batch
 from psrpc.wire.status import error_from_rpc
 from tests.chaos.witness import WITNESS
 from tests.security.conftest import JOB
-from tests.security.insider import WAIT_S, Cluster, Insider, batch_of, cluster, refusal
+from tests.security.insider import WAIT_S, Cluster, Insider, cluster, refusal
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,7 @@ def half_of_a_push(
     insider: Insider, attempt: types.Attempt, shard: int, over: threading.Event
 ) -> Iterator[bytes]:
     """The header and a few bytes, and then nothing until it is ``over``."""
-    batch = batch_of(attempt)
+    batch = from_batch(attempt.batch)
     gradient = insider.gradient(batch, shard)
     header = shard_pb.PushHeader(
         fence=insider.fence(shard),

@@ -28,8 +28,7 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.fibers import Fibers
-from tests.sim.network import Call, Network
-from tests.sim.place import CALL_S, COORDINATOR, EXCHANGE_S
+from tests.sim.network import CALL_S, COORDINATOR, EXCHANGE_S, Call, Network
 from tests.sim.schedule import Process
 from tests.sim.service import Tensors
 from tests.sim.stream import Stream
@@ -64,17 +63,14 @@ class ToCoordinator(CoordinatorClient):
         self._stub: Any = _Names()
 
     def close(self) -> None:
-        """See :class:`CoordinatorClient`."""
         self._closed = True
         for call in list(self._under_way):
             call.give_up()
 
     def why_unreachable(self) -> PsError | None:
-        """See :class:`CoordinatorClient`: nothing that is known."""
         return None
 
     def watch(self, request: commands.WatchRequest) -> CommandStream:
-        """See :class:`CoordinatorClient`."""
 
         def opened() -> Stream:
             stream: Stream = self._answer("Watch", (request, self._process), CALL_S)
@@ -109,7 +105,6 @@ class _Commands(CommandStream):
         self._stream: Stream | None = None
 
     def __iter__(self) -> Iterator[commands.WatchResponse]:
-        """See :class:`CommandStream`."""
         try:
             self._stream = self._opened()
             if self._cancelled:
@@ -121,7 +116,6 @@ class _Commands(CommandStream):
                 raise _unreachable(error) from None
 
     def cancel(self) -> None:
-        """See :class:`CommandStream`."""
         self._cancelled = True
         if self._stream is not None:
             self._stream.cancel()
@@ -186,19 +180,16 @@ class _Exchanger:
             call.give_up()
 
     def initialize(self, stream: Iterator[bytes], timeout: float) -> pb.InitializeResponse:
-        """In place of the call."""
         header, pieces = read_stream(stream, pb.InitializeHeader)
         arena = np.frombuffer(b"".join(bytes(piece.data) for piece in pieces), np.float32)
         self._call("Initialize", (wire.from_initialize(header), Tensors(arena)), timeout)
         return pb.InitializeResponse()
 
     def get_status(self, request: pb.GetStatusRequest, timeout: float) -> pb.GetStatusResponse:
-        """In place of the call."""
         status: pb.GetStatusResponse = self._call("GetStatus", request, timeout)
         return status
 
     def carry_out(self, header: pb.ExchangeHeader, tensors: Outgoing) -> pb.ExchangeAnswer:
-        """See :class:`pserver.client.exchanger.Exchanger`."""
         into, wanted = tensors.into, tensors.wanted
         if self._given_up:
             raise SegmentLost(self._given_up)

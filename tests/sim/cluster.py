@@ -24,10 +24,9 @@ from tests.sim.disk import Disk, View
 from tests.sim.faults import CUT, Faults
 from tests.sim.fibers import Fibers
 from tests.sim.invariants import SLOT, Invariants, Violation
-from tests.sim.network import Network
+from tests.sim.network import RUN_DIR, Network
 from tests.sim.operator import Operator
 from tests.sim.options import Options
-from tests.sim.place import RUN_DIR
 from tests.sim.schedule import Process, Schedule, Steps
 from tests.sim.shard import Shard
 from tests.sim.store import StoreFile

@@ -32,11 +32,9 @@ from psrpc.files.durable import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.wire.commands import to_command
 from psrpc.wire.shard_reports import from_held
-from tests.sim.disk import View
-from tests.sim.network import Respond
-from tests.sim.place import COORDINATOR, RUN_DIR
+from tests.sim.disk import SlowDisk, View
+from tests.sim.network import COORDINATOR, RUN_DIR, Respond
 from tests.sim.schedule import Process, Steps
-from tests.sim.slow_disk import SlowDisk
 from tests.sim.store import FaultyStore
 from tests.sim.stream import Stream as Connection
 
@@ -84,7 +82,6 @@ class SimulatedBell:
         self.rung = False
 
     def ring(self) -> None:
-        """See :class:`coordinator.training.streams.Notifier`."""
         self.rung = True
 
 
@@ -105,11 +102,9 @@ class _Directory(RunDirectory):
     """Files of a run that no fault strikes."""
 
     def token(self) -> str:
-        """See :class:`RunDirectory`."""
         return "secret"
 
     def new_token(self) -> str:
-        """See :class:`RunDirectory`."""
         return "secret"
 
     def write_job(self, document: dict[str, object]) -> None:
@@ -186,7 +181,6 @@ class Coordinator:
                 cluster.store.forget_the_end()
 
     def doing(self) -> str:
-        """See :class:`tests.sim.cluster.Life`."""
         if self.course is None:
             return "starts"
         return f"{self.course.phase}, waits for {self.course.waiting_for() or 'nothing'}"
@@ -210,7 +204,6 @@ class Coordinator:
     # -- calls -------------------------------------------------------------------------------
 
     def handle(self, method: str, request: Any, respond: Respond) -> None:
-        """See :class:`tests.sim.network.Server`."""
         try:
             match method:
                 case "Watch":

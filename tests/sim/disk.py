@@ -6,10 +6,13 @@ import errno
 import hashlib
 import io
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from random import Random
 
+from coordinator.checkpoints.disk import DiskChoice, DiskWork, Result
+from coordinator.core.run import Run
 from psrpc.files.storage import Written
 from tests.sim.faults import Faults
 from tests.sim.schedule import Crash, Process
@@ -171,7 +174,6 @@ class View:
         self._process = process
 
     def make_directory(self, path: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         above = self._disk.directory(path.parent)
         if path.name in above.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
@@ -180,14 +182,12 @@ class View:
         self._crash()
 
     def is_empty(self, path: Path) -> bool:
-        """See :class:`psrpc.files.storage.Storage`."""
         try:
             return not self._disk.directory(path).names
         except FileNotFoundError:
             return True
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
-        """See :class:`psrpc.files.storage.Storage`."""
         directory = self._disk.directory(path.parent)
         if path.name in directory.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
@@ -204,7 +204,6 @@ class View:
         return Written(len(data), hashlib.sha256(data).hexdigest())
 
     def link(self, old: Path, new: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         file, directory = self._disk.find(old), self._disk.directory(new.parent)
         assert isinstance(file, File)
         if new.name in directory.names:
@@ -214,7 +213,6 @@ class View:
         self._crash()
 
     def sync(self, directory: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         found = self._disk.directory(directory)
         self._crash()
         if self._disk.faults.strikes("EIO"):
@@ -224,7 +222,6 @@ class View:
         self._crash()
 
     def rename(self, old: Path, new: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         assert old.parent == new.parent, "across directories it would be two changes"
         node, parent = self._disk.directory(old), self._disk.directory(new.parent)
         there = parent.names.get(new.name)
@@ -235,7 +232,6 @@ class View:
         self._crash()
 
     def remove(self, directory: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         found = self._disk.directory(directory)
         for name, node in list(found.names.items()):
             self._crash()
@@ -246,20 +242,17 @@ class View:
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
     def remove_empty(self, directory: Path) -> None:
-        """See :class:`psrpc.files.storage.Storage`."""
         if self._disk.directory(directory).names:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
     def open(self, path: Path) -> io.BufferedIOBase:
-        """See :class:`psrpc.files.storage.Storage`."""
         node = self._disk.find(path)
         if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
         return io.BytesIO(node.data)
 
     def directories(self, path: Path) -> list[str]:
-        """See :class:`psrpc.files.storage.Storage`."""
         try:
             names = self._disk.directory(path).names
         except FileNotFoundError:
@@ -267,7 +260,6 @@ class View:
         return sorted(name for name, node in names.items() if isinstance(node, Directory))
 
     def free(self, path: Path) -> int:
-        """See :class:`psrpc.files.storage.Storage`."""
         return 0 if self._full else 1 << 40
 
     @property
@@ -314,3 +306,36 @@ def _apply(names: dict[str, File | Directory], change: dict[str, File | Director
             names.pop(name, None)
         else:
             names[name] = node
+
+
+DISK_S = (0.001, 0.5)
+"""How long a piece of work on the disk takes."""
+
+
+class SlowDisk(DiskWork):
+    """Takes simulated time."""
+
+    def __init__(self, process: Process, storage: View, run: Run, counts: Counter[str]) -> None:
+        super().__init__(run, storage)
+        self._process = process
+        self._counts = counts
+
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        schedule = self._process.schedule
+
+        def end() -> None:
+            done(work())
+            self.over()
+
+        schedule.after(schedule.random.uniform(*DISK_S), self._process, end)
+
+    def choose(self, refused: Mapping[str, str], done: Callable[[DiskChoice], None]) -> None:
+        """See :class:`coordinator.checkpoints.disk.DiskWork`. Counts how often it is not the
+        newest."""
+
+        def chosen(choice: DiskChoice) -> None:
+            if choice.chosen is not None and choice.chosen.remarks:
+                self._counts["fall-backs"] += 1
+            done(choice)
+
+        super().choose(refused, chosen)

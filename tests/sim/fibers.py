@@ -88,27 +88,21 @@ class Fibers(Threads):
     # -- what real code takes ------------------------------------------------------------------
 
     def thread(self, target: Callable[[], object], name: str) -> threading.Thread:
-        """See :class:`Threads`."""
         return _Thread(self, Signal(self._schedule), target, name)
 
     def pool(self, workers: int, name: str) -> Executor:
-        """See :class:`Threads`."""
         return _Pool(self, lambda: Signal(self._schedule), workers)
 
     def event(self) -> threading.Event:
-        """See :class:`Threads`."""
         return _Event(Signal(self._schedule))
 
     def condition(self) -> threading.Condition:
-        """See :class:`Threads`."""
         return _Condition(Signal(self._schedule))
 
     def now(self) -> float:
-        """See :class:`Threads`."""
         return self._schedule.now()
 
     def chance(self) -> float:
-        """See :class:`Threads`."""
         return self._schedule.random.random()
 
 

@@ -19,7 +19,7 @@ from psrpc.core.commands import Begin, Command, Decision, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.place import RUN_DIR
+from tests.sim.network import RUN_DIR
 from tests.sim.policy_book import PolicyBook
 from tests.sim.schedule import Process
 from tests.sim.source import POSITIONS

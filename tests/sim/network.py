@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from psrpc.core.errors import DeadlinePassed, PsError, Unreachable
 from tests.sim.faults import CUT, Faults
 from tests.sim.schedule import Effect, Process, Schedule, Waiter
+
+COORDINATOR = "coordinator:5000"
+
+RUN_DIR = Path("/sim/run")
+
+SHA = "ab" * 32
+"""Of the job file."""
+
+CALL_S, POLL_S, EXCHANGE_S = 10.0, 20.0, 60.0
+"""Deadlines of a call that is answered at once, of one that may wait, of one with tensors."""
+
 
 FAST_S, SLOW_S = 0.0005, 0.004
 """A message takes as long as this, unless it is delayed."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from psrpc.core.errors import DeadlinePassed, NotReady, PsError, Unreachable
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.place import CALL_S, COORDINATOR
+from tests.sim.network import CALL_S, COORDINATOR
 from tests.sim.schedule import Process, Steps
 
 if TYPE_CHECKING:

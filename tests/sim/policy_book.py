@@ -21,7 +21,7 @@ from psrpc.core.commands import Begin, Decision
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.place import RUN_DIR
+from tests.sim.network import RUN_DIR
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster

@@ -106,7 +106,6 @@ class Task:
         self._ended = ended
 
     def resume(self, value: Any) -> None:
-        """See :class:`Waiter`."""
         try:
             if isinstance(value, PsError):
                 effect = self._steps.throw(value)

@@ -46,7 +46,6 @@ class Sent:
     meanwhile: Callable[[], object]
 
     def in_place(self, plan: Plan, extents: Sequence[Extent], tables: int) -> None:
-        """See :class:`pserver.transport.transport.Arrival`."""
         return
 
     def receive(
@@ -57,7 +56,6 @@ class Sent:
         rows: Mapping[int, NDArray] | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """See :class:`pserver.transport.transport.Arrival`."""
         self.meanwhile()
         if self.tensors.arena is not None:
             np.copyto(into[ARENA], self.tensors.arena.view(into[ARENA].dtype))
@@ -85,7 +83,6 @@ class Service:
         self._parked: list[_Parked] = []
 
     def handle(self, method: str, request: Any, respond: Respond) -> None:
-        """See :class:`tests.sim.network.Server`."""
         engine = self._shard.engine
         if engine is None:
             respond(NotReady(f"shard {self._shard.index} builds its update engine"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from pserver.core.fence import ShardIdentity
@@ -14,26 +15,128 @@ from pserver.core.requests import RestoredState, Snapshot
 from pserver.engine.engine import ShardEngine
 from pserver.process.coordination import Coordination
 from pserver.process.ending import Ending
-from pserver.snapshots.writer import SnapshotFiles
+from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
+from pserver.tables.tables import Tables, TablesUpdate
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import PsError
 from psrpc.core.plan import Plan
 from psrpc.core.shard_reports import SnapshotReport
+from psrpc.core.tables import Ids, Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.calls import ToCoordinator
-from tests.sim.counting import CountingEngine, CountingTables
 from tests.sim.disk import View
 from tests.sim.fibers import Fibers
 from tests.sim.schedule import Process, Steps
 from tests.sim.service import Service
-from tests.sim.table_witness import Contents
-from tests.sim.writer import Writer
+from tests.sim.table_witness import COLUMNS, RARE, SEEN, Contents
+from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
+
+class CountingEngine(NumpyEngine):
+    """The real one; but whatever is not zero of the witness adds 1 to its entry, whatever its
+    weight in its round and the rate that it is applied at. So an entry still shows how many
+    updates a record was in."""
+
+    def __init__(self, optimizer: Mapping[str, Any], plan: Plan, shard: int, rows: int) -> None:
+        """The witness is the first ``rows`` entries of the shard's part."""
+        super().__init__(optimizer, plan, shard)
+        self._rows = rows
+
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
+        if gradients:
+            witness = gradients[ARENA][: self._rows]
+            np.copyto(witness, np.float32(-1.0 / rate_scale), where=witness != 0)
+        super().apply(gradients, rate_scale)
+
+
+class CountingTables(Tables):
+    """The real ones; but an update adds to a row of ``seen`` how many records it stands for, and 1
+    to that of ``rare``, whatever weights and rate it comes with."""
+
+    def __init__(self, plan: Plan, shard: int, own: Ids) -> None:
+        """``own`` are the ids of ``seen`` that stand for one record."""
+        super().__init__(plan, shard)
+        self._own = np.sort(own)
+
+    def prepare(self, rows: Mapping[int, Rows]) -> TablesUpdate:
+        counted = dict(rows)
+        if SEEN in rows:
+            ids, values = rows[SEEN].ids, rows[SEEN].values
+            one = np.abs(values[np.isin(ids, self._own), 0]).max()
+            counted[SEEN] = Rows(ids, np.rint(values[:, :1] / one) * COLUMNS)
+        if RARE in rows:
+            ids = rows[RARE].ids
+            counted[RARE] = Rows(ids, np.full((len(ids), 1), -1.0, np.float32))
+        prepared = super().prepare(counted)
+        scaled = [rows for table, rows in counted.items() if table in (SEEN, RARE)]
+        return _Unscaled(prepared, scaled)
+
+
+class _Unscaled(TablesUpdate):
+    """An update of which some ``rows`` are applied as they are, whatever the rate."""
+
+    def __init__(self, prepared: TablesUpdate, rows: Sequence[Rows]) -> None:
+        super().__init__(prepared.parts)
+        self._rows = rows
+
+    def apply(self, rate_scale: float, iterations: int, version: int) -> None:
+        for rows in self._rows:
+            np.divide(rows.values, np.float32(rate_scale), out=rows.values)
+        super().apply(rate_scale, iterations, version)
+
+
 NDArray = npt.NDArray[Any]
+
+WRITE_S = (0.001, 0.3)
+"""How long it takes to write a snapshot."""
+
+
+class Writer(SnapshotWriter):
+    """The real one, on a simulated thread. Looks at each snapshot as it is taken and written."""
+
+    def __init__(
+        self,
+        files: SnapshotFiles,
+        shard: Shard,
+        report: Callable[[SnapshotReport], object],
+    ) -> None:
+        self.files = files
+        self._shard = shard
+        self._cuts: dict[str, tuple[Contents, ...] | None] = {}
+        slow: Any = _SlowFiles(files, self._wait, self._written)
+        super().__init__(slow, report, shard.fibers)
+
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
+        self._cuts[order.name] = self._shard.cut(order, snapshot)
+        super().taken(order, snapshot)
+
+    def _wait(self) -> None:
+        schedule = self._shard.process.schedule
+        self._shard.fibers.sleep(schedule.random.uniform(*WRITE_S))
+
+    def _written(self, report: SnapshotReport) -> None:
+        self._shard.written(report, self._cuts[report.name])
+
+
+class _SlowFiles:
+    """Those of a shard, which take their time."""
+
+    def __init__(self, files: SnapshotFiles, wait: Any, written: Any) -> None:
+        self.report = files.report
+        self._files = files
+        self._wait = wait
+        self._written = written
+
+    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> SnapshotReport:
+        self._wait()
+        report = self._files.write(order, snapshot)
+        self._written(report)
+        return report
+
 
 BUILD_S = 0.5
 """An update engine takes as long as this to be built, or less."""
@@ -71,7 +174,6 @@ class Shard:
         self._ending.stop()
 
     def doing(self) -> str:
-        """See :class:`tests.sim.cluster.Life`."""
         if self.engine is None:
             return "registers"
         report = self.engine.report()
@@ -79,7 +181,6 @@ class Shard:
         return f"generation {report.generation} version {report.version}, {waits}"
 
     def _serve(self) -> PsError | None:
-        """As :func:`pserver.process.shard.serve`."""
         try:
             with _Coordination(self, self._ending) as coordination:
                 job = coordination.register(lambda: self.address)

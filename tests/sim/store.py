@@ -57,7 +57,6 @@ class _FaultyFile(LedgerFile):
         self._faults = faults
 
     def open(self) -> None:
-        """See :class:`LedgerFile`."""
         if self._file.connection is None:
             super().open()
             self._file.connection = self._connection

@@ -18,7 +18,7 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.core.shard_reports import SnapshotReport
 from psrpc.files.storage import Storage
-from tests.sim.place import RUN_DIR
+from tests.sim.network import RUN_DIR
 from tests.sim.table_witness import (
     COLUMNS,
     INITIAL,

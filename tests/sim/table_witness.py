@@ -211,7 +211,7 @@ class TableWitness:
         Args:
             plus: the gradient of the arenas' variable of that name.
             scale: undoes the weight that the batch has in its round. None: nobody knows it, and
-                :class:`tests.sim.counting.CountingTables` does.
+                :class:`tests.sim.shard.CountingTables` does.
         """
         trained = np.zeros(len(self.ids[shard].own), np.bool_)
         trained[self._entries(batch)] = True

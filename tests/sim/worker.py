@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from psrpc.core.errors import PsError
 from tests.sim.calls import ToCoordinator, ToShard
 from tests.sim.fibers import Fibers
-from tests.sim.place import SHA
+from tests.sim.network import SHA
 from tests.sim.schedule import Process, Steps
 from tests.sim.source import Source
 from worker.loop.performer import Performer
@@ -65,7 +65,6 @@ class Worker:
         self.standing.stop()
 
     def doing(self) -> str:
-        """See :class:`tests.sim.cluster.Life`."""
         membership = self.standing.membership
         return (
             f"{membership.worker} {self._doing} in generation {membership.generation}, "

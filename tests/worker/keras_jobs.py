@@ -12,12 +12,13 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision
 from tests.pserver.shards import INITIAL
 from tests.worker.flat_jobs import CPU, JobStepper, by_variable
-from tests.worker.shards import leased, serve_shards, standing_alone
+from tests.worker.shards import pushes, serve_shards, standing_alone
 from worker import Job
+from worker.data.permutation import seed_state
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.model.variables import seed_variables
-from worker.runtime.seeds import python_draws_alike, seed_state
+from worker.step.keras_step import python_draws_alike
 from worker.step.replica import Replica
 
 RATE = 0.5
@@ -64,9 +65,11 @@ def train(
             unused = {name: np.empty_like(array) for name, array in values.items()}
             for attempt, gradients in results[::-1] if mode == "sync" else results:
                 if mode == "sync":
-                    router.push(*leased(attempt.batch, attempt.number), gradients)
+                    router.push(pushes(router, attempt.batch, attempt.number, gradients))
                 else:
-                    router.push_pull(*leased(attempt.batch, attempt.number), gradients, unused)
+                    router.push_pull(
+                        pushes(router, attempt.batch, attempt.number, gradients), unused
+                    )
             if mode == "sync":
                 decided = Decision(1, turn, tuple(attempt for attempt, _ in results))
                 for engine in served.engines:

@@ -14,6 +14,7 @@ from psrpc.security.signatures import SIGNATURE_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from psrpc.wire.commands import from_batch, to_batch
 from tests.coordinator.fakes import listening
 from tests.pserver.shards import AUTHORITY, grant_of, session_of
 
@@ -76,7 +77,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         generation = self.cluster.generation
         attempts = [lease.round.attempt] if lease.HasField("round") else lease.train.batches
         for attempt in attempts:
-            batch = BatchId(attempt.batch.epoch, attempt.batch.first, attempt.batch.count)
+            batch = from_batch(attempt.batch)
             attempt.grant = grant_of(worker, batch, attempt.attempt, generation)
         if lease.HasField("initialize"):
             lease.initialize.grant = AUTHORITY.grant_initialize(worker, generation)
@@ -132,8 +133,7 @@ def serve_script(
 
 def attempt_at(batch: BatchId, number: int) -> types.Attempt:
     """The attempt ``number`` at a batch, without a grant."""
-    at = types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count)
-    return types.Attempt(batch=at, attempt=number)
+    return types.Attempt(batch=to_batch(batch), attempt=number)
 
 
 def train_task(*attempts: types.Attempt) -> pb.Lease:

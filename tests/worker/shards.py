@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from coordinator.client.client import CoordinatorClient
+from pserver.client.requests import GradientPush
 from pserver.core.fence import ShardIdentity
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Gradient
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.pserver.shards import AUTHORITY, Sink, grant_of, session_of
+from tests.pserver.shards import AUTHORITY, Sink, leased, session_of
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.loop.session import WorkerSession
@@ -79,9 +81,15 @@ def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[WorkerSession]:
         yield standing
 
 
-def leased(batch: BatchId, attempt: int) -> tuple[BatchId, int, bytes]:
-    """An attempt with the proof that it was leased to ``worker-1``."""
-    return batch, attempt, grant_of("worker-1", batch, attempt)
+def pushes(
+    router: Router, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
+) -> list[GradientPush]:
+    """A gradient of an attempt that was leased to ``worker-1``, at the versions received last."""
+    parts = [None] * len(router.versions) if gradients is None else gradients
+    return [
+        leased("worker-1", batch, attempt, base, part)
+        for base, part in zip(router.versions, parts, strict=True)
+    ]
 
 
 def pull_values(served: Shards) -> dict[str, Array]:

@@ -16,10 +16,13 @@ from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser
 from psrpc.options.config import Configuration
 from psrpc.options.converters import run_path
-from psrpc.options.security_options import from_arguments
+from psrpc.options.healthcheck import BAD_INPUT, add_timeout, said
+from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
-from worker.process import healthcheck
+
+_MOST_BYTES = 1024
+"""Bytes of an answer that the health check reads at most."""
 
 
 def main() -> NoReturn:
@@ -43,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         return export_main(options.job, str(options.checkpoint), options.to, options.set)
     if options.command == "healthcheck":
-        return healthcheck.check_worker(options)
+        return _check_health(options)
     if options.command == "completion":
         sys.stdout.write(completion.script(make_parser(), options.shell) + "\n")
         return 0
@@ -78,9 +81,16 @@ def make_parser() -> argparse.ArgumentParser:
         help="MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
     )
     _add_set(export)
-    healthcheck.add_arguments(
-        commands.add_parser("healthcheck", help="say whether a worker answers at its --metrics")
+    health = commands.add_parser(
+        "healthcheck", help="say whether a worker answers at its --metrics"
     )
+    health.add_argument(
+        "address",
+        metavar="HOST:PORT",
+        help="where its metrics are: its --metrics as it was told, with a fixed port",
+    )
+    add_timeout(health)
+    add_security_arguments(health, listens=False)
     completion.add_arguments(
         commands.add_parser("completion", help=completion.COMPLETION_HELP), "worker"
     )
@@ -96,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
         options = configuration.options(arguments, os.environ)
     except InvalidArgument as error:
         sys.stderr.write(error_line(error) + "\n")
-        return 2
+        return BAD_INPUT
     from psrpc.ops.process import apply_malloc_settings, die_with_parent
 
     if options.die_with_parent:
@@ -111,14 +121,14 @@ def _run(arguments: argparse.Namespace) -> int:
         host, port = parse_address(options.coordinator, COORDINATOR_PORT)
     except InvalidArgument as error:
         sys.stderr.write(error_line(error, "--coordinator: ") + "\n")
-        return 2
+        return BAD_INPUT
     coordinator = format_address(host, port)
     try:
         security = from_arguments(Role.WORKER, options)
         check_reachable(coordinator, security)
     except InvalidArgument as error:
         sys.stderr.write(error_line(error) + "\n")
-        return 2
+        return BAD_INPUT
 
     from worker.process.run import WorkerConfig, run_worker
 
@@ -129,7 +139,39 @@ def _run(arguments: argparse.Namespace) -> int:
     except PsError as error:
         # The worker has not joined a job yet.
         sys.stderr.write(error_line(error) + "\n")
-        return 2
+        return BAD_INPUT
+
+
+def _check_health(args: argparse.Namespace) -> int:
+    """Returns 0 if the worker answers, 1 if it does not, 2 if the arguments are invalid."""
+    import http.client
+    import urllib.request
+
+    from psrpc.metrics.address import HEALTH
+    from psrpc.net.channel import format_address, is_loopback, parse_address
+
+    try:
+        host, port = parse_address(args.address)
+        where = format_address(host, port)
+        # Bypass web proxies that the environment names.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        scheme = "http"
+        # The worker decides by the same address whether to encrypt.
+        if not is_loopback(host):
+            security = from_arguments(Role.WORKER, args)
+            if security.encrypted and not security.by_token:
+                scheme = "https"
+                handlers.append(urllib.request.HTTPSHandler(context=security.https_reader()))
+    except InvalidArgument as error:
+        sys.stderr.write(error_line(error) + "\n")
+        return BAD_INPUT
+    ask = urllib.request.build_opener(*handlers)
+    try:
+        with ask.open(f"{scheme}://{where}{HEALTH}", timeout=args.timeout) as answer:
+            worker = answer.read(_MOST_BYTES).strip() == Role.WORKER.encode()
+    except (OSError, http.client.HTTPException) as error:
+        return said(f"{where}: {getattr(error, 'reason', error)}")
+    return said("" if worker else f"{where} answers, and is no worker")
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

@@ -7,17 +7,21 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData, InvalidJob
 from psrpc.core.text import counted
-from worker.data.files import DataFile, DataFiles, Found, existing_file, hash_files
-from worker.data.permutation import RecordOrder
-from worker.data.source import Array, Batch, Map, check_count, check_range
+from worker.data.files import (
+    DataFile,
+    Found,
+    IndexedSource,
+    RecordIndex,
+    existing_file,
+    hash_files,
+)
+from worker.data.source import Array, Batch, Map, check_count
 
 Column = str | int
 _SCAN_NBYTES = 1 << 24
@@ -26,7 +30,7 @@ _DELIMITERS = (";", "\t", "|", ",")
 """Common delimiters that an error suggests if the job's does not fit."""
 
 
-class Csv:
+class Csv(IndexedSource["_LineIndex"]):
     """Records of a CSV file, one per line; memory holds 8 bytes per record, not the file.
 
     Args:
@@ -57,6 +61,7 @@ class Csv:
         y_dtype: str = "int64",
         map: Map | None = None,
     ) -> None:
+        super().__init__()
         if isinstance(x, str):
             raise InvalidData(f"Csv: x is {x!r}; expected a list of columns")
         self._path = path
@@ -66,23 +71,6 @@ class Csv:
         self._delimiter = delimiter
         self._dtypes = (np.dtype(x_dtype), np.dtype(y_dtype))
         self._map = map
-        self._lock = Lock()
-        self._index: _LineIndex | None = None
-
-    @property
-    def num_records(self) -> int:
-        return self._opened().num_records
-
-    def read(self, seed: int, batch: BatchId) -> Batch:
-        index = self._opened()
-        stop = batch.first + batch.count
-        check_range("Csv", batch.first, stop, index.num_records)
-        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
-
-    def read_range(self, start: int, stop: int) -> Batch:
-        index = self._opened()
-        check_range("Csv", start, stop, index.num_records)
-        return self._batch(index, np.arange(start, stop))
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
         """Returns how messages name the record at a position of an epoch."""
@@ -95,24 +83,14 @@ class Csv:
         names = [dtype.str for dtype in self._dtypes]
         return hash_files([path], self._y, self._x, self._header, self._delimiter, names)
 
-    def close(self) -> None:
-        with self._lock:
-            if self._index is not None:
-                self._index.close()
-            self._index = None
-
-    def _opened(self) -> _LineIndex:
-        with self._lock:
-            if self._index is None:
-                path = existing_file("Csv", self._path)
-                index = _LineIndex(path, self._header, self._delimiter)
-                try:
-                    self._x_columns, self._y_column = self._columns(index)
-                except InvalidJob:
-                    index.close()
-                    raise
-                self._index = index
-            return self._index
+    def _open(self) -> _LineIndex:
+        index = _LineIndex(existing_file("Csv", self._path), self._header, self._delimiter)
+        try:
+            self._x_columns, self._y_column = self._columns(index)
+        except InvalidJob:
+            index.files.close()
+            raise
+        return index
 
     def _columns(self, index: _LineIndex) -> tuple[list[int], int]:
         names = index.columns
@@ -211,44 +189,43 @@ def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
     return ""
 
 
-class _LineIndex:
-    """The position of each record's line. Reading needs no lock."""
+class _LineIndex(RecordIndex):
+    """The place of each record's line."""
 
     def __init__(self, found: Found, header: bool, delimiter: str) -> None:
+        super().__init__([found])
         self.columns: list[str] = []
         self.first_line = ""
-        self._files = DataFiles([found])
-        [file] = self._files.files
+        [file] = self.files.files
         self._name = file.name
         try:
-            self._spans = _record_spans(file)
-            if len(self._spans):
+            lines = _record_spans(file)
+            self._locate(lines)
+            if len(lines):
                 [(_, text)] = self.lines(np.array([0]))
                 self.first_line = text.removeprefix("\ufeff")
                 first = next(csv.reader([self.first_line], delimiter=delimiter))
                 self.columns = first if header else [str(i) for i in range(len(first))]
         except BaseException:
-            self.close()
+            self.files.close()
             raise
         if header:
-            self._spans = self._spans[1:]
-        self.num_records = len(self._spans)
-        self.order = RecordOrder(self.num_records)
+            self._locate(lines[1:])
+
+    def _locate(self, lines: npt.NDArray[np.int64]) -> None:
+        self._numbers, starts, stops = lines.T
+        self.located(np.column_stack([np.zeros_like(starts), starts, stops - starts]))
 
     def lines(self, records: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
         """Returns the line number and the text of each record."""
-        numbers, starts, stops = self._spans[records].T
-        parts = self._files.read(np.column_stack([np.zeros_like(starts), starts, stops - starts]))
         found = []
-        for number, data in zip(numbers.tolist(), parts, strict=True):
+        numbers = self._numbers[records].tolist()
+        for number, data in zip(numbers, self.read(records), strict=True):
             try:
                 found.append((number, data.decode()))
             except UnicodeDecodeError:
                 raise InvalidData(f"Csv: {self._name!r} line {number} is not UTF-8") from None
         return found
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def _record_spans(file: DataFile) -> npt.NDArray[np.int64]:

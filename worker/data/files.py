@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from threading import Lock
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
 from psrpc.files.remote import RemoteFile, find, read_ranges
 from psrpc.files.remote_copies import copied_here
@@ -20,6 +22,8 @@ from psrpc.files.urls import location
 from psrpc.ops.clock import MonotonicClock
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer
+from worker.data.permutation import RecordOrder
+from worker.data.source import Batch, check_range
 
 Found = Path | RemoteFile
 """A file that exists."""
@@ -191,6 +195,68 @@ class DataFiles:
         """Closes all files; may be called again."""
         for file in self.files:
             file.close()
+
+
+class RecordIndex:
+    """The place of each record in open files. Reading needs no lock."""
+
+    def __init__(self, found: Sequence[Found]) -> None:
+        """Raises OSError if a file cannot be opened; a subclass calls :meth:`located` next."""
+        self.files = DataFiles(found)
+
+    def located(self, spans: npt.NDArray[np.int64]) -> None:
+        """Takes the records' ``[n, 3]`` spans, as :meth:`DataFiles.read`."""
+        self._spans = spans
+        self.num_records = len(spans)
+        self.order = RecordOrder(self.num_records)
+
+    def read(self, records: npt.NDArray[np.int64]) -> list[bytes]:
+        """Returns the bytes of each record."""
+        return self.files.read(self._spans[records])
+
+
+Index = TypeVar("Index", bound=RecordIndex)
+
+
+class IndexedSource(Generic[Index]):
+    """A data source whose records are found by an index, which the first use opens."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._index: Index | None = None
+
+    def _open(self) -> Index:
+        raise NotImplementedError
+
+    def _batch(self, index: Index, records: npt.NDArray[np.int64]) -> Batch:
+        raise NotImplementedError
+
+    @property
+    def num_records(self) -> int:
+        return self._opened().num_records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        index = self._opened()
+        stop = batch.first + batch.count
+        check_range(type(self).__name__, batch.first, stop, index.num_records)
+        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        index = self._opened()
+        check_range(type(self).__name__, start, stop, index.num_records)
+        return self._batch(index, np.arange(start, stop))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._index is not None:
+                self._index.files.close()
+            self._index = None
+
+    def _opened(self) -> Index:
+        with self._lock:
+            if self._index is None:
+                self._index = self._open()
+            return self._index
 
 
 def hash_files(files: Sequence[Found], *settings: object) -> str:

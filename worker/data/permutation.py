@@ -1,17 +1,20 @@
-"""The seeded order of an epoch's records.
+"""The seeded order of an epoch's records, and the seeds of a batch.
 
-It uses the raw output of PCG64, not ``Generator.permutation``: numpy promises stable raw bits for
-every version and machine, but not a stable ``Generator``. Workers with different numpy versions
-must agree, or an epoch would lose some records and repeat others.
+The order uses the raw output of PCG64, not ``Generator.permutation``: numpy promises stable raw
+bits for every version and machine, but not a stable ``Generator``. Workers with different numpy
+versions must agree, or an epoch would lose some records and repeat others.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
+
+from psrpc.core.batch import BatchId
 
 KEPT_EPOCHS = 2
 """Around the end of an epoch, batches of two epochs are in work."""
@@ -23,6 +26,16 @@ def permutation(records: int, *key: int) -> npt.NDArray[np.int64]:
     equally likely (ties, one in 2^64 pairs, keep their order)."""
     bits = np.random.PCG64(np.random.SeedSequence(key)).random_raw(records)
     return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+
+
+def seed_state(job_seed: int, batch: BatchId, generator: int) -> npt.NDArray[np.uint32]:
+    """Returns ``[2] uint32``, the state of the model's ``generator``-th seed generator (in model
+    order) for ``batch``, so that every worker draws the same masks for it.
+
+    Both words fit the int64 in which Keras keeps the state on TensorFlow.
+    """
+    text = f"{job_seed} {batch.epoch} {batch.first} {batch.count} {generator}"
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u4").astype(np.uint32)
 
 
 class RecordOrder:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
-from worker.data.files import DataFile, DataFiles, Found, existing_files, hash_files
-from worker.data.permutation import RecordOrder
-from worker.data.source import Batch, check_count, check_range
+from worker.data.files import (
+    DataFile,
+    Found,
+    IndexedSource,
+    RecordIndex,
+    existing_files,
+    hash_files,
+)
+from worker.data.source import Batch, check_count
 
 # A record in the file: uint64 length, uint32 checksum of the length, data, uint32 checksum of
 # the data, all little-endian (tensorflow/core/lib/io/record_writer.h).
@@ -22,7 +26,7 @@ _HEADER_NBYTES = 12
 _FOOTER_NBYTES = 4
 
 
-class TfRecords:
+class TfRecords(IndexedSource[RecordIndex]):
     """Records of TFRecord files, uncompressed.
 
     On first use an index of the files is built (16 bytes of memory per record), so that the order
@@ -53,27 +57,11 @@ class TfRecords:
         *,
         batched: bool = False,
     ) -> None:
+        super().__init__()
         self._files = [files] if isinstance(files, str | Path) else list(files)
         self._parse = parse
         self._batched = batched
-        self._lock = Lock()
-        self._index: _RecordIndex | None = None
         self._parse_batch: Callable[[list[bytes]], Batch] | None = None
-
-    @property
-    def num_records(self) -> int:
-        return self._opened().num_records
-
-    def read(self, seed: int, batch: BatchId) -> Batch:
-        index = self._opened()
-        stop = batch.first + batch.count
-        check_range("TfRecords", batch.first, stop, index.num_records)
-        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
-
-    def read_range(self, start: int, stop: int) -> Batch:
-        index = self._opened()
-        check_range("TfRecords", start, stop, index.num_records)
-        return self._batch(index, np.arange(start, stop))
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
         """Returns how messages name the record at a position of an epoch."""
@@ -82,23 +70,24 @@ class TfRecords:
     def fingerprint(self) -> str:
         return hash_files(self._found())
 
-    def close(self) -> None:
-        with self._lock:
-            if self._index is not None:
-                self._index.close()
-            self._index = None
-
     def _found(self) -> list[Found]:
         return existing_files("TfRecords", self._files)
 
-    def _opened(self) -> _RecordIndex:
-        with self._lock:
-            if self._index is None:
-                self._index = _RecordIndex(self._found())
-            return self._index
+    def _open(self) -> RecordIndex:
+        index = RecordIndex(self._found())
+        spans = [np.empty((0, 3), np.int64)]
+        try:
+            for number, file in enumerate(index.files.files):
+                located = _scan(file)
+                spans.append(np.column_stack([np.full(len(located), number), located]))
+        except BaseException:
+            index.files.close()
+            raise
+        index.located(np.concatenate(spans))
+        return index
 
-    def _batch(self, index: _RecordIndex, records: npt.NDArray[np.int64]) -> Batch:
-        serialized = index.serialized(records)
+    def _batch(self, index: RecordIndex, records: npt.NDArray[np.int64]) -> Batch:
+        serialized = index.read(records)
         with self._lock:
             if self._parse_batch is None:
                 parse = self._parse if self._batched else _of_each(self._parse)
@@ -160,31 +149,6 @@ def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
         )
 
     return parse_all
-
-
-class _RecordIndex:
-    """The position of each record. Reading needs no lock."""
-
-    def __init__(self, found: list[Found]) -> None:
-        self._files = DataFiles(found)
-        spans = [np.empty((0, 3), np.int64)]
-        try:
-            for number, file in enumerate(self._files.files):
-                located = _scan(file)
-                spans.append(np.column_stack([np.full(len(located), number), located]))
-        except BaseException:
-            self.close()
-            raise
-        self._spans = np.concatenate(spans)
-        self.num_records = len(self._spans)
-        self.order = RecordOrder(self.num_records)
-
-    def serialized(self, records: npt.NDArray[np.int64]) -> list[bytes]:
-        """Returns the data of each record."""
-        return self._files.read(self._spans[records])
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def _scan(file: DataFile) -> npt.NDArray[np.int64]:

@@ -27,10 +27,9 @@ from psrpc.options.job_file import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.describe.model import describe_model, first_records, naming, shown_head
 from worker.job.job import Job
-from worker.job.loader import LoadedJob, load_job, user_code
+from worker.job.loader import LoadedJob, load_job, only_while_loading, user_code
 from worker.job.overrides import check_rounds
 from worker.job.plateau import parse_keep_best, parse_reduce_lr, parse_stop_early
-from worker.job.settings import only_while_loading
 from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
 _PATIENCE_S = 20.0

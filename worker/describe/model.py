@@ -10,10 +10,9 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import VariableSpec
 from worker.data.ragged import as_tensor
-from worker.data.source import Batch, check_count, map_arrays
+from worker.data.source import Batch, check_count, map_arrays, weighed
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.class_weights import weighed
 
 if TYPE_CHECKING:
     from worker.describe.tables import AskedRows
@@ -32,6 +31,7 @@ def describe_model(
     from worker.embedding.lookups import NoRows, look_up
     from worker.model.inputs import check_inputs
     from worker.model.variables import model_variables
+    from worker.step.replica import build_step
 
     check_inputs(model, example[0])
     names: list[str] = []
@@ -44,7 +44,7 @@ def describe_model(
             "keras.Model, a tf.Module reports its loss"
         )
     named = model_variables(model)
-    step = _make_step(job, model, named)
+    step = build_step(job, model, named, counts=True)
     nothing = NoRows()
     with look_up(nothing):
         without = _without_gradient(step, model, named, example)
@@ -87,12 +87,12 @@ def _check_outputs(
     import numpy as np
 
     from worker.embedding.lookups import NoRows, look_up
-    from worker.job.output_names import by_output, check_label_names
+    from worker.job.output_names import check_label_names
     from worker.model.build import BY_OUTPUT, layer_metrics, loss_trackers
     from worker.model.compiled import check_sample_weights, overrides_loss
     from worker.model.inputs import calling, check_input_names, check_inputs
-    from worker.model.labels import check_labels, check_weights, counting, output_shape
-    from worker.model.metrics import build_metrics
+    from worker.model.labels import check_labels, check_weights, output_shape
+    from worker.model.metrics import build_metrics, naming_metric
     from worker.step.evaluator import metric_results
 
     head = shown_head(example)
@@ -125,10 +125,9 @@ def _check_outputs(
     for metric in layer_metrics(model):
         names += metric_results(metric.name, metric.result())
     for metric in metrics:
-        several = metric.name == BY_OUTPUT
-        given = by_output(model, outputs, job.metrics) if several else None
-        with counting(metric.name, head[1], outputs, given):
+        with naming_metric(job, model, metric, head[1], outputs):
             metric.update_state(map_arrays(as_tensor, head[1]), outputs)
+            several = metric.name == BY_OUTPUT
             names += metric_results(metric.name, metric.result()) if several else [metric.name]
     return names, _unsummed(model, example, metrics, names)
 
@@ -136,9 +135,9 @@ def _check_outputs(
 def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) -> list[str]:
     """Returns the results of the job's and the layers' metrics whose states do not add up."""
     from worker.data.source import arrays_of
-    from worker.describe.summable import PART, is_kerass_own, not_summable, parts, summable_results
     from worker.embedding.lookups import NoRows, look_up
     from worker.model.build import layer_metrics
+    from worker.model.metrics import PART, is_kerass_own, not_summable, parts, summable_results
 
     def counted(batch: Batch) -> None:
         x, y = map_arrays(as_tensor, batch[0]), map_arrays(as_tensor, batch[1])
@@ -156,27 +155,6 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
     with user_code("the metrics"):
         failing = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
     return [name for metric in failing for name in summable_results(metric, names)]
-
-
-def _make_step(
-    job: Job, model: Any, named: list[tuple[VariableSpec, Any]]
-) -> KerasStep | ModuleStep:
-    """Makes the step that workers run."""
-    import keras
-
-    from worker.model.build import build_loss
-    from worker.model.training_metrics import TrainingMetrics
-    from worker.model.variables import seed_variables
-    from worker.step.keras_step import KerasStep
-    from worker.step.module_step import ModuleStep
-
-    variables = [variable for _, variable in named]
-    trainable = [spec.role == "trainable" for spec, _ in named]
-    if isinstance(model, keras.Model):
-        loss, metrics = build_loss(job, model), TrainingMetrics(job, model)
-        return KerasStep(model, loss, variables, trainable, seed_variables(model), metrics)
-    assert callable(job.loss)  # build_model checks it
-    return ModuleStep(model, job.loss, variables, trainable)
 
 
 def _without_gradient(

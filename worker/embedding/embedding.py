@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import STRINGS, Eviction
-from worker.embedding.lookups import Found, LookUpCall, held, present
+from worker.embedding.lookups import Found, HeldRows, LookUpCall, held, present
 from worker.embedding.rows import IdRule, OutOfVocabulary
 from worker.embedding.table_options import TableOptions, table_initializer, table_optimizer
 
@@ -135,22 +134,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         )
         self.supports_masking = padding is not None and combiner is None
         self._initializer = initializer
-        self._strings = False
-        # All rows of the table, in a model for export.
-        self._rows: keras.layers.Embedding | None = None
-        # The id of each row of a growing table; the last, the highest int64, is the row of all
-        # other ids.
-        self._ids: tf.Tensor | None = None
-        if held.tables is not None:
-            values = self.options.rows_of(held.tables, held.grown)
-            if vocabulary is None:
-                ids = held.grown[self.options.name]
-                self._ids = tf.constant(np.append(ids, np.iinfo(np.int64).max), tf.int64)
-            # Rows are float32 for every compute dtype.
-            self._rows = keras.layers.Embedding(len(values), width, name=self.name, dtype="float32")
-            self._rows.build((None,))
-            self._rows.set_weights([values])
-            held.held.append((self._rows, self.options.name))
+        self.strings = False
+        """Whether a functional model gave it strings."""
+        # In a model for export, this layer's own rows, and the layer with them for Keras to track.
+        self._held = None if held.tables is None else HeldRows(self.options)
+        self._rows = None if self._held is None else self._held.rows
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def call(self, inputs: Any) -> Any:
@@ -172,13 +160,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def compute_output_spec(self, inputs: Any) -> Any:
         """Checks ids and returns the output of a functional model, for Keras."""
         self._check_dtype(inputs.dtype)
-        self._strings |= inputs.dtype == "string"
-        shape = tuple(inputs.shape)
-        if self.combiner is not None:
-            # The first axis is the batch.
-            self._check_rank(len(shape) - 1)
-            shape = shape[:-1]
-        return keras.KerasTensor((*shape, self.width), dtype=self.compute_dtype)
+        self.strings |= inputs.dtype == "string"
+        # The first axis is the batch.
+        self._check_rank(len(inputs.shape) - 1)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the output shape, for Keras."""
@@ -217,38 +202,32 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
         """Inverse of :meth:`get_config`."""
-        config = dict(config)
         if isinstance(config["initializer"], dict):
-            config["initializer"] = rebuild("initializer", config["initializer"])
+            config = config | {"initializer": rebuild("initializer", config["initializer"])}
         return cls(**config)
 
     def _ragged(self, inputs: tf.RaggedTensor) -> Any:
-        rows, there = self._find(inputs.flat_values)
+        found = self._find(inputs.flat_values)
         if self.combiner is None:
-            return inputs.with_flat_values(tf.cast(rows, self.compute_dtype))
+            return inputs.with_flat_values(tf.cast(found[0], self.compute_dtype))
         if inputs.ragged_rank != 1 or inputs.flat_values.shape.rank != 1:
             raise self._refused(
                 f"was given ragged ids of shape {inputs.shape}; expected [batch, None] to combine"
             )
-        return self._segments(rows, there, inputs.value_rowids(), inputs.nrows(), inputs.shape[0])
+        return self._segments(found, inputs.value_rowids(), inputs.nrows(), inputs.shape[0])
 
     def _sparse(self, inputs: tf.SparseTensor) -> Any:
         if self.combiner is None or inputs.shape.rank != 2:
             raise self._refused(
                 f"was given sparse ids of shape {inputs.shape}; expected [batch, n] and a combiner"
             )
-        rows, there = self._find(inputs.values)
-        batch = inputs.dense_shape[0]
-        return self._segments(rows, there, inputs.indices[:, 0], batch, inputs.shape[0])
+        found, batch = self._find(inputs.values), inputs.dense_shape[0]
+        return self._segments(found, inputs.indices[:, 0], batch, inputs.shape[0])
 
     def _segments(
-        self,
-        rows: tf.Tensor,
-        there: tf.Tensor | None,
-        segments: tf.Tensor,
-        batch: tf.Tensor,
-        known: int | None,
+        self, found: Found, segments: tf.Tensor, batch: tf.Tensor, known: int | None
     ) -> tf.Tensor:
+        rows, there = found
         ones = tf.ones_like(segments, rows.dtype) if there is None else tf.cast(there, rows.dtype)
         total = tf.math.unsorted_segment_sum(rows, segments, batch)
         count = tf.math.unsorted_segment_sum(ones, segments, batch)[:, tf.newaxis]
@@ -268,8 +247,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if not isinstance(inputs, tf.Tensor):
             inputs = tf.convert_to_tensor(inputs)
         self._check_dtype(inputs.dtype.name)
-        if self.combiner is not None:
-            self._check_rank(inputs.shape.rank)
+        self._check_rank(inputs.shape.rank)
         padding = self.padding
         if inputs.dtype == tf.string:
             ids = string_ids(inputs, self.vocabulary)
@@ -282,47 +260,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         else:
             ids = tf.cast(inputs, tf.int64)
         rule = IdRule(self.name, self.out_of_vocabulary, padding, inputs.dtype == tf.string)
-        asked = LookUpCall(self.options, rule, ids)
-        if self._rows is not None:
-            return self._all_rows(asked)
-        source = present()
+        source = self._held or present()
         if source is None:
             raise self._refused(
                 f"has no rows here: those of table {self.options.name!r} live on the shards of a "
                 "running job; `coordinator export` writes a model that has them"
             )
-        return source.find(asked)
-
-    @property
-    def more_than_keras(self) -> str:
-        """The first feature of this layer that ``keras.layers.Embedding`` lacks; empty if none."""
-        if self.vocabulary is None:
-            return "a growing table"
-        if self.combiner is not None:
-            return f"combiner={self.combiner!r}"
-        if self.padding is not None:
-            return f"padding={self.padding!r}"
-        if self.out_of_vocabulary != "error":
-            return f"out_of_vocabulary={self.out_of_vocabulary!r}"
-        return "ids that are strings" if self._strings else ""
-
-    def _all_rows(self, asked: LookUpCall) -> Found:
-        assert self._rows is not None  # the caller checks
-        ids, rule, there = asked.ids, asked.rule, None
-        if rule.drops:
-            there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
-            if rule.out_of_vocabulary == "drop":
-                there &= (ids >= 0) & (ids < self.vocabulary)
-        if self._ids is not None:
-            at = tf.reshape(tf.searchsorted(self._ids, tf.reshape(ids, [-1])), tf.shape(ids))
-            ids = tf.where(tf.gather(self._ids, at) == ids, at, tf.size(self._ids) - 1)
-        elif there is not None or rule.out_of_vocabulary == "clip":
-            assert self.vocabulary is not None  # without _ids it has one
-            ids = tf.clip_by_value(ids, 0, self.vocabulary - 1)
-        rows = tf.cast(self._rows(ids), tf.float32)
-        if there is not None:
-            rows = tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows))
-        return rows, there
+        return source.find(LookUpCall(self.options, rule, ids))
 
     def _check_dtype(self, dtype: str) -> None:
         # Not in an exported model: Keras traces subclassed models with floats for any inputs, and
@@ -335,7 +279,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             )
 
     def _check_rank(self, rank: int | None) -> None:
-        if not rank:
+        if self.combiner is not None and not rank:
             raise self._refused("was given a scalar; there is nothing to combine")
 
     def _check_whole(self, what: str, value: Any, *, none: bool = False) -> None:
@@ -345,8 +289,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _check_choice(self, what: str, value: Any, choices: tuple[Any, ...]) -> None:
         if value not in choices:
-            shown = " or ".join(repr(choice) for choice in choices)
-            raise self._refused(f"has {what} {value!r}; expected {shown}")
+            raise self._refused(f"has {what} {value!r}; expected {' or '.join(map(repr, choices))}")
 
     def _refused(self, why: str) -> InvalidJob:
         error = InvalidJob(f"layer {self.name!r} {why}")

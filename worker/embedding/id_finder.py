@@ -242,9 +242,12 @@ def _sources(tensor: tf.Tensor) -> set[int]:
 
 
 def table_specs(
-    plan: Plan, ids: FoundIds, orders: Sequence[tf.Tensor] = ()
+    plan: Plan, ids: FoundIds | None, orders: Sequence[tf.Tensor] = ()
 ) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Returns the specs of a step's places of each call, ``orders``, and rows of each table."""
+    """Returns the specs of a step's places of each call, ``orders``, and rows of each table; empty
+    without ``ids``."""
+    if ids is None:
+        return (), (), ()
     return (
         tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
         tuple(tf.TensorSpec([None], tf.int32) for _ in orders),
@@ -258,10 +261,7 @@ def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> li
     gradients = []
     for index, (table, change) in enumerate(zip(plan.tables, changes, strict=True)):
         if change is None:
-            raise InvalidJob(
-                f"the loss does not depend on table {table.name!r} for this batch, but did when "
-                "the job was described; let it always do so"
-            )
+            raise without_gradient(f"table {table.name!r}")
         assert isinstance(change, tf.IndexedSlices)  # the gradient of one gather
         if not tables.orders:
             gradients.append(tf.convert_to_tensor(change.values))
@@ -272,3 +272,11 @@ def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> li
         places = tf.gather(change.indices, order)
         gradients.append(tf.math.segment_sum(tf.gather(change.values, order), places))
     return gradients
+
+
+def without_gradient(what: str) -> InvalidJob:
+    """Returns the error for a variable or table that a batch gives no gradient."""
+    return InvalidJob(
+        f"the loss does not depend on {what} for this batch, but did when the job was described; "
+        "let it always do so"
+    )

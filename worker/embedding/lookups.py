@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
@@ -166,3 +167,46 @@ def holding(
         yield held.held
     finally:
         held.tables, held.grown, held.held = None, {}, []
+
+
+class HeldRows:
+    """Returns rows that a layer holds itself, in a model for export. Only within :func:`holding`.
+
+    Attributes:
+        rows: Keras's layer that has them as its weights, float32 for every compute dtype.
+    """
+
+    def __init__(self, table: TableOptions) -> None:
+        assert held.tables is not None  # the caller checks
+        values = table.rows_of(held.tables, held.grown)
+        self._vocabulary = table.vocabulary
+        # The id of each row of a growing table; the last, the highest int64, is the row of all
+        # other ids.
+        self._ids: tf.Tensor | None = None
+        if table.vocabulary is None:
+            ids = np.append(held.grown[table.name], np.iinfo(np.int64).max)
+            self._ids = tf.constant(ids, tf.int64)
+        self.rows = keras.layers.Embedding(
+            len(values), table.width, name=table.layer, dtype="float32"
+        )
+        self.rows.build((None,))
+        self.rows.set_weights([values])
+        held.held.append((self.rows, table.name))
+
+    def find(self, asked: LookUpCall) -> Found:
+        """See :class:`LookUps`."""
+        ids, rule, there = asked.ids, asked.rule, None
+        if rule.drops:
+            there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
+            if rule.out_of_vocabulary == "drop":
+                there &= (ids >= 0) & (ids < self._vocabulary)
+        if self._ids is not None:
+            at = tf.reshape(tf.searchsorted(self._ids, tf.reshape(ids, [-1])), tf.shape(ids))
+            ids = tf.where(tf.gather(self._ids, at) == ids, at, tf.size(self._ids) - 1)
+        elif there is not None or rule.out_of_vocabulary == "clip":
+            assert self._vocabulary is not None  # without _ids it has one
+            ids = tf.clip_by_value(ids, 0, self._vocabulary - 1)
+        rows = tf.cast(self.rows(ids), tf.float32)
+        if there is not None:
+            rows = tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows))
+        return rows, there

@@ -121,6 +121,15 @@ def tables_of(options: Iterable[TableOptions]) -> list[TableOptions]:
     return list(tables.values())
 
 
+def plain_json(value: Any) -> Any:
+    """Returns ``value`` without numpy scalars and tuples, which JSON does not support."""
+    if isinstance(value, dict):
+        return {key: plain_json(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(element) for element in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _difference(first: TableOptions, second: TableOptions) -> str:
     for each in fields(TableOptions):
         one, other = getattr(first, each.name), getattr(second, each.name)
@@ -185,7 +194,7 @@ def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, RowwiseAdagrad):
-        return cast("dict[str, Any]", _plain(optimizer.serialized()))
+        return cast("dict[str, Any]", plain_json(optimizer.serialized()))
     if isinstance(optimizer, Mapping):
         serialized = {"class_name": optimizer["class_name"], "config": dict(optimizer["config"])}
     else:
@@ -200,21 +209,13 @@ def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
             raise InvalidJob(
                 f"layer {layer!r} has optimizer {optimizer!r}; expected one of Keras's, or its name"
             )
-        serialized = _plain(keras.optimizers.serialize(optimizer))
+        serialized = plain_json(keras.optimizers.serialize(optimizer))
     if serialized["class_name"] not in OPTIMIZERS:
         raise InvalidJob(
             f"layer {layer!r} has optimizer {serialized['class_name']}, which has no form for "
             f"rows; expected {', '.join(OPTIMIZERS)}"
         )
     return {"class_name": serialized["class_name"], "config": serialized["config"]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.item() if hasattr(value, "item") else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +243,7 @@ class RowwiseAdagrad:
         """
         config = dict(vars(self))
         if not isinstance(self.learning_rate, int | float):
-            from keras.optimizers import schedules
-
+            schedules = keras.optimizers.schedules
             if not isinstance(self.learning_rate, schedules.LearningRateSchedule):
                 raise InvalidJob(
                     f"RowwiseAdagrad has learning_rate {self.learning_rate!r}; expected a number "

@@ -25,8 +25,7 @@ from psrpc.options.job_file import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import Array, Batch, map_arrays
-from worker.job.loader import job_module, load_job, user_code
-from worker.job.settings import only_while_loading
+from worker.job.loader import job_module, load_job, only_while_loading, user_code
 from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
 FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"

@@ -78,7 +78,7 @@ def plain_keras(
                         to, f"layer {part.name!r} is within layer {layer.name!r}"
                     )
             return layer
-        why = layer.more_than_keras
+        why = _more_than_keras(layer)
         if why:
             cannot = "grow" if layer.vocabulary is None else "do that"
             raise _only_saved_model(
@@ -108,6 +108,19 @@ def plain_keras(
         # Cloning calls the user's layers, which may raise anything.
         raise _only_saved_model(to, _reason(error)) from None
     return made, held
+
+
+def _more_than_keras(layer: Embedding) -> str:
+    """Returns the first feature that ``keras.layers.Embedding`` lacks; empty if none."""
+    if layer.vocabulary is None:
+        return "a growing table"
+    if layer.combiner is not None:
+        return f"combiner={layer.combiner!r}"
+    if layer.padding is not None:
+        return f"padding={layer.padding!r}"
+    if layer.out_of_vocabulary != "error":
+        return f"out_of_vocabulary={layer.out_of_vocabulary!r}"
+    return "ids that are strings" if layer.strings else ""
 
 
 def _check_layers(model: Any, to: str) -> None:

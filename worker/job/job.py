@@ -15,21 +15,7 @@ from psrpc.core.tables import FULL_EVERY
 from psrpc.options.config_keys import did_you_mean
 from psrpc.options.job_keys import INSTEAD
 from worker.data.source import DataSource
-from worker.job.checks import (
-    check_boolean,
-    check_choice,
-    check_class_weight,
-    check_fraction,
-    check_integer,
-    check_job_optimizer,
-    check_loss,
-    check_loss_weights,
-    check_metrics,
-    check_model,
-    check_not_negative,
-    check_source,
-    show,
-)
+from worker.job import checks
 from worker.job.phases import phases_of
 from worker.job.plateau import check_evaluated
 
@@ -242,44 +228,44 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            check_integer(name, getattr(self, name), 1)
-        check_integer("seed", self.seed, 0, (1 << 64) - 1)
+            checks.check_integer(name, getattr(self, name), 1)
+        checks.check_integer("seed", self.seed, 0, (1 << 64) - 1)
         try:
             read_checkpoint_every(self.checkpoint_every)
         except ValueError:
             raise InvalidSetting(
-                f"checkpoint_every is {show(self.checkpoint_every)}; expected {EXPECTED}"
+                f"checkpoint_every is {checks.show(self.checkpoint_every)}; expected {EXPECTED}"
             ) from None
         for name in ("replicas", "intra_op_threads", "then_after"):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        check_choice("mode", self.mode, MODES)
-        check_choice("then", self.then, (*MODES, None))
-        check_choice("scale_lr", self.scale_lr, ("linear", None))
-        check_not_negative("warmup_epochs", self.warmup_epochs)
-        check_choice("engine", self.engine, ("keras", "numpy"))
-        check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
-        check_choice("compression", self.compression, ("topk", "int8", None))
-        check_fraction("topk", self.topk, 0.5)
-        check_model(self.model)
-        check_loss(self.loss)
-        check_loss_weights(self.loss_weights)
-        check_class_weight(self.class_weight)
-        check_job_optimizer(self.optimizer)
-        check_metrics(self.metrics)
+                checks.check_integer(name, getattr(self, name), 1)
+        checks.check_choice("mode", self.mode, MODES)
+        checks.check_choice("then", self.then, (*MODES, None))
+        checks.check_choice("scale_lr", self.scale_lr, ("linear", None))
+        checks.check_not_negative("warmup_epochs", self.warmup_epochs)
+        checks.check_choice("engine", self.engine, ("keras", "numpy"))
+        checks.check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
+        checks.check_choice("compression", self.compression, ("topk", "int8", None))
+        checks.check_fraction("topk", self.topk, 0.5)
+        checks.check_model(self.model)
+        checks.check_loss(self.loss)
+        checks.check_loss_weights(self.loss_weights)
+        checks.check_class_weight(self.class_weight)
+        checks.check_job_optimizer(self.optimizer)
+        checks.check_metrics(self.metrics)
         check_evaluated(self, "keep_best")
-        check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
+        checks.check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
         if self.evaluate_every_epoch and self.eval is None:
             raise InvalidSetting(
                 "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
             )
         for name in ("stop_early", "reduce_lr"):
             check_evaluated(self, name)
-        check_source("train", self.train)
+        checks.check_source("train", self.train)
         if self.eval is not None:
-            check_source("eval", self.eval)
+            checks.check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
-            raise InvalidSetting(f"init_from is {show(self.init_from)}; expected a path")
+            raise InvalidSetting(f"init_from is {checks.show(self.init_from)}; expected a path")
 
     def policy(self) -> Policy:
         """Returns the policy of the first phase.

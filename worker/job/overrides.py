@@ -134,7 +134,7 @@ def override_job(
     drops the fields that only fit the job's own mode, see ``worker.job.phases``.
 
     Args:
-        asked: settings that the job file read itself (``worker.job.settings``); skipped here.
+        asked: settings that the job file read itself (``worker.job.loader``); skipped here.
         unread: settings that the job file mentions but did not read.
 
     Returns:

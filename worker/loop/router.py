@@ -11,8 +11,6 @@ from typing import TypeVar
 from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import GradientPush, PullInfo, Source
 from pserver.transport.workspace import Workspace
-from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Gradient
 from psrpc.core.errors import (
     CheckpointError,
     InvalidJob,
@@ -22,7 +20,6 @@ from psrpc.core.errors import (
     SegmentLost,
 )
 from psrpc.core.plan import Plan
-from psrpc.core.tables import Rows
 from psrpc.ops.tracing import span
 from psrpc.v1 import coordinator_pb2, types_pb2
 from psrpc.v1.coordinator_pb2 import Transport
@@ -69,16 +66,15 @@ class Router:
         connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
         """``waiting(True)`` is called from any thread when the requests of a push or a pull of
-        parameters have gone to all shards, ``waiting(False)`` when all have answered. ``connect``
-        makes the client of a shard."""
+        parameters have gone to all shards, ``waiting(False)`` when all have answered."""
         self._standing = standing
         self._abort = standing.threads.event()
         self._waiting = waiting
-        # Shards whose requests are not sent yet; changed under the lock.
         self._unsent: set[int] = set()
+        """Shards whose requests are not sent yet; changed under the lock."""
         self._sending = threading.Lock()
-        # Shard -> why its last call had to be repeated.
         self._why: dict[int, str] = {}
+        """Shard -> why its last call had to be repeated."""
         self._pending: set[int] = set()
         self._pulling = False
         retry = RetryPolicy(budget_s=standing.connect_timeout_s)
@@ -92,7 +88,7 @@ class Router:
                 workspace=workspace,
                 retry=retry,
                 stop=self._abort,
-                announce=self._announcer(index),
+                announce=partial(self._repeated, index),
                 failed=partial(standing.routes.failed, index),
                 sent=partial(self._sent, index),
                 threads=standing.threads,
@@ -102,7 +98,7 @@ class Router:
         standing.routes.joined([(shard.address, shard.incarnation) for shard in cluster.shards])
         self.generation = cluster.generation
         self._fences = [
-            client.fence(cluster.generation, cluster.policy, standing.session)
+            client.fence(cluster.generation, cluster.policy, standing.membership.session)
             for client in self._clients
         ]
         self._versions = [0] * len(self._clients)
@@ -124,11 +120,10 @@ class Router:
 
     def transports(self) -> list[Transport]:
         """Returns how tensors travel to each shard that exchanged any. Any thread may ask."""
-        transports = ((shard, client.transport) for shard, client in enumerate(self._clients))
         return [
             Transport(shard=shard, kind=KINDS[transport.kind], why=transport.why)
-            for shard, transport in transports
-            if transport is not None
+            for shard, client in enumerate(self._clients)
+            if (transport := client.transport) is not None
         ]
 
     @property
@@ -150,12 +145,9 @@ class Router:
     def initialize(self, values: Mapping[str, Array], grant: bytes) -> None:
         """Sets all parameters; shards that have some already keep theirs. ``grant`` comes from the
         lease. Raises InvalidJob if a shard cannot read the first rows of its tables."""
-
-        def initialize(shard: int) -> bool:
-            return self._clients[shard].initialize(self._fences[shard], values, grant)
-
+        clients, fences = self._clients, self._fences
         try:
-            self._all(initialize)
+            self._all(lambda shard: clients[shard].initialize(fences[shard], values, grant))
         except CheckpointError as error:
             raise InvalidJob(
                 f"init_from, of which shards load the rows of tables by themselves: {error}"
@@ -228,56 +220,30 @@ class Router:
             return self.versions
         return tuple(map(min, self._versions, rows.versions))
 
-    def push(
-        self,
-        batch: BatchId,
-        attempt: int,
-        grant: bytes,
-        gradients: Sequence[Gradient] | None,
-        *,
-        rows: Sequence[Mapping[int, Rows]] = (),
-        bases: Sequence[int] = (),
-        totals: Sequence[float] = (),
-    ) -> list[PushResult]:
-        """Stages a gradient on all shards (sync); None stands for a gradient that is not finite.
-
-        Args:
-            grant: came with the attempt's lease.
-            rows: row gradients for each shard's tables.
-            bases: see :meth:`bases`; by default those of the parameters.
-            totals: what the batch adds to its epoch's totals; shard 0 keeps them.
-        """
-        messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
+    def push(self, pushes: Sequence[GradientPush]) -> list[PushResult]:
+        """Stages a gradient on all shards, one part on each (sync)."""
 
         def push(shard: int) -> PushResult:
-            return self._clients[shard].push(self._fences[shard], messages[shard])
+            return self._clients[shard].push(self._fences[shard], pushes[shard])
 
-        with span("push", batch=batch, attempt=attempt):
+        with span("push", batch=pushes[0].batch, attempt=pushes[0].attempt):
             return self._all(push, finishing=True)
 
     def push_pull(
         self,
-        batch: BatchId,
-        attempt: int,
-        grant: bytes,
-        gradients: Sequence[Gradient] | None,
+        pushes: Sequence[GradientPush],
         into: Mapping[str, Array],
-        *,
-        rows: Sequence[Mapping[int, Rows]] = (),
-        bases: Sequence[int] = (),
         following: ReceivedRows | None = None,
-        totals: Sequence[float] = (),
     ) -> list[PushResult]:
-        """Applies a gradient on all shards (async; None records the batch as skipped), and receives
-        the newest parameters and the rows for the following batch. Arguments as of :meth:`push`."""
-        messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
+        """Applies a gradient on all shards, one part on each (async), and receives the newest
+        parameters and the rows for the ``following`` batch."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
             client, fence = self._clients[shard], self._fences[shard]
-            return client.push_pull(fence, messages[shard], into, wanted)
+            return client.push_pull(fence, pushes[shard], into, wanted)
 
-        with span("push_pull", batch=batch, attempt=attempt):
+        with span("push_pull", batch=pushes[0].batch, attempt=pushes[0].attempt):
             answers = self._all(push_pull, finishing=True)
         self._versions = [info.version for _, info in answers]
         if following is not None:
@@ -296,29 +262,6 @@ class Router:
         peers = ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
         return f"the shards: {peers}" if why.keys() & pending else peers
 
-    def _pushes(
-        self,
-        batch: BatchId,
-        attempt: int,
-        grant: bytes,
-        gradients: Sequence[Gradient] | None,
-        rows: Sequence[Mapping[int, Rows]],
-        bases: Sequence[int],
-        totals: Sequence[float],
-    ) -> list[GradientPush]:
-        return [
-            GradientPush(
-                batch,
-                attempt,
-                base,
-                None if gradients is None else gradients[shard],
-                rows[shard] if rows and gradients is not None else None,
-                totals if shard == 0 else (),
-                grant,
-            )
-            for shard, base in enumerate(bases or self._versions)
-        ]
-
     def _sent(self, shard: int) -> None:
         with self._sending:
             # A repeated request is sent twice.
@@ -329,12 +272,9 @@ class Router:
         if last:
             self._waiting(True)
 
-    def _announcer(self, shard: int) -> Callable[[str], None]:
-        def announce(reason: str) -> None:
-            self._why[shard] = reason
-            self._standing.hurry(True)
-
-        return announce
+    def _repeated(self, shard: int, reason: str) -> None:
+        self._why[shard] = reason
+        self._standing.hurry(True)
 
     def _interrupt(self, at_once: bool) -> None:
         self._abort.set()
@@ -366,7 +306,14 @@ class Router:
             except PsError as error:
                 first.set_exception(error)
             try:
-                return _results([first, *futures], self._standing)
+                calls = (first, *futures)
+                errors = [failed for each in calls if (failed := each.exception())]
+                if errors:
+                    # Did a signal or the end of the job cut a retry short? If not, an error that
+                    # no retry can fix has ended the other calls.
+                    self._standing.check()
+                    raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
+                return [each.result() for each in calls]
             finally:
                 self._standing.hurry(False)
                 if report_wait:
@@ -389,16 +336,3 @@ class Router:
         if routes.answered(shard):
             self._standing.flush()
         return result
-
-
-def _results(futures: Sequence[Future[Result]], standing: WorkerSession) -> list[Result]:
-    """Returns the results after all calls have ended.
-
-    Of several errors, raises one that no retry can fix, since it ended the other calls.
-    """
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        # If a signal or the end of the job cut a retry short, raise that instead.
-        standing.check()
-        raise min(errors, key=lambda error: isinstance(error, PsError) and error.retryable)
-    return [future.result() for future in futures]

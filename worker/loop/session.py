@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
@@ -40,8 +41,6 @@ FAREWELL_S = 1.5
 """Deadline, in seconds, of each call that a leaving worker makes."""
 
 Interrupt = Callable[[bool], None]
-"""Called from any thread when :meth:`WorkerSession.check` begins to raise: with True if no result
-in flight can matter any more, with False if the step may still finish."""
 
 
 class WorkerSession:
@@ -64,7 +63,9 @@ class WorkerSession:
     ) -> None:
         """``times`` returns where this worker's time has gone; any thread may call it. ``threads``
         creates the threads; ``routes`` tracks the reachability of shards."""
-        self.waits = WorkerWaits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
+        self.waits = WorkerWaits(
+            lambda reason, waited_s: log.info(f"{waiting_words(reason)} ({waited_s:.0f} s)")
+        )
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
         self.threads = threads
@@ -83,10 +84,8 @@ class WorkerSession:
         self._wake = threads.event()
         self._closing = threads.event()
         # Separate threads: a hanging heartbeat or probe must not silence the announcements.
-        self._threads = [
-            threads.thread(self._beat, "heartbeat"),
-            threads.thread(self._announce, "announce"),
-        ]
+        named = {"heartbeat": self._beat, "announce": self._announce}
+        self._threads = [threads.thread(run, name) for name, run in named.items()]
         self._prober = threads.thread(self._probe, "probe")
 
     def __enter__(self) -> WorkerSession:
@@ -102,24 +101,13 @@ class WorkerSession:
         # A probe may block for seconds; its result does not matter any more.
         self._prober.join(TICK_S)
 
-    @property
-    def worker(self) -> str:
-        """This worker's name; empty before registration."""
-        return self.membership.worker
-
-    @property
-    def session(self) -> bytes:
-        """The credential by which shards know this worker; empty before registration."""
-        return self.membership.session
-
-    # -- interrupts ---------------------------------------------------------------------------
-
     def stop(self, status: int = DRAINED) -> None:
         """Asks the trainer to leave after its current step; see :meth:`WorkerMembership.stop`."""
         self._tell(lambda: self.membership.stop(status))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:
-        """Also calls ``interrupt`` whenever :meth:`check` begins to raise."""
+        """Also calls ``interrupt``, from any thread, whenever :meth:`check` begins to raise: with
+        True if no result in flight can matter any more, with False if the step may finish."""
         with self._lock:
             self._interrupts.add(interrupt)
 
@@ -129,16 +117,8 @@ class WorkerSession:
             self._interrupts.discard(interrupt)
 
     def check(self, *, finishing: bool = False) -> None:
-        """Raises the error that ends the current work, if any. Cheap enough for every step.
-
-        Args:
-            finishing: let the current step finish after a stop signal.
-
-        Raises:
-            Stopped: a stop signal arrived, or the job is over.
-            JobFailed: the job has failed.
-            StaleGeneration: the worker must join anew.
-        """
+        """Raises as :meth:`WorkerMembership.check`; with ``finishing``, not for a stop signal, so
+        that the current step can finish. Cheap enough for every step."""
         # The flag is set as long as there is a reason to raise.
         if self._interrupted.is_set():
             with self._lock:
@@ -157,31 +137,12 @@ class WorkerSession:
 
     def hurry(self, hurried: bool) -> None:
         """Speeds heartbeats up while the worker waits for a silent shard."""
-        if hurried != self._hurried:
-            self._hurried = hurried
-            if hurried:
-                self._wake.set()
-
-    # -- joining ------------------------------------------------------------------------------
-
-    def why_away(self) -> PsError | None:
-        """Asks the coordinator once; returns the retryable error if it does not answer.
-
-        Raises:
-            PsError: an error that waiting cannot fix; see :meth:`CoordinatorClient.persist`.
-        """
-        away = self._client.raise_if_hopeless()
-        if away is None:
-            try:
-                self._client.get_job()
-            except PsError as error:
-                if not error.retryable:
-                    raise
-                return error
-        return away
+        was, self._hurried = self._hurried, hurried
+        if hurried and not was:
+            self._wake.set()
 
     def get_job(self) -> pb.GetJobResponse:
-        """Returns the job to load. Waits for the coordinator."""
+        """Returns the job to load."""
         job = self.persist(self._client.get_job)
         with self._lock:
             self.membership.settings_sha256 = job.settings_sha256
@@ -192,12 +153,12 @@ class WorkerSession:
         JobMismatch if the job file, the settings or the software version differ."""
         request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
         response = self.persist(lambda: self._client.register_worker(request))
-        known_as = self.worker
+        known_as = self.membership.worker
         with self._lock:
             self.membership.registered(response)
         self.flush()
-        if self.worker != known_as:
-            set_role(self.worker)
+        if self.membership.worker != known_as:
+            set_role(self.membership.worker)
             log.info("joined the job", device=device)
 
     def begin_again(self) -> None:
@@ -235,8 +196,6 @@ class WorkerSession:
         self._tell(lambda: self.membership.joined(cluster))
         return cluster
 
-    # -- work ---------------------------------------------------------------------------------
-
     def done(self, batch: DoneBatch) -> None:
         """Reports a batch with the next heartbeat or lease."""
         with self._lock:
@@ -261,11 +220,8 @@ class WorkerSession:
         the attempt counts."""
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
-        return lambda: (
-            self.persist(
-                lambda: self._client.commit_batch(request), effect=what, finishing=True
-            ).lease
-        )
+        call = partial(self._client.commit_batch, request)
+        return lambda: self.persist(call, effect=what, finishing=True).lease
 
     def report(self, done: WorkDone) -> None:
         """Reports finished work other than batches."""
@@ -274,7 +230,7 @@ class WorkerSession:
 
     def leave(self, reason: str, *, fatal: bool = False) -> None:
         """Returns all leases, best effort, within ``2 * FAREWELL_S``."""
-        if not self.worker:
+        if not self.membership.worker:
             return
         try:
             self._heartbeat(FAREWELL_S)
@@ -285,19 +241,15 @@ class WorkerSession:
     def persist(
         self, call: Callable[[], Response], *, effect: str = "", finishing: bool = False
     ) -> Response:
-        """Repeats ``call`` while the coordinator is unreachable; see
-        :meth:`CoordinatorClient.persist` and :meth:`check`."""
+        """Repeats ``call`` while the coordinator is unreachable; also raises as :meth:`check`."""
         self.check(finishing=finishing)
+        patience_s = self.connect_timeout_s
         try:
-            return self._client.persist(
-                call, self.connect_timeout_s, log.info, self._interrupted, effect
-            )
+            return self._client.persist(call, patience_s, log.info, self._interrupted, effect)
         except PsError:
             # If a signal cut the wait short, raise that instead of the call's error.
             self.check()
             raise
-
-    # -- the threads --------------------------------------------------------------------------
 
     def _beat(self) -> None:
         answered = True
@@ -346,7 +298,3 @@ class WorkerSession:
             interrupts = tuple(self._interrupts)
         for interrupt in interrupts:
             interrupt(at_once)
-
-
-def _waiting_line(reason: str, waited_s: float) -> str:
-    return f"{waiting_words(reason)} ({waited_s:.0f} s)"

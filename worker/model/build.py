@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.utils.naming import reset_uids
@@ -18,6 +17,7 @@ from psrpc.core.errors import InvalidJob
 from worker.data.ragged import as_tensor
 from worker.data.source import Batch, map_arrays
 from worker.embedding.lookups import NoRows, look_up
+from worker.embedding.table_options import plain_json
 from worker.job.checks import required_arguments
 from worker.job.job import Job
 from worker.job.loader import user_code
@@ -190,7 +190,7 @@ def serialized_optimizer(
         raise InvalidJob(
             f"optimizer() made a {type(optimizer).__name__}; expected a Keras optimizer"
         )
-    serialized = _plain(keras.optimizers.serialize(optimizer))
+    serialized = plain_json(keras.optimizers.serialize(optimizer))
     excluded = weight_decay_exclusions(
         optimizer, [(n, v) for n, v in variables if hasattr(v, "path")]
     )
@@ -207,15 +207,6 @@ def serialized_optimizer(
             why = str(error.__cause__ or error)  # Keras's own words
             raise InvalidJob(f"{shown}: {' '.join(why.split())}") from None
     return serialized
-
-
-def _plain(value: Any) -> Any:
-    """Returns ``value`` without numpy scalars and tuples, which JSON does not support."""
-    if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:

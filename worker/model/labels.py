@@ -13,8 +13,7 @@ import numpy as np
 
 from psrpc.core.errors import InvalidJob
 from psrpc.options.job_file import UserCodeFailed
-from worker.data.arrays import Arrays
-from worker.data.npz import Npz
+from worker.data.arrays import Arrays, Npz
 from worker.data.source import Array, DataSource
 from worker.job.job import Loss
 from worker.job.loader import user_code

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import (
@@ -35,15 +38,20 @@ from psrpc.options.job_source import first_look
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.job.loader import LoadedJob, load_job, user_code
-from worker.job.settings import only_while_loading
+from worker.job.loader import LoadedJob, load_job, only_while_loading, user_code
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
-from worker.process.metrics import families
 from worker.protocol.done import Stopped
+from worker.protocol.membership import WorkerMembership
 from worker.runtime.quiet import import_tensorflow
 
+if TYPE_CHECKING:
+    from worker.runtime.devices import Device
+
 log = get_logger()
+
+CAUSES = ("data", "compute", "barrier", "network", "apply")
+"""The causes that a worker's time counts towards, see ``WorkerTimes``."""
 
 LEAVE_S = 6.0
 """Seconds that a worker waits for its step after a stop signal. Including the farewell, it leaves
@@ -52,12 +60,8 @@ within 10 s of the signal."""
 
 @dataclass(frozen=True)
 class WorkerConfig(WorkerOptions):
-    """The options of ``worker run``, with the worker's credentials.
-
-    Attributes:
-        coordinator: HOST:PORT.
-        metrics: HOST:PORT that serves Prometheus, or "off": the default here.
-    """
+    """The options of ``worker run``, with the worker's credentials. ``coordinator`` is HOST:PORT,
+    and so is ``metrics`` for Prometheus, or "off": the default here."""
 
     metrics: str = field(default=OFF, kw_only=True)
     security: Security = field(default=PLAINTEXT, kw_only=True)
@@ -75,7 +79,8 @@ def run_worker(options: WorkerConfig) -> int:
     options.security.announce()
     try:
         # Find out at once, not only at the end, if the file cannot be written.
-        _write(times, options)
+        if options.step_times is not None:
+            times.write(options.step_times)
     except OSError as error:
         cause = f"--step-times {options.step_times}: {disk_reason(error)}"
         return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
@@ -83,7 +88,9 @@ def run_worker(options: WorkerConfig) -> int:
         CoordinatorClient(options.coordinator, options.security) as client,
         WorkerSession(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
         MetricsServer(
-            options.metrics, lambda: _metrics(standing, times), options.security
+            options.metrics,
+            lambda: families(standing.membership, standing.waits.reason(), times),
+            options.security,
         ) as metrics,
         tracing(options.trace, "worker"),
     ):
@@ -97,7 +104,7 @@ def run_worker(options: WorkerConfig) -> int:
             # for one process after the other.
             if options.job is not None:
                 first_look(Path(options.job))
-            away = standing.why_away()
+            away = _why_away(client)
             if away is None:
                 _check_copy(options, standing.get_job())
             else:
@@ -118,25 +125,50 @@ def run_worker(options: WorkerConfig) -> int:
                 sys.stderr.write(error.user_traceback)
             # For a worker that has taken part, the job has changed since it loaded it.
             wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
-            bad = isinstance(error, AccessDenied) or (wrong and not standing.worker)
+            bad = isinstance(error, AccessDenied) or (wrong and not standing.membership.worker)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)
     raise AssertionError("a trainer ends by raising")
 
 
-def _metrics(standing: WorkerSession, times: StepTimes) -> Iterator[Family]:
-    return families(
-        standing.worker,
-        standing.membership.generation,
-        standing.waits.reason(),
-        times.steps,
-        times.totals(),
+def families(membership: WorkerMembership, waiting_for: str, times: StepTimes) -> Iterator[Family]:
+    """Yields the Prometheus metrics of a worker, ``worker_*``; ``waiting_for`` is empty while it
+    works."""
+    info = GaugeMetricFamily(
+        "worker_info", "Always 1; the name is the coordinator's.", labels=("worker", "version")
     )
+    info.add_metric((membership.worker, SOFTWARE), 1)
+    yield info
+    yield CounterMetricFamily("worker_steps", "Finished steps.", value=times.steps)
+    seconds = CounterMetricFamily(
+        "worker_seconds", "Time in and between steps, by cause.", labels=("cause",)
+    )
+    totals = times.totals()
+    for cause in CAUSES:
+        seconds.add_metric((cause,), getattr(totals, cause))
+    yield seconds
+    generation = membership.generation
+    yield GaugeMetricFamily("worker_generation", "The generation of the job.", value=generation)
+    waits = bool(waiting_for)
+    yield GaugeMetricFamily("worker_waiting", "Whether it waits for a peer.", value=waits)
+
+
+def _why_away(client: CoordinatorClient) -> PsError | None:
+    """Asks the coordinator once; returns the retryable error if it does not answer. Raises PsError
+    for an error that waiting cannot fix; see :meth:`CoordinatorClient.persist`."""
+    away = client.raise_if_hopeless()
+    if away is None:
+        try:
+            client.get_job()
+        except PsError as error:
+            if not error.retryable:
+                raise
+            return error
+    return away
 
 
 def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
-    from worker.process.trainer import Trainer
     from worker.runtime.devices import configure_devices
 
     asked = standing.get_job()
@@ -150,7 +182,38 @@ def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> 
     loaded = _load(options, asked)
     if options.slow_down > 1:
         log.warning("this worker is slowed down on purpose", times=options.slow_down)
-    Trainer(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down).run()
+    train(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down)
+
+
+def train(
+    loaded: LoadedJob,
+    device: Device,
+    standing: WorkerSession,
+    times: StepTimes | None = None,
+    *,
+    shm: bool = True,
+    slow_down: float = 1.0,
+) -> None:
+    """Works until the job ends, leaves it, and raises; for the arguments and the errors see
+    :class:`worker.loop.performer.Performer` and :func:`worker.protocol.conduct.conduct`."""
+    from worker.loop.performer import Performer
+    from worker.step.keras_source import KerasSource
+
+    job, waits = loaded.job, standing.waits
+    with (
+        KerasSource(job, device, waits, loaded.optimizer_arguments) as source,
+        Performer(
+            source,
+            standing,
+            loaded.sha256,
+            device.label,
+            times,
+            shm=shm,
+            slow_down=slow_down,
+            prefetch_rows=job.prefetch_rows,
+        ) as performer,
+    ):
+        performer.run()
 
 
 def _check_copy(options: WorkerConfig, asked: pb.GetJobResponse) -> Path:
@@ -222,14 +285,10 @@ def _leave_now(options: WorkerConfig, standing: WorkerSession, times: StepTimes)
 
 def _keep(times: StepTimes, options: WorkerConfig) -> None:
     try:
-        _write(times, options)
+        if options.step_times is not None:
+            times.write(options.step_times)
     except OSError as error:
         log.warning("the step times are lost", reason=str(error))
-
-
-def _write(times: StepTimes, options: WorkerConfig) -> None:
-    if options.step_times is not None:
-        times.write(options.step_times)
 
 
 def _end(line: str, status: int) -> int:

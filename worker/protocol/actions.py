@@ -20,18 +20,24 @@ WorkDone: TypeAlias = (
 )
 
 
+class Action:
+    """The base of all actions; ``Computed`` and ``Pushed`` are answers."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Register:
+class Register(Action):
     """Register as a worker of the job, or again, possibly under another name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Action):
     """Wait until all shards are ready, and prepare to call them in that generation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejoin:
+class Rejoin(Action):
     """Drop connections, memory, leases and any request in flight of the joined generation; then
     pause briefly. ``Register`` comes next."""
 
@@ -39,7 +45,7 @@ class Rejoin:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Action):
     """Ask for work. Answered by a ``psrpc.v1.Lease``.
 
     ``after`` is why the coordinator had no work the last time; empty if it had some.
@@ -49,19 +55,19 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseAhead:
+class LeaseAhead(Action):
     """Start to request work, and continue at once; ``TakeLease`` or ``Rejoin`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class TakeLease:
+class TakeLease(Action):
     """Wait for the lease that ``LeaseAhead`` requested. Answered by a ``psrpc.v1.Lease``. The
     performer must report finished batches meanwhile: whether there is more work may depend on them.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class Expect(Action):
     """Announce the batches to compute next, so that they can be read ahead. With ``instead``, they
     replace the batches announced before."""
 
@@ -70,7 +76,7 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Action):
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
     of a round. The decision of the round before goes along, for shards that have not applied it.
     ``batch`` is computed next: the table rows that it needs may come along, and replace those that
@@ -85,7 +91,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Action):
     """Compute the gradient of a batch at the parameters received last, and keep it for the push
     that follows. Missing table rows are received first: of the same round, or the newest.
     ``following`` is the batch after it, if known. Answered by :class:`Computed`.
@@ -108,7 +114,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class PushPull:
+class PushPull(Action):
     """Async: have every shard apply the gradient, and receive the newest parameters and the table
     rows for the batch ``following``, if known. With ``skip`` the batch is recorded as skipped.
     ``grant`` came with the attempt's lease. Answered by :class:`Pushed`."""
@@ -121,7 +127,7 @@ class PushPull:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class Push(Action):
     """Sync: have every shard stage the gradient, or with ``skip`` that the batch is skipped.
     ``grant`` came with the attempt's lease. Answered by :class:`Pushed`.
 
@@ -156,7 +162,7 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Action):
     """Account for what compression left out of the last gradient: all shards have used or will use
     it, but ``unused`` never will."""
 
@@ -164,20 +170,20 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeBack(Action):
     """Restore what compression had left out: no shard has used or will use the last gradient, if
     it is not settled yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(Action):
     """Async: report, with the next call, a batch that every shard has answered."""
 
     batch: DoneBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Action):
     """Sync: commit an attempt that every shard holds. With ``pull_next``, meanwhile receive the
     parameters of the next round, if they come soon. Answered by :class:`Committed`."""
 
@@ -196,7 +202,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Initialize:
+class Initialize(Action):
     """Give every shard the job's first values. Answered by an ``InitializeDone``.
 
     ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables and values begin
@@ -208,7 +214,7 @@ class Initialize:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(Action):
     """Evaluate records on a kept snapshot. Answered by an ``EvaluateDone``.
 
     Raises ``RoundPassed``.
@@ -218,47 +224,23 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(Action):
     """Turn summed metric states into results. Answered by a ``MergeDone``."""
 
     merge: coordinator_pb2.MergeEvaluation
 
 
 @dataclass(frozen=True, slots=True)
-class ReportWork:
+class ReportWork(Action):
     """Report the answer to ``Initialize``, ``Evaluate`` or ``Merge``."""
 
     done: WorkDone
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Action):
     """Return all leases, best effort; never raises. With ``fatal`` the job fails for all workers.
     The last action of a registered worker."""
 
     reason: str
     fatal: bool = False
-
-
-Action: TypeAlias = (
-    Register
-    | Join
-    | Rejoin
-    | Lease
-    | LeaseAhead
-    | TakeLease
-    | Expect
-    | Pull
-    | Compute
-    | PushPull
-    | Push
-    | Settle
-    | TakeBack
-    | Done
-    | Commit
-    | Initialize
-    | Evaluate
-    | Merge
-    | ReportWork
-    | Leave
-)

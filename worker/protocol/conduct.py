@@ -38,36 +38,12 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from worker.protocol.actions import (
-    Action,
-    Commit,
-    Committed,
-    Compute,
-    Computed,
-    Done,
-    Evaluate,
-    Expect,
-    Initialize,
-    Join,
-    Lease,
-    LeaseAhead,
-    Leave,
-    Merge,
-    Pull,
-    Push,
-    Pushed,
-    PushPull,
-    Register,
-    Rejoin,
-    ReportWork,
-    Settle,
-    TakeBack,
-    TakeLease,
-)
+from psrpc.wire.commands import from_batch
+from worker.protocol import actions as does
 from worker.protocol.done import DoneBatch, Stopped, raise_shutdown
 
-Conduct: TypeAlias = Generator[Action, Any, None]
-Leased: TypeAlias = Generator[Action, Any, pb.Lease]
+Conduct: TypeAlias = Generator[does.Action, Any, None]
+Leased: TypeAlias = Generator[does.Action, Any, pb.Lease]
 
 
 def conduct() -> Conduct:
@@ -83,21 +59,21 @@ def conduct() -> Conduct:
         while True:
             try:
                 if stale:
-                    yield Rejoin(stale)
-                yield Register()
-                yield Join()
+                    yield does.Rejoin(stale)
+                yield does.Register()
+                yield does.Join()
                 yield from _work()
             except StaleGeneration as error:
                 stale = str(error) or "the cluster has a newer generation"
     except (InvalidJob, TableFull) as error:
-        yield Leave(error.coded, fatal=True)
+        yield does.Leave(error.coded, fatal=True)
         raise
     except (PsError, Stopped) as error:
-        yield Leave(str(error))
+        yield does.Leave(str(error))
         raise
 
 
-def drive(actions: Conduct, perform: Callable[[Action], object]) -> None:
+def drive(actions: Conduct, perform: Callable[[does.Action], object]) -> None:
     """Performs every action until the generator ends or raises."""
     action = next(actions)
     while True:
@@ -112,7 +88,7 @@ def drive(actions: Conduct, perform: Callable[[Action], object]) -> None:
 def _work() -> Conduct:
     """Performs leases in the joined generation until an error ends it."""
     rounds = _Rounds()
-    lease = yield Lease()
+    lease = yield does.Lease()
     while True:
         match lease.WhichOneof("work"):
             case "train":
@@ -122,26 +98,26 @@ def _work() -> Conduct:
                 lease = yield from rounds.run(lease.round)
                 continue
             case "wait":
-                lease = yield Lease(after=lease.wait.reason or "work")
+                lease = yield does.Lease(after=lease.wait.reason or "work")
                 continue
             case "initialize":
                 first = lease.initialize
-                yield ReportWork((yield Initialize(first.grant, first.first_rows)))
+                yield does.ReportWork((yield does.Initialize(first.grant, first.first_rows)))
             case "evaluate":
                 try:
-                    evaluated = yield Evaluate(lease.evaluate)
+                    evaluated = yield does.Evaluate(lease.evaluate)
                 except RoundPassed:
                     # Other workers did it meanwhile, and shards released its snapshot.
-                    lease = yield Lease(after="work other than an evaluation that is over")
+                    lease = yield does.Lease(after="work other than an evaluation that is over")
                     continue
-                yield ReportWork(evaluated)
+                yield does.ReportWork(evaluated)
             case "merge":
-                yield ReportWork((yield Merge(lease.merge)))
+                yield does.ReportWork((yield does.Merge(lease.merge)))
             case "finished":
                 raise_shutdown(lease.finished)
             case _:
                 raise NotReady("the coordinator leased nothing; is it of this version?")
-        lease = yield Lease()
+        lease = yield does.Lease()
 
 
 def _train(task: pb.TrainTask) -> Leased:
@@ -149,36 +125,38 @@ def _train(task: pb.TrainTask) -> Leased:
 
     Requests the next task when half of the current one is done.
     """
-    yield Pull(batch=_first(task))
-    yield Expect(tuple(map(_batch_of, task.batches)))
+    yield does.Pull(batch=_first(task))
+    yield does.Expect(tuple(from_batch(each.batch) for each in task.batches))
     while True:
         asked = False
-        following = [*map(_batch_of, task.batches[1:]), None]
+        following = [*(from_batch(each.batch) for each in task.batches[1:]), None]
         for index, attempt in enumerate(task.batches):
             if not asked and 2 * index >= len(task.batches) - 1:
                 asked = True
-                yield LeaseAhead()
+                yield does.LeaseAhead()
             yield from _apply(attempt, following[index])
         if not asked:
-            yield LeaseAhead()
-        lease: pb.Lease = yield TakeLease()
+            yield does.LeaseAhead()
+        lease: pb.Lease = yield does.TakeLease()
         if lease.WhichOneof("work") != "train":
             return lease
         task = lease.train
         if task.fresh:
             # The last push brought parameters, but the lease may have waited for newer ones.
-            yield Pull(batch=_first(task))
+            yield does.Pull(batch=_first(task))
 
 
 def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
     """Async: runs one batch, from its data to its report; ``following`` is the next of its task."""
-    batch, attempt = _batch_of(leased), leased.attempt
-    computed: Computed = yield Compute(batch, following)
-    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following, leased.grant)
+    batch, attempt = from_batch(leased.batch), leased.attempt
+    computed: does.Computed = yield does.Compute(batch, following)
+    pushed: does.Pushed = yield does.PushPull(
+        batch, attempt, not computed.finite, following, leased.grant
+    )
     # A shard whose call was repeated may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
-    yield Settle(unused + pushed.too_stale)
-    yield Done(
+    yield does.Settle(unused + pushed.too_stale)
+    yield does.Done(
         DoneBatch(
             batch,
             attempt,
@@ -209,23 +187,25 @@ class _Rounds:
             work = lease.round
 
     def _run_micro_batch(self, work: pb.RoundWork) -> Leased:
-        batch, attempt = batch_id(work.attempt.batch), work.attempt.attempt
+        batch, attempt = from_batch(work.attempt.batch), work.attempt.attempt
         lease: pb.Lease
         yield from self._expect(batch)
         try:
             yield from self._receive(work, batch)
-            computed: Computed = yield Compute(batch)
+            computed: does.Computed = yield does.Compute(batch)
             # Other workers may still compute this round: time to read ahead.
             guess = self._next.after(batch)
             if guess is not None:
                 yield from self._expect(guess)
-            pushed: Pushed = yield Push(batch, attempt, not computed.finite, work.attempt.grant)
+            pushed: does.Pushed = yield does.Push(
+                batch, attempt, not computed.finite, work.attempt.grant
+            )
         except RoundPassed:
-            yield TakeBack()
-            lease = yield Lease()
+            yield does.TakeBack()
+            lease = yield does.Lease()
             return lease
         # A shard that had the batch applied the round with another attempt; the others will too.
-        yield TakeBack() if pushed.had else Settle()
+        yield does.TakeBack() if pushed.had else does.Settle()
         done = DoneBatch(
             batch,
             attempt,
@@ -235,7 +215,7 @@ class _Rounds:
             receipts=pushed.receipts,
             not_finite=computed.not_finite,
         )
-        committed: Committed = yield Commit(work.round, done, work.pull_next)
+        committed: does.Committed = yield does.Commit(work.round, done, work.pull_next)
         if committed.pulled:
             self._pulled = work.round + 1
         return committed.lease
@@ -243,27 +223,18 @@ class _Rounds:
     def _expect(self, batch: BatchId) -> Conduct:
         if batch != self._expected:
             self._expected = batch
-            yield Expect((batch,), instead=True)
+            yield does.Expect((batch,), instead=True)
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
         """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
         if self._pulled != work.round:
             decision = work.decision if work.HasField("decision") else None
-            yield Pull(None if work.newest else work.round, decision, batch)
+            yield does.Pull(None if work.newest else work.round, decision, batch)
             self._pulled = work.round
 
 
 def _first(task: pb.TrainTask) -> BatchId | None:
-    return _batch_of(task.batches[0]) if task.batches else None
-
-
-def _batch_of(attempt: Any) -> BatchId:
-    return batch_id(attempt.batch)
-
-
-def batch_id(message: Any) -> BatchId:
-    """Converts a ``psrpc.v1.BatchId`` to a value."""
-    return BatchId(message.epoch, message.first, message.count)
+    return from_batch(task.batches[0].batch) if task.batches else None
 
 
 class NextBatch:

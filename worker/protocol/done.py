@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed
 from psrpc.ops.exit_status import DONE, INTERRUPTED
-from psrpc.v1 import coordinator_pb2, types_pb2
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.commands import to_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,10 @@ class DoneBatch:
     receipts: tuple[bytes, ...] = ()
     not_finite: str = ""
 
-    def message(self) -> coordinator_pb2.BatchReport:
+    def message(self) -> pb.BatchReport:
         """Returns the report as a protobuf message."""
-        return coordinator_pb2.BatchReport(
-            batch=types_pb2.BatchId(
-                epoch=self.batch.epoch, first=self.batch.first, count=self.batch.count
-            ),
+        return pb.BatchReport(
+            batch=to_batch(self.batch),
             attempt=self.attempt,
             loss=self.loss,
             staleness=self.staleness,

@@ -68,8 +68,6 @@ class WorkerMembership:
         self._received = 0
         self._dropped = False
 
-    # -- ends of the current work -------------------------------------------------------------
-
     def stop(self, status: int = DRAINED) -> None:
         """Makes the worker leave after its current step, with exit status ``status`` unless the job
         is done."""
@@ -117,8 +115,6 @@ class WorkerMembership:
         if stale:
             raise StaleGeneration(stale)
 
-    # -- joining ------------------------------------------------------------------------------
-
     def register(
         self, host: str, pid: int, job_sha256: str, device: str
     ) -> pb.RegisterWorkerRequest:
@@ -161,8 +157,6 @@ class WorkerMembership:
     def rejoins(self) -> None:
         """Gives up registration and generation; :meth:`register` comes next."""
         self._registered = self._joined = False
-
-    # -- work ---------------------------------------------------------------------------------
 
     def done(self, batch: DoneBatch) -> None:
         """Queues ``batch`` for the next heartbeat or lease."""
@@ -215,8 +209,6 @@ class WorkerMembership:
     def leave(self, reason: str, fatal: bool = False) -> pb.LeaveWorkerRequest:
         """Returns the last request."""
         return pb.LeaveWorkerRequest(session=self.session, reason=reason, fatal=fatal)
-
-    # -- heartbeats ---------------------------------------------------------------------------
 
     def beat(
         self,

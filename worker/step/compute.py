@@ -15,16 +15,15 @@ from psrpc.core.encoding import wire_encoding
 from psrpc.core.plan import Plan
 from psrpc.core.text import counted
 from psrpc.ops.retry import COMPILING
-from worker.data.source import Batch
+from worker.data.permutation import seed_state
+from worker.data.source import Batch, weighed
 from worker.embedding.id_finder import IdFinder
 from worker.embedding.record_names import name_in_batch, naming_record
 from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, RowSums, rows_nbytes
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.class_weights import weighed
 from worker.model.inputs import check_whole_numbers
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
-from worker.runtime.seeds import seed_state
 from worker.runtime.waits import WorkerWaits
 from worker.step.arenas import batch_signature
 from worker.step.feed import Feed
@@ -134,26 +133,26 @@ class GradientComputer:
         self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
         wire = wire_encoding(job.wire_dtype)
         step = replica.make_step(plan, counts=True)
-        self._step: FlatStep | None = None
-        self._local: LocalSteps | None = None
+        self._step: FlatStep | LocalSteps
         if sgd is None:
             self._step = FlatStep(step, plan, device, wire, self._compressor)
         else:
             steps = job.local_steps
-            self._local = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
+            self._step = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
         self._version = 0
         # The input of local steps is as large as several batches.
-        self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
+        self.feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
+        """Reads the batches ahead."""
         self._current: ParameterBuffers
         self._rows: RowSets
         self._sums = RowSums(plan.tables)
 
     def __enter__(self) -> GradientComputer:
-        self._feed.__enter__()
+        self.feed.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._feed.__exit__(*exception)
+        self.feed.__exit__(*exception)
 
     def renew(self, workspace: Workspace) -> None:
         """Receives parameters into ``workspace`` from now on."""
@@ -169,7 +168,7 @@ class GradientComputer:
         self._current = self.spare = ParameterBuffers({})
         self._rows = RowSets(self._tables)
         self._sums = RowSums(self._tables)
-        self.forget()
+        self.feed.forget()
         if self._compressor is not None:
             self._compressor.forget()
 
@@ -189,27 +188,11 @@ class GradientComputer:
         self._current, self.spare = self.spare, self._current
         self._version = version
 
-    def expect(self, batches: Iterable[BatchId]) -> None:
-        """Reads ``batches``, which come next, ahead."""
-        self._feed.expect(batches)
-
-    def forget(self) -> None:
-        """Cancels the expected batches."""
-        self._feed.forget()
-
-    def waiting(self, now: bool) -> None:
-        """Records whether the trainer waits for shards, a good time to read ahead."""
-        self._feed.waiting(now)
-
     def read(self, batch: BatchId) -> Any:
         """Returns the data of ``batch``; waits if it was not read ahead. Raises InvalidJob if the
         data source fails."""
         with self._waits.on("the training data"):
-            return self._feed.get(batch)
-
-    def ahead(self, batch: BatchId) -> Any | None:
-        """Returns the result of ``read`` if it is available already."""
-        return self._feed.peek(batch)
+            return self.feed.get(batch)
 
     def place(self, given: Any) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
@@ -222,21 +205,15 @@ class GradientComputer:
         until the second ``swap``; row gradients until the next call. Raises InvalidJob if the step
         fails."""
         try:
-            with nullcontext() if self._compiled(given) else self._waits.on(self._compiling):
+            compiled = self._step.compiled(given)
+            with nullcontext() if compiled else self._waits.on(self._compiling):
                 return self._run(given, rows)
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise
 
-    def _compiled(self, given: Any) -> bool:
-        if self._step is not None:
-            return self._step.compiled(given)
-        assert self._local is not None  # one of the two
-        return self._local.compiled(given)
-
     def _run(self, given: Any, rows: ReceivedRows | None) -> StepResult:
-        if self._step is not None:
-            tensors = () if rows is None else tuple(map(tensor_of, rows.values))
-            return self._step(self._current.tensors, given, tensors, self._sums)
-        assert self._local is not None  # one of the two
-        return self._local(self._current.tensors, given, self._version)
+        if isinstance(self._step, LocalSteps):
+            return self._step(self._current.tensors, given, self._version)
+        tensors = () if rows is None else tuple(map(tensor_of, rows.values))
+        return self._step(self._current.tensors, given, tensors, self._sums)

@@ -14,7 +14,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.data.source import Batch, check_count
+from worker.data.source import Array, Batch, check_count
 from worker.embedding.id_finder import table_specs
 from worker.embedding.lookups import FetchedRows, NoRows
 from worker.embedding.record_names import naming_record
@@ -57,8 +57,6 @@ class Evaluator:
         self._metrics: list[Any] | None = None
         """The metrics of the step, then :attr:`_counted`."""
         self._counted: list[Any] = []
-        # The function reads the metrics' variables, so it is traced after they exist.
-        self._function = graph_function(self._run)
         self._larger = 1 if plan.tables else LARGER
         self._finder = replica.make_finder(plan, training=False)
         (self._seeds,) = device.place((np.zeros((replica.num_seeds(), 2), np.int64),))
@@ -104,19 +102,19 @@ class Evaluator:
             last = min(first + self._larger * self._job.batch_size, stop)
             batch = self._read(first, last)
             what = f"the evaluation of records {first} to {last}"
-            if self._finder is None:
-                with user_code(what):
-                    loss = self._function(arenas, batch)
-            else:
+            given = StepInput(self._seeds, batch)
+            values: Sequence[Array] = ()
+            if self._finder is not None:
                 assert pull_rows is not None  # callers with tables pass it
                 names = naming_record((), last - first, _names(first))
                 with user_code(f"the ids of records {first} to {last}"), names:
                     given = with_ids(self._finder, self._device, self._seeds, batch)
-                    assert given.needed is not None  # there are tables
+                assert given.needed is not None  # there are tables
                 rows = self._rows.place(given.needed)
                 pull_rows(rows)
-                with user_code(what):
-                    loss = self._with_rows(arenas, given, rows)
+                values = rows.values
+            with user_code(what):
+                loss = self._loss(arenas, given, values)
             total += float(loss) * (last - first)
         return [
             _state(np.array([total, stop - start])),
@@ -154,21 +152,21 @@ class Evaluator:
             results.update(metric_results(metric.name, metric.result()))
         return pb.MergeDone(evaluation=merge.evaluation, results=results)
 
-    def _with_rows(
-        self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: ReceivedRows
+    def _loss(
+        self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: Sequence[Array]
     ) -> tf.Tensor:
         """Returns the loss of a batch and counts the batch in the metrics."""
-        received = self._device.receive(list(map(tensor_of, rows.values)))
+        received = self._device.receive(list(map(tensor_of, rows)))
         trace = self._traces.get(given.signature)
         if trace is None:
+            # The step reads the metrics' variables, so it is traced after they exist.
             with TRACING:
                 self._traces[given.signature] = trace = self._trace(arenas, given)
         (loss,) = trace((*arenas, *given.tensors, *received))
         return loss
 
     def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
-        assert given.ids is not None  # there are tables
-        calls = given.ids.calls
+        calls = None if given.ids is None else given.ids.calls
 
         def run(
             arenas: tuple[tf.Tensor, ...],
@@ -178,22 +176,18 @@ class Evaluator:
             _orders: tuple[()],
             rows: tuple[tf.Tensor, ...],
         ) -> tf.Tensor:
-            return self._run(arenas, batch, FetchedRows(rows, calls, places))
+            tables = None if calls is None else FetchedRows(rows, calls, places)
+            with self._device.scope():
+                loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
+                for metric in self._counted:
+                    # Unweighted, as Keras does for ``metrics`` (not for ``weighted_metrics``).
+                    metric.update_state(batch[1], outputs)
+                return loss
 
         concrete = graph_function(run).get_concrete_function(
             arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids)
         )
         return Trace(concrete)
-
-    def _run(
-        self, arenas: tuple[tf.Tensor, ...], batch: Batch, tables: FetchedRows | None = None
-    ) -> tf.Tensor:
-        with self._device.scope():
-            loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
-            for metric in self._counted:
-                # Unweighted, as Keras does for ``metrics`` (not for ``weighted_metrics``).
-                metric.update_state(batch[1], outputs)
-            return loss
 
     def _read(self, start: int, stop: int) -> Batch:
         if self._job.eval is not None:

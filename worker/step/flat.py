@@ -19,7 +19,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.ops.logs import get_logger
 from worker.data.source import Array, Batch
-from worker.embedding.id_finder import FoundIds, row_gradients, table_specs
+from worker.embedding.id_finder import FoundIds, row_gradients, table_specs, without_gradient
 from worker.embedding.lookups import FetchedRows
 from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import RowsNeeded
@@ -122,7 +122,6 @@ class FlatStep:
         self._device = device
         self._compressor = compressor
         self._layout = Layout(plan, "plain" if compressor else wire)
-        self._function = graph_function(self._run)
         self._traces: dict[object, Trace] = {}
         self._sums = RowSums(plan.tables)
 
@@ -196,9 +195,7 @@ class FlatStep:
             log.warning("the gradient of a row is NaN or infinite", table=name, id=id_)
 
     def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
-        if given.ids is None:
-            return Trace(self._function.get_concrete_function(arenas, given.seeds, given.batch))
-        calls = given.ids.calls
+        calls = None if given.ids is None else given.ids.calls
 
         def run(
             arenas: tuple[tf.Tensor, ...],
@@ -208,21 +205,15 @@ class FlatStep:
             orders: tuple[tf.Tensor, ...],
             rows: tuple[tf.Tensor, ...],
         ) -> tuple[tf.Tensor, ...]:
+            # A traced function does not inherit the caller's scope.
             with self._device.scope():
-                tables = FetchedRows(rows, calls, places, orders)
+                tables = None if calls is None else FetchedRows(rows, calls, places, orders)
                 return self._differentiate(arenas, seeds, batch, tables)
 
         concrete = graph_function(run).get_concrete_function(
             arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids, given.orders)
         )
         return Trace(concrete)
-
-    def _run(
-        self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
-    ) -> tuple[tf.Tensor, ...]:
-        # A traced function does not inherit the caller's scope.
-        with self._device.scope():
-            return self._differentiate(arenas, seeds, batch, None)
 
     def _differentiate(
         self,
@@ -258,10 +249,7 @@ class FlatStep:
             elif span.arena.role == "state":
                 change = tf.zeros_like(value) if change is None else change - value
             elif change is None:
-                raise InvalidJob(
-                    f"the loss does not depend on variable {self._plan.variables[index].name!r}"
-                    " for this batch, but did when the job was described; let it always do so"
-                )
+                raise without_gradient(f"variable {self._plan.variables[index].name!r}")
             # Embedding look-ups give sparse gradients; the arena is dense.
             parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)

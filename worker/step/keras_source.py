@@ -105,19 +105,19 @@ class KerasSource:
         return initial_values(self._replica, self._plan, first_rows)
 
     def expect(self, batches: Iterable[BatchId]) -> None:
-        self._made.expect(batches)
+        self._made.feed.expect(batches)
 
     def forget(self) -> None:
-        self._made.forget()
+        self._made.feed.forget()
 
     def waiting(self, now: bool) -> None:
-        self._made.waiting(now)
+        self._made.feed.waiting(now)
 
     def read(self, batch: BatchId) -> Any:
         return self._made.read(batch)
 
     def ahead(self, batch: BatchId) -> Any | None:
-        return self._made.ahead(batch)
+        return self._made.feed.peek(batch)
 
     def place(self, given: Any) -> ReceivedRows | None:
         return self._made.place(given)

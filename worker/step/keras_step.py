@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +18,8 @@ from worker.data.source import Batch
 from worker.embedding.lookups import FetchedRows, LookUps, look_up
 from worker.model.build import layer_metrics, loss_trackers
 from worker.model.loss_scale import divided, finite
-from worker.model.training_metrics import TrainingMetrics
+from worker.model.metrics import TrainingMetrics
 from worker.model.variables import derived
-from worker.runtime.seeds import python_draws_alike
 from worker.step.step_graph import compiled_apart
 
 _Attempted = tuple[
@@ -228,3 +229,16 @@ def _function() -> tf.Graph | None:
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph
     return graph
+
+
+@contextmanager
+def python_draws_alike() -> Iterator[None]:
+    """Makes Python's ``random`` draw the same in each process within the block. Layers such as
+    ``AugMix`` use it while TensorFlow traces them, so workers would otherwise compute differently.
+    """
+    before = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(before)

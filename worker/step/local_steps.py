@@ -14,6 +14,7 @@ from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Batch
+from worker.embedding.id_finder import without_gradient
 from worker.runtime.devices import Device
 from worker.runtime.trace import Trace, graph_function
 from worker.step.arenas import GradientStep, encoded, power_of, split_arenas, with_states
@@ -222,11 +223,7 @@ class LocalSteps:
             change = changes[index]
             if change is None:
                 if arena.role == "trainable":
-                    raise InvalidJob(
-                        "the loss does not depend on variable "
-                        f"{self._plan.variables[index].name!r} for this batch, but did when the "
-                        "job was described; let it always do so"
-                    )
+                    raise without_gradient(f"variable {self._plan.variables[index].name!r}")
                 change = values[index]
             flat = tf.reshape(tf.convert_to_tensor(change), [-1])
             parts.append(tf.cast(flat, arena.dtype) if arena.replaced else flat)

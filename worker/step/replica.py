@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from worker.job.loader import user_code
 from worker.model.build import build_loss
 from worker.model.compiled import complete
 from worker.model.loss_scale import loss_scale
-from worker.model.training_metrics import TrainingMetrics
+from worker.model.metrics import TrainingMetrics
 from worker.model.variables import derive, model_variables, seed_variables
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
@@ -56,15 +56,9 @@ class Replica:
     def make_step(self, plan: Plan, *, counts: bool = False) -> KerasStep | ModuleStep:
         """Makes the training step as a function of variable values in plan order; one that
         ``counts`` also computes the job's metrics with each gradient."""
-        variables = self.variables(plan)
-        trainable = [variable.role == "trainable" for variable in plan.variables]
-        if isinstance(self.model, keras.Model):
-            seeds = seed_variables(self.model)
-            loss = build_loss(self.job, self.model)
-            metrics = TrainingMetrics(self.job, self.model) if counts else None
-            scale = loss_scale(self.job.optimizer, self.model)
-            return KerasStep(self.model, loss, variables, trainable, seeds, metrics, scale)
-        return ModuleStep(self.model, self._module_loss(), variables, trainable)
+        named = list(zip(plan.variables, self.variables(plan), strict=True))
+        scale = loss_scale(self.job.optimizer, self.model)
+        return build_step(self.job, self.model, named, counts=counts, scale=scale)
 
     def make_finder(self, plan: Plan, *, training: bool = True) -> IdFinder | None:
         """Makes the finder of a batch's ids for the plan's tables; None without tables."""
@@ -111,9 +105,25 @@ class Replica:
         if isinstance(self.model, keras.Model):
             derive(self.model)
 
-    def _module_loss(self) -> Callable[..., Any]:
-        assert callable(self.job.loss)  # build_model refuses others
-        return self.job.loss
+
+def build_step(
+    job: Job,
+    model: Any,
+    named: Sequence[tuple[VariableSpec, Any]],
+    *,
+    counts: bool,
+    scale: float | None = None,
+) -> KerasStep | ModuleStep:
+    """Makes the training step of a complete job, as a function of the values of the variables
+    ``named``; for ``counts`` see :meth:`Replica.make_step`, for ``scale`` ``KerasStep``."""
+    variables = [variable for _, variable in named]
+    trainable = [spec.role == "trainable" for spec, _ in named]
+    if isinstance(model, keras.Model):
+        metrics = TrainingMetrics(job, model) if counts else None
+        seeds = seed_variables(model)
+        return KerasStep(model, build_loss(job, model), variables, trainable, seeds, metrics, scale)
+    assert callable(job.loss)  # build_model refuses others
+    return ModuleStep(model, job.loss, variables, trainable)
 
 
 def _difference(mine: Sequence[VariableSpec], plan: Plan) -> str:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from psrpc.core.batch import BatchId
 from worker.data.function import Function
-from worker.data.permutation import BlockOrder, RecordOrder, permutation
-from worker.runtime.seeds import seed_state
+from worker.data.permutation import BlockOrder, RecordOrder, permutation, seed_state
 
 
 def test_the_order_is_pinned() -> None:

@@ -137,7 +137,7 @@ def test_updates_of_the_whole_job_in_both_modes() -> None:
 
 def test_a_job_file_can_be_checked_without_tensorflow() -> None:
     code = "import sys; from worker import Job, Npz, Function, Csv, TfRecords, Arrays; "
-    code += "import worker.job.overrides, worker.job.loader, worker.runtime.seeds; "
+    code += "import worker.job.overrides, worker.job.loader, worker.data.permutation; "
     code += "print([m for m in ('tensorflow', 'keras') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from worker.job.loader import load_job
-from worker.job.settings import only_while_loading, setting
+from worker.job.loader import load_job, only_while_loading, setting
 
 JOB = """
 import numpy as np

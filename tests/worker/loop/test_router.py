@@ -18,7 +18,7 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import INITIAL, part, signed
-from tests.worker.shards import leased, serve_shards, standing_alone
+from tests.worker.shards import pushes, serve_shards, standing_alone
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
 from worker.embedding.rows import RowsNeeded
@@ -67,7 +67,7 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         for name, value in values.items():
             np.testing.assert_array_equal(into[name], value)
 
-        pushed = router.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, updates), into)
+        pushed = router.push_pull(pushes(router, BatchId(0, 0, 10), 1, parts(plan, updates)), into)
 
         assert [result.outcome for result in pushed] == ["applied"] * shards
         assert router.versions == (1,) * shards
@@ -175,12 +175,12 @@ def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
     ):
         into, again = arrays(plan, 0), arrays(plan, 0)
         router.initialize(arrays(plan, 1), INITIAL)
-        router.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, arrays(plan, 5)), into)
+        router.push_pull(pushes(router, BatchId(0, 0, 10), 1, parts(plan, arrays(plan, 5))), into)
         repeated = router.push_pull(
-            *leased(BatchId(0, 0, 10), 2), parts(plan, arrays(plan, 9)), again
+            pushes(router, BatchId(0, 0, 10), 2, parts(plan, arrays(plan, 9))), again
         )
         assert [result.outcome for result in repeated] == ["already_applied"] * 2
-        skipped = router.push_pull(*leased(BatchId(0, 10, 10), 3), None, again)
+        skipped = router.push_pull(pushes(router, BatchId(0, 10, 10), 3, None), again)
         assert [result.outcome for result in skipped] == ["skipped"] * 2
         for name in into:
             np.testing.assert_array_equal(into[name], again[name])
@@ -198,7 +198,7 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
     ):
         with Router(served.cluster, plan, standing) as another:
             another.initialize(arrays(plan, 1), INITIAL)
-            another.push_pull(*leased(batch, 9), None, into)
+            another.push_pull(pushes(another, batch, 9, None), into)
         served.cluster.shards[1].address = f"127.0.0.1:{late.port}"
 
         def come_up_late() -> None:
@@ -209,12 +209,12 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
         router = stack.enter_context(Router(served.cluster, plan, standing))
         waiting = threading.Thread(target=come_up_late)
         waiting.start()
-        pushed = router.push_pull(*leased(batch, 1), parts(plan, arrays(plan, 5)), into)
+        pushed = router.push_pull(pushes(router, batch, 1, parts(plan, arrays(plan, 5))), into)
         waiting.join()
         assert [result.outcome for result in pushed] == ["already_applied"] * 2
         assert router.asked_again == {1}
         # It is about the last push alone.
-        router.push_pull(*leased(batch, 2), parts(plan, arrays(plan, 5)), into)
+        router.push_pull(pushes(router, batch, 2, parts(plan, arrays(plan, 5))), into)
         assert not router.asked_again
 
 
@@ -230,8 +230,8 @@ def test_staleness_is_told_by_each_shard() -> None:
         one.initialize(arrays(plan, 1), INITIAL)
         one.pull(None, into)
         other.pull(None, into)
-        one.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, updates), into)
-        stale = other.push_pull(*leased(BatchId(0, 10, 10), 2), parts(plan, updates), into)
+        one.push_pull(pushes(one, BatchId(0, 0, 10), 1, parts(plan, updates)), into)
+        stale = other.push_pull(pushes(other, BatchId(0, 10, 10), 2, parts(plan, updates)), into)
         assert [result.staleness for result in stale] == [1, 1]
 
 
@@ -249,7 +249,7 @@ def test_a_round_is_staged_decided_and_pulled() -> None:
         values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
         router.initialize(values, INITIAL)
         router.pull(0, into)
-        staged = router.push(*leased(BatchId(0, 0, 10), 1), parts(plan, updates))
+        staged = router.push(pushes(router, BatchId(0, 0, 10), 1, parts(plan, updates)))
         assert [result.outcome for result in staged] == ["staged"] * 2
         router.pull(1, into, signed(decision))
         assert router.versions == (1, 1)
@@ -374,13 +374,13 @@ def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
         with Router(served.cluster, plan, standing) as router:
             router.initialize(arrays(plan, 1), INITIAL)
             standing.stop()
-            (pushed,) = router.push(*leased(BatchId(0, 0, 10), 1), None)
+            (pushed,) = router.push(pushes(router, BatchId(0, 0, 10), 1, None))
             assert pushed.outcome == "skipped"
             with pytest.raises(Stopped):
                 router.pull(None, arrays(plan, 0))
         served.servers[0].stop(0)
         with Router(served.cluster, plan, standing) as router, pytest.raises(Stopped):
-            router.push(*leased(BatchId(0, 10, 10), 2), None)
+            router.push(pushes(router, BatchId(0, 10, 10), 2, None))
 
 
 def stop_when_waiting(standing: WorkerSession, router: Router) -> None:

@@ -11,7 +11,7 @@ from psrpc.ops.tracing import tracing
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import INITIAL, signed
 from tests.worker.loop.test_router import arrays, make_cut_plan, parts
-from tests.worker.shards import leased, serve_shards, standing_alone
+from tests.worker.shards import pushes, serve_shards, standing_alone
 from worker.loop.router import Router
 
 BATCH = BatchId(0, 0, 10)
@@ -29,7 +29,7 @@ def test_an_async_step() -> None:
         into = arrays(plan, 0)
         router.initialize(arrays(plan, 1), INITIAL)
         router.pull(None, into)
-        router.push_pull(*leased(BATCH, 1), parts(plan, arrays(plan, 5)), into)
+        router.push_pull(pushes(router, BATCH, 1, parts(plan, arrays(plan, 5))), into)
     spans = exporter.get_finished_spans()
     assert Counter(span.name for span in spans) == {"pull": 1, "push_pull": 1, "apply": 2}
     # By the batch, spans of the worker are found beside those of the shards.
@@ -58,7 +58,7 @@ def test_a_sync_step() -> None:
         into = arrays(plan, 0)
         router.initialize(arrays(plan, 1), INITIAL)
         router.pull(0, into)
-        router.push(*leased(BATCH, 1), parts(plan, arrays(plan, 5)))
+        router.push(pushes(router, BATCH, 1, parts(plan, arrays(plan, 5))))
         batch = types_pb2.BatchId(epoch=0, first=0, count=10)
         attempt = types_pb2.Attempt(batch=batch, attempt=1)
         decision = types_pb2.Decision(generation=1, round=0, attempts=[attempt])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ from worker.data.source import Batch
 from worker.job.loader import LoadedJob
 from worker.loop.session import WorkerSession
 from worker.model.variables import model_variables
-from worker.process.trainer import Trainer
+from worker.process.run import train
 from worker.protocol.done import Stopped
 from worker.step.evaluator import Evaluator
 from worker.step.replica import Replica
@@ -65,7 +66,7 @@ def task(*indices: int) -> pb.Lease:
 @contextmanager
 def cluster(
     job: Job, mode: Literal["async", "sync"] = "async", replicas: int = 0
-) -> Iterator[tuple[ScriptedCoordinator, Shards, Trainer, WorkerSession]]:
+) -> Iterator[tuple[ScriptedCoordinator, Shards, partial[None], WorkerSession]]:
     """Two real shards, a scripted coordinator and a trainer."""
     plan = make_plan([spec for spec, _ in model_variables(Replica(job).model)], 2, "cut")
     with (
@@ -75,7 +76,7 @@ def cluster(
         WorkerSession(client, incarnation=7, connect_timeout_s=5) as standing,
     ):
         loaded = LoadedJob(job, Path("job.py"), "sha", "job")
-        yield coordinator, shards, Trainer(loaded, CPU, standing), standing
+        yield coordinator, shards, partial(train, loaded, CPU, standing), standing
 
 
 def plain_loop(job: Job, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def test_async_training_is_the_plain_loop_when_nobody_else_trains() -> None:
     with cluster(job) as (coordinator, shards, trainer, _):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2), task(3)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         for name, expected in plain_loop(job, [[0], [1], [2], [3]]).items():
             np.testing.assert_allclose(pull_values(shards)[name], expected, rtol=1e-6, atol=1e-7)
         reported = {
@@ -123,7 +124,7 @@ def test_sync_training_is_the_plain_loop_bit_by_bit() -> None:
     with cluster(job, "sync", 2) as (coordinator, shards, trainer, _):
         coordinator.leases.extend([INITIALIZE, *(pb.Lease(round=work) for work in rounds)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         commits = coordinator.of(pb.CommitBatchRequest)
         assert [(c.round, c.report.attempt) for c in commits] == [(0, 1), (0, 2), (1, 3), (1, 4)]
         for engine in shards.engines:
@@ -154,7 +155,7 @@ def test_an_evaluation_in_the_middle_of_a_round_leaves_the_round_alone() -> None
             ]
         )
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         commits = coordinator.of(pb.CommitBatchRequest)
         assert [(c.round, c.report.attempt) for c in commits] == [(0, 1), (0, 2), (1, 3), (1, 4)]
 
@@ -166,7 +167,7 @@ def test_another_generation_makes_the_worker_join_again() -> None:
             [INITIALIZE, task(0), StaleGeneration("generation 2 has begun"), task(1)]
         )
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         assert len(coordinator.of(pb.RegisterWorkerRequest)) == 2
         assert [engine.report().version for engine in shards.engines] == [2, 2]
 
@@ -186,7 +187,7 @@ def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
                 memory = memory.base
             made.append(weakref.ref(memory))
 
-    monkeypatch.setattr("worker.loop.leases.Workspace", Watched)
+    monkeypatch.setattr("worker.loop.joined.Workspace", Watched)
     with cluster(make_job(dense_model)) as (coordinator, shards, trainer, _):
 
         def take_for_gone() -> pb.Lease:
@@ -199,7 +200,7 @@ def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
 
         coordinator.leases.extend([INITIALIZE, task(0), take_for_gone, refuse_on_a_shard, task(1)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         assert [engine.report().version for engine in shards.engines] == [2, 2]
     assert alive == [0, 0, 0]
 
@@ -212,7 +213,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_on_all_shards() -> None:
     with cluster(job) as (coordinator, shards, trainer, _):
         coordinator.leases.extend([INITIALIZE, pb.Lease(train=pb.TrainTask(batches=[whole]))])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         for engine in shards.engines:
             assert engine.report().counters.skipped == 1
         for name, expected in plain_loop(make_job(dense_model), []).items():
@@ -246,7 +247,7 @@ def test_a_gradient_that_is_not_finite_on_one_shard_is_skipped_on_all() -> None:
         attempts = [types.Attempt(batch=whole_epoch, attempt=1)]
         coordinator.leases.extend([INITIALIZE, pb.Lease(train=pb.TrainTask(batches=attempts))])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         assert [engine.report().counters.skipped for engine in shards.engines] == [1, 1]
         assert [engine.report().version for engine in shards.engines] == [0, 0]
         reports = [r for q in coordinator.requests for r in getattr(q, "done", ())]
@@ -266,7 +267,7 @@ def test_a_data_source_that_raises_fails_the_job_for_everybody() -> None:
     with cluster(make_job(dense_model, train=Broken(x, y))) as (coordinator, _, trainer, _):
         coordinator.leases.extend([INITIALIZE, task(0, 1)])
         with pytest.raises(UserCodeFailed, match=r"^train raised RuntimeError: disk on fire$"):
-            trainer.run()
+            trainer()
         (left,) = coordinator.of(pb.LeaveWorkerRequest)
         assert left.fatal
         assert left.reason == "PS103: train raised RuntimeError: disk on fire"
@@ -281,7 +282,7 @@ def test_a_step_that_raises_names_the_batch() -> None:
         coordinator.leases.extend([INITIALIZE, task(0)])
         expected = r"the training step on epoch 1 positions 0..7 raised TypeError"
         with pytest.raises(UserCodeFailed, match=expected):
-            trainer.run()
+            trainer()
         assert coordinator.of(pb.LeaveWorkerRequest)[0].fatal
 
 
@@ -293,7 +294,7 @@ def test_a_model_other_than_the_plan_is_refused() -> None:
     with cluster(make_job(dense_model)) as (coordinator, _, trainer, _):
         coordinator.cluster.plan = plan.to_json()
         with pytest.raises(JobMismatch, match="variable 'sequential/dense_1/kernel' is only here"):
-            trainer.run()
+            trainer()
         (left,) = coordinator.of(pb.LeaveWorkerRequest)
         assert not left.fatal
 
@@ -312,7 +313,7 @@ def test_evaluation_reads_a_kept_snapshot_while_training_goes_on() -> None:
 
         coordinator.leases.extend([INITIALIZE, evaluate_now, task(0), evaluate_later])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         _, first, second = coordinator.of(pb.ReportWorkRequest)
 
     plain = JobStepper(job)
@@ -328,4 +329,4 @@ def test_the_end_of_a_failed_job_is_told() -> None:
     with cluster(make_job(dense_model)) as (coordinator, _, trainer, _):
         coordinator.leases.append(failed)
         with pytest.raises(JobFailed, match="the loss diverged"):
-            trainer.run()
+            trainer()

@@ -332,7 +332,7 @@ def test_the_end_of_a_failed_job_and_a_lease_of_nothing() -> None:
 
 
 def test_every_action_can_be_told_apart() -> None:
-    """They are looked up by class; one that was forgotten in the union would never be done."""
+    """They are looked up by class; one that is not an action would never be done."""
     named = {cls for cls in vars(does).values() if isinstance(cls, type)}
     ours = {cls for cls in named if cls.__module__ == does.__name__}
-    assert ours - {Computed, Committed, Pushed} == set(Action.__args__)
+    assert {cls for cls in ours if not issubclass(cls, Action)} == {Computed, Committed, Pushed}

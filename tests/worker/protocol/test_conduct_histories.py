@@ -20,6 +20,7 @@ from psrpc.core.errors import (
 )
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import from_batch
 from tests.worker.protocol.builders import attempt
 from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol.actions import (
@@ -46,7 +47,7 @@ from worker.protocol.actions import (
     TakeBack,
     TakeLease,
 )
-from worker.protocol.conduct import batch_id, conduct
+from worker.protocol.conduct import conduct
 from worker.protocol.done import Stopped
 
 Held = tuple[BatchId, int]
@@ -148,11 +149,11 @@ class Witness:
 
     def leased(self, lease: pb.Lease) -> None:
         for each in lease.train.batches:
-            self.held[batch_id(each.batch), each.attempt] = None
+            self.held[from_batch(each.batch), each.attempt] = None
         if lease.HasField("round"):
             mine = lease.round.attempt
             # A new lease takes the place of one whose round has passed.
-            self.held = {(batch_id(mine.batch), mine.attempt): lease.round.round}
+            self.held = {(from_batch(mine.batch), mine.attempt): lease.round.round}
 
     def failed(self, error: Exception) -> None:
         self.unsettled = False

@@ -62,7 +62,7 @@ def test_what_was_left_out_goes_into_the_next_batch() -> None:
     with cluster(JOB) as (coordinator, shards, trainer, _):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2), task(3)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         expected.check(shards)
 
 
@@ -76,7 +76,7 @@ def test_a_worker_that_joins_again_takes_nothing_along() -> None:
             [INITIALIZE, task(0), StaleGeneration("the worker was taken for gone"), task(1)]
         )
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         expected.check(shards)
 
 
@@ -100,7 +100,7 @@ def test_a_shard_that_had_the_batch_has_used_nothing() -> None:
 
         coordinator.leases.extend([INITIALIZE, another_has_done_it_on_one_shard])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         expected.check(shards)
 
 
@@ -129,7 +129,7 @@ def test_a_round_that_has_passed_takes_back_its_own_gradient_alone() -> None:
             [INITIALIZE, work(0, 0), work(1, 1), go_on_without_the_worker, work(3, 3)]
         )
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         committed = [c.report.attempt for c in coordinator.of(pb.CommitBatchRequest)]
         assert committed == [1, 2, 4]
         for engine in shards.engines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,7 +26,13 @@ from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
 from tests.pserver.shards import signed
 from tests.worker.flat_jobs import CPU, RECORDS
-from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from tests.worker.scripted_coordinator import (
+    INITIALIZE,
+    ScriptedCoordinator,
+    attempt_at,
+    serve_script,
+    train_task,
+)
 from tests.worker.shards import Shards, serve_shards, standing_alone
 from tests.worker.table_jobs import loaded, make_job, plan_of
 from worker import Arrays, Embedding, Job
@@ -34,7 +41,7 @@ from worker.embedding.row_sets import RowSets
 from worker.embedding.rows import Call, IdRule, find_rows
 from worker.loop.router import Router
 from worker.loop.session import WorkerSession
-from worker.process.trainer import Trainer
+from worker.process.run import train
 from worker.protocol.done import Stopped
 from worker.step.feed import Feed
 from worker.step.replica import Replica
@@ -43,19 +50,14 @@ pytestmark = pytest.mark.slow
 
 USERS, FILMS, W = 9, 6, 4
 BATCHES = [BatchId(0, 0, 8), BatchId(0, 8, 8), BatchId(0, 16, 8), BatchId(1, 0, 8)]
-INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 
 
 def attempt(index: int) -> types.Attempt:
-    batch = BATCHES[index]
-    return types.Attempt(
-        batch=types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count),
-        attempt=index + 1,
-    )
+    return attempt_at(BATCHES[index], index + 1)
 
 
 def task(*indices: int) -> pb.Lease:
-    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+    return train_task(*map(attempt, indices))
 
 
 def factorize(dense: bool) -> keras.Model:
@@ -85,14 +87,14 @@ def ratings_job(dense: bool, **fields: Any) -> Job:
 @contextmanager
 def cluster(
     job: Job, plan: Plan, policy: Policy | None = None
-) -> Iterator[tuple[ScriptedCoordinator, Shards, Trainer]]:
+) -> Iterator[tuple[ScriptedCoordinator, Shards, partial[None]]]:
     with (
         serve_shards(plan, policy=policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
         WorkerSession(client, incarnation=7, connect_timeout_s=5) as standing,
     ):
-        yield coordinator, shards, Trainer(loaded(job), CPU, standing)
+        yield coordinator, shards, partial(train, loaded(job), CPU, standing)
 
 
 class Loop:
@@ -161,7 +163,7 @@ def test_async_training_is_the_plain_loop_when_nobody_else_trains(dense: bool) -
     with cluster(job, plan) as (coordinator, shards, trainer):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2), task(3)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         loop = Loop(job, plan, dense)
         loop.run([[0], [1], [2], [3]])
         check(shards, plan, loop)
@@ -195,7 +197,7 @@ def test_rows_that_are_prefetched_are_a_step_older_and_say_so(
     with cluster(job, plan) as (coordinator, shards, trainer):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2)])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         loop = Loop(job, plan, True)
         loop.run([[0], [1], [2]], rows_late=True)
         check(shards, plan, loop)
@@ -216,7 +218,7 @@ def test_prefetched_rows_that_are_too_old_are_refused_and_their_batch_done_again
         again.train.batches[0].attempt = 9
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2), again])
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         refused = {number: report.too_stale for number, report in reported(coordinator).items()}
         # The rows of the third are as old as the parameters: nothing was applied in between.
         assert refused == {1: False, 2: True, 3: False, 9: False}
@@ -246,7 +248,7 @@ def test_a_gradient_with_a_nan_and_an_id_that_is_not_in_the_vocabulary_change_no
     with cluster(job, plan) as (coordinator, shards, trainer):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2)])
         with pytest.raises(InvalidJob, match=f"layer 'users' was given id {USERS}, which table"):
-            trainer.run()
+            trainer()
         assert {n: report.skipped for n, report in reported(coordinator).items()} == {
             1: False,
             2: True,
@@ -318,7 +320,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
             ]
         )
         with pytest.raises(Stopped):
-            trainer.run()
+            trainer()
         for engine in shards.engines:
             engine.decide(from_decision(decisions[1]))
         after = Loop(job, plan, True)

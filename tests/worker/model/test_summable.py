@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.described_jobs import classes, dense, described
 from worker import Arrays
-from worker.describe.summable import is_kerass_own, not_summable, summable_results
+from worker.model.metrics import is_kerass_own, not_summable, summable_results
 
 X = np.arange(1, 61, dtype=np.float32)[:, None].repeat(4, axis=1)
 Y = np.zeros((60, 1), np.float32)

@@ -11,7 +11,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import RoundPassed, StaleGeneration
 from worker.embedding.row_sets import ReceivedRows
 from worker.embedding.rows import RowsNeeded
-from worker.loop.row_fetcher import RowFetcher
+from worker.loop.joined import RowFetcher
 
 A, B, C = (BatchId(0, 8 * index, 8) for index in range(3))
 
