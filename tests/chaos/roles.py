@@ -11,7 +11,7 @@ from types import ModuleType
 
 import coordinator.cli.__main__
 import coordinator.process.serve
-import coordinator.rpc.servicer
+import coordinator.rpc.messages
 import coordinator.training.job_state
 import pserver.cli.__main__
 import pserver.process.shard  # what `pserver serve` imports when it runs
@@ -32,7 +32,7 @@ STACKS = signal.SIGUSR1
 def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
         (coordinator.training.job_state, "LEASE_S", LEASE_S),
-        (coordinator.rpc.servicer, "LEASE_S", LEASE_S),
+        (coordinator.rpc.messages, "LEASE_S", LEASE_S),
         (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
         (
             coordinator.process.serve,
