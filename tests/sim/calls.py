@@ -198,7 +198,8 @@ class _Exchanger:
                 request = wire.from_pull(header.pull)
                 self._count("rows pulled alone", request.rows_only)
                 self._count("rows prefetched", request.rows_only and self._worker.source.computes)
-                return self._received(self._call("Pull", request), into, wanted)
+                patient = request, header.patience_ms / 1000
+                return self._received(self._call("Pull", patient), into, wanted)
             push = self._pushed(header, tensors)
             if not header.HasField("pull"):
                 result = self._call("Push", push)

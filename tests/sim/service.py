@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 NDArray = npt.NDArray[Any]
 
-PATIENCE_S = 54.0
-"""How long a pull of a round waits in a shard."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
@@ -63,7 +60,7 @@ class Sent:
             np.copyto(array, given)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Parked:
     request: PullRequest
     respond: Respond
@@ -90,10 +87,13 @@ class Service:
         try:
             answer: Any
             if method == "Pull":
+                request, patience_s = request
                 request = engine.credentials.pull(request, "")
                 if isinstance(request.source, int) or request.decision is not None:
-                    until = self._schedule.now() + PATIENCE_S
-                    self._pull(_Parked(request, respond, until))
+                    parked = _Parked(request, respond, self._schedule.now() + patience_s)
+                    self._pull(parked)
+                    if parked in self._parked:
+                        self._schedule.after(patience_s, self.process, self.changed)
                     return
                 answer = engine.pull(request, 0.0)
             elif method == "GetStatus":
@@ -131,8 +131,6 @@ class Service:
             values = self._shard.engine.pull(parked.request, 0.0)
         except NotReady as error:
             if self._schedule.now() < parked.until:
-                if not self._parked:
-                    self._schedule.after(PATIENCE_S + 0.1, self.process, self.changed)
                 self._parked.append(parked)
             else:
                 parked.respond(error)
