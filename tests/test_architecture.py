@@ -61,7 +61,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "coordinator.doctor.checks",
     "coordinator.process.serve",
     "coordinator.records.store",
-    "coordinator.rpc.environment",
+    "coordinator.rpc.status",
     "coordinator.records.tensorboard",
     "coordinator.launch.up",
     "psrpc.security.credentials",

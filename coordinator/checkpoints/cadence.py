@@ -52,6 +52,17 @@ RECENT = 3
 """Checkpoints whose median duration is the cost of one; likewise."""
 
 
+REPEAT_S = 1.0
+"""Seconds before an order that failed is repeated; doubled each time."""
+
+LONGEST_REPEAT_S = 60.0
+
+
+def checkpoint_pause_s(failures: int) -> float:
+    """Returns the pause before a state that failed to be saved so often is ordered again."""
+    return min(REPEAT_S * 2.0 ** min(failures - 1, 9), LONGEST_REPEAT_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a checkpoint is due, and the reason."""

@@ -9,47 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 
-from coordinator.checkpoints.cadence import Cadence
-from coordinator.checkpoints.snapshots import Failed, Snapshots
+from coordinator.checkpoints.cadence import Cadence, checkpoint_pause_s
+from coordinator.checkpoints.snapshots import (
+    Failed,
+    Snapshots,
+    checkpoint_name,
+    is_checkpoint,
+    suffix,
+    temporary_directory,
+)
 from coordinator.records.notes import NotEvaluated
 from coordinator.schedule.evaluation import FINAL, Evaluations, evaluation_of
-from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError
-from psrpc.core.names import CHECKPOINTS
 from psrpc.core.tables import FULL_EVERY
 
 MAX_WRITTEN = 2
 """Checkpoints that may be written at once; shards accept no more."""
-
-PAUSE_S = 1.0
-"""Seconds before an order that failed is repeated; doubled each time."""
-
-LONGEST_PAUSE_S = 60.0
-
-
-def checkpoint_pause_s(failures: int) -> float:
-    """Returns the pause before a state that failed to be saved so often is ordered again."""
-    return min(PAUSE_S * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE_S)
-
-
-def checkpoint_name(step: int, generation: int = 1) -> str:
-    """Returns the name of a global step's checkpoint, unique over generations. Load-bearing."""
-    return f"step-{step:08d}{_suffix(generation)}"
-
-
-def is_checkpoint(snapshot: str) -> bool:
-    """Whether a snapshot of this name is a checkpoint, not just kept for evaluation."""
-    return snapshot.startswith("step-")
-
-
-def _suffix(generation: int) -> str:
-    return f".g{generation}" if generation > 1 else ""
-
-
-def temporary_directory(name: str) -> str:
-    """Returns where shards write a checkpoint before its commit, relative to the run directory."""
-    return f"{CHECKPOINTS}/{TEMPORARY}{name}"
 
 
 class Saving:
@@ -199,7 +175,7 @@ class Saving:
             write = write or (keep and write_epoch)
         if not (write or keep):
             return None
-        kept = f"{evaluation}{_suffix(self._generation)}{again}"
+        kept = f"{evaluation}{suffix(self._generation)}{again}"
         name = self._name(step) if write else kept
         if write:
             self._due = False
@@ -303,7 +279,7 @@ class Saving:
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
         saved = step in (self._saved_step, self._written_step)
         evaluates = self._evaluates and not self.final_known
-        self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
+        self._final = FINAL + suffix(self._generation) if saved else self._name(step)
         if self._tries:
             self._final += f".r{self._tries}"
         if saved and not evaluates:

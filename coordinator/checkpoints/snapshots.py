@@ -9,12 +9,34 @@ from dataclasses import dataclass, field
 
 from coordinator.core.run import Followed
 from coordinator.core.wording import shards
+from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.shard_reports import ShardFile
 
 MAX_KEPT = 3
 """Snapshots that shards may hold in memory: two of epochs and the final one."""
+
+
+def checkpoint_name(step: int, generation: int = 1) -> str:
+    """Returns the name of a global step's checkpoint, unique over generations. Load-bearing."""
+    return f"step-{step:08d}{suffix(generation)}"
+
+
+def is_checkpoint(snapshot: str) -> bool:
+    """Whether a snapshot of this name is a checkpoint, not just kept for evaluation."""
+    return snapshot.startswith("step-")
+
+
+def suffix(generation: int) -> str:
+    """Returns what keeps the names of a later generation's snapshots apart."""
+    return f".g{generation}" if generation > 1 else ""
+
+
+def temporary_directory(name: str) -> str:
+    """Returns where shards write a checkpoint before its commit, relative to the run directory."""
+    return f"{CHECKPOINTS}/{TEMPORARY}{name}"
 
 
 @dataclass(frozen=True, slots=True)

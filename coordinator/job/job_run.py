@@ -22,13 +22,12 @@ from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.gauges import read_gauges
 from coordinator.training.job_state import JobState
 from coordinator.training.streams import Stream
-from coordinator.transitions.assignments import Assignments
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.checkpointing import Checkpointing
 from coordinator.transitions.departures import Departures
 from coordinator.transitions.stopping import DRAINED, Stopping
 from coordinator.transitions.stuck import Stuck
-from coordinator.transitions.waits import JobWaits, held_up, waiting_for
+from coordinator.transitions.waits import Assignments, JobWaits, held_up, waiting_for
 from psrpc.core.commands import Command
 from psrpc.core.errors import StaleGeneration
 from psrpc.core.shard_reports import HeldReport, HeldState

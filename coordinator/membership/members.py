@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from coordinator.core.figures import ReportedTransport, WorkerTimes
 from coordinator.core.standstill import Position
 from coordinator.membership.progress import TotalsMeter
 from psrpc.core.shard_reports import ShardFigures
+
+PER_ADDRESS = 512
+"""Newcomers of one address: all of a machine's workers, and twice as many as its concurrent calls
+(``psrpc.net.limits.PEER_CALLS``)."""
+
+
+class Candidate(Protocol):
+    """The facts about a present worker that the rule needs."""
+
+    address: str
+    """The address without its port, which differs between connections."""
+    asked: bool
+    """Whether it has asked for work since it registered."""
+    worked: bool
+    """Whether it has done some."""
+    registered: float
+    """When it registered."""
+
+
+Place = TypeVar("Place", bound=Candidate)
+
+
+def gives_way(active: Iterable[Place], address: str, most: int) -> Place | None:
+    """Returns the newcomer that must give way to one from ``address``; None if there is room, or if
+    all ``most`` workers have done work.
+
+    All workers of a job have one certificate, so a registration proves nothing else. A place is
+    safe once its worker has done work; until then its worker is a newcomer. So a peer that
+    registers a thousand names and does nothing with them displaces its own, while two hundred
+    workers that start at once fit.
+
+    Candidates are the newcomers of that address, or of the most common one if the job is full. One
+    that has not asked for work goes first, then the one that registered first.
+    """
+    workers = list(active)
+    newcomers = [worker for worker in workers if not worker.worked]
+    held = Counter(worker.address for worker in newcomers)
+    if held[address] >= PER_ADDRESS:
+        crowd = address
+    elif len(workers) >= most and held:
+        # Prefer its own address among the most common ones.
+        crowd = max(held, key=lambda one: (held[one], one == address))
+    else:
+        return None
+    mine = (worker for worker in newcomers if worker.address == crowd)
+    return min(mine, key=lambda worker: (worker.asked, worker.registered))
 
 
 @dataclass(slots=True)
@@ -70,7 +117,7 @@ class Worker:
     registered: float = 0.0
     asked: bool = False
     worked: bool = False
-    """See :class:`coordinator.membership.newcomers.Candidate`."""
+    """See :class:`coordinator.membership.members.Candidate`."""
     serial: str = ""
     """Serial number of the certificate of its last call, see
     :class:`psrpc.security.peer_certificate.Peer`."""

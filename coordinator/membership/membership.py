@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from coordinator.core.wording import shards
-from coordinator.membership.members import Shard, ShardSilent, Worker, WorkerSilent
-from coordinator.membership.newcomers import gives_way
+from coordinator.membership.members import Shard, ShardSilent, Worker, WorkerSilent, gives_way
 from psrpc.core.errors import (
     AccessDenied,
     AlreadyExists,
@@ -171,7 +170,7 @@ class Membership:
         self, incarnation: int, address: str, certificate: str = "", secret: bytes = b""
     ) -> Worker | None:
         """Returns the worker that must give way before a process from ``address`` can register; see
-        :func:`coordinator.membership.newcomers.gives_way`."""
+        :func:`coordinator.membership.members.gives_way`."""
         if _digest(secret) in self.barred or self.active_worker(incarnation, certificate, secret):
             return None
         active = (worker for worker in self.workers.values() if worker.state == "active")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import parse_description
+from coordinator.process.options import ServeOptions
 from psrpc.core.errors import PsError
 from psrpc.core.text import sanitize_lines
+from psrpc.ops.clock import MonotonicClock
+from psrpc.ops.logs import get_logger
 from psrpc.ops.process import child_environment, module_command
+from psrpc.ops.retry import Announcer
 from psrpc.options.config_keys import variable as variable_of
+
+log = get_logger()
 
 _NOT_FOR_JOBS = {variable_of(key) for key in ("certs", "token_file", "config")}
 """Environment variables that lead to keys."""
@@ -73,3 +80,26 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
         how = f"`worker describe` ended with exit status {child.returncode}"
         raise DescribeFailed(words or f"error: {how} and no word; its log may say why")
     return parse_description(out.decode())
+
+
+async def describe_patiently(options: ServeOptions) -> JobDescription:
+    """Describes the job of ``options``, and logs that this takes its time."""
+    command = describe_command(options.job, options.mode, options.replicas, options.overrides)
+    describing = asyncio.ensure_future(describe_job(command, dict(os.environ)))
+    clock = MonotonicClock()
+    announcer = wait_announcer()
+    try:
+        while not (await asyncio.wait([describing], timeout=0.5))[0]:
+            announcer.waiting(f"`worker describe {options.job}`", clock.now())
+    except asyncio.CancelledError:
+        describing.cancel()
+        await asyncio.gather(describing, return_exceptions=True)
+        raise
+    return describing.result()
+
+
+def wait_announcer() -> Announcer:
+    """Makes the announcer of what the coordinator waits for."""
+    return Announcer(
+        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
+    )

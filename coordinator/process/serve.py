@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coordinator.certificates.audit import AUDIT, AuditLog
-from coordinator.checkpoints.counted import read_counted
 from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.core.lifecycle import ENDED, STOPPED
@@ -23,13 +18,15 @@ from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
-from coordinator.process.describing import describe_command, describe_job
+from coordinator.process.counted import write_final_summary
+from coordinator.process.describing import describe_patiently, wait_announcer
+from coordinator.process.disk_errors import disk_errors_named, hold_directory
 from coordinator.process.metrics import families
 from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
-from coordinator.process.settling import settle
-from coordinator.process.summary import still_holds, summarize, write_summary
-from coordinator.records.ledger_file import LEDGER_NBYTES, DamagedLedger, damaged_ledger
+from coordinator.process.settling import settle, warn_of_key
+from coordinator.process.signals import JobSignals
+from coordinator.process.summary import summarize
 from coordinator.records.run_directory import (
     LEDGER,
     RunDirectory,
@@ -41,21 +38,17 @@ from coordinator.records.run_directory import (
 )
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
-from psrpc.core.errors import JobDone, JobFailed, PsError, disk_code, disk_reason
-from psrpc.core.names import CERTS, HISTORY, SUMMARY
+from psrpc.core.errors import JobDone, JobFailed, PsError
+from psrpc.core.names import HISTORY
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
-from psrpc.files.run_paths import newest_run, read_summary, unfinished_run
+from psrpc.files.run_paths import newest_run, unfinished_run
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
-from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
+from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.ops.logs import get_logger
-from psrpc.ops.process import StopSignals
-from psrpc.ops.retry import Announcer
-from psrpc.security.certificates import CA_KEY
-from psrpc.security.credentials import Security
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
@@ -77,10 +70,6 @@ REFUSE_S = 15.0
 """How long a supervised coordinator without a run reports why: the processes that the supervisor
 started with it take seconds to come up."""
 
-PASSING = ("PS122", "PS502", "PS504")
-"""Codes of errors that block the run directory for a time only: another coordinator holds it, the
-storage is full, or the storage fails."""
-
 
 async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:
     """Runs the job to its end or until a signal; returns an exit status.
@@ -92,7 +81,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         JobFailed: the job could not go on. The summary is written unless the disk refused it.
         PsError: the job or the options are unusable; nothing was started.
     """
-    signals = _Signals()
+    signals = JobSignals()
     signals.install()
     host, port = parse_address(options.bind, default_port=5000)
     server = Server(format_address(host, port), options.security, options.reflection)
@@ -115,13 +104,13 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 # With auto_resume, a leaving coordinator has until the job is described.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
-        description = _known(options) or await signals.unless_stopped(_describe(options))
+        description = _known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
         plan = _plan(options, description)
         with (
-            _disk_errors_named(plan),
-            _taken(
+            disk_errors_named(plan),
+            hold_directory(
                 RunDirectory(_run_dir(options, description), options.resume), options
             ) as directory,
             Store(directory.path / LEDGER) as store,
@@ -135,7 +124,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 store,
                 MonotonicClock(),
                 disk,
-                at_end=lambda: _write_summary(course),
+                at_end=lambda: write_final_summary(course),
                 history=run.run_dir / HISTORY,
             )
             warn_of_key(course, options.security)
@@ -178,7 +167,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             if status == DRAINED:
                 log.info("drained", checkpoint=course.checkpoints.newest or None)
                 return status
-            _write_summary(course)
+            write_final_summary(course)
             log.info("over", phase=course.phase, resume=summarize(course)["resume"] or None)
             if course.phase == "failed" and status != INTERRUPTED:
                 raise JobFailed(course.reason)
@@ -194,20 +183,6 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     finally:
         await server.stop()
         await asyncio.to_thread(dashboard.stop)
-
-
-def warn_of_key(course: JobRun, security: Security) -> None:
-    """Warns once if the certificate authority's key lies where no process needs it. Certificates
-    that the run made for itself serve this machine alone and are exempt."""
-    directory = security.directory
-    if directory is None or directory.absolute() == course.run.run_dir / CERTS:
-        return
-    if (directory / CA_KEY).exists():
-        warning = (
-            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of any "
-            "role; keep it elsewhere, and give each process the files of its role alone"
-        )
-        course.warnings.add(warning)
 
 
 def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family]:
@@ -230,21 +205,6 @@ def _known(options: ServeOptions) -> JobDescription | None:
     return remembered(
         options.run_dir, options.job, options.overrides, options.mode, options.replicas
     )
-
-
-async def _describe(options: ServeOptions) -> JobDescription:
-    command = describe_command(options.job, options.mode, options.replicas, options.overrides)
-    describing = asyncio.ensure_future(describe_job(command, dict(os.environ)))
-    clock = MonotonicClock()
-    announcer = _announcer()
-    try:
-        while not (await asyncio.wait([describing], timeout=0.5))[0]:
-            announcer.waiting(f"`worker describe {options.job}`", clock.now())
-    except asyncio.CancelledError:
-        describing.cancel()
-        await asyncio.gather(describing, return_exceptions=True)
-        raise
-    return describing.result()
 
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:
@@ -304,69 +264,6 @@ async def _wait_until_over(course: JobRun) -> None:
             return
 
 
-def _write_summary(course: JobRun) -> None:
-    """Writes the summary; a full disk costs the summary, not the job's result."""
-    run_dir = course.run.run_dir
-    before = read_summary(run_dir)
-    try:
-        # Rewritten even if unchanged, so that it is newer than the start of the run.
-        if still_holds(before, course):
-            write_summary(run_dir, before)
-            return
-        counted = read_counted(course.run, course.checkpoints.newest)
-        write_summary(run_dir, {**summarize(course), "counted": counted})
-    except OSError as error:
-        why = PsError(f"{SUMMARY} cannot be written: {disk_reason(error)}", code=disk_code(error))
-        log.warning("no summary", why=why.coded)
-
-
-@contextlib.contextmanager
-def _disk_errors_named(plan: Plan) -> Iterator[None]:
-    """Names disk errors; all files that ``serve`` itself touches are in the run directory."""
-    try:
-        yield
-    except DamagedLedger as error:
-        raise damaged_ledger(error) from error
-    except (OSError, sqlite3.Error) as error:
-        code = disk_code(error)
-        advice = _room(plan) if code == "PS502" else "see what is wrong with the disk"
-        raise JobFailed(
-            f"the run directory cannot be used: {_words(error)}; {advice}, or choose another "
-            "--run-dir",
-            code=code,
-        ) from error
-
-
-def _room(plan: Plan) -> str:
-    checkpoint = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
-    return (
-        f"a run takes {LEDGER_NBYTES / 1e6:.1f} MB for its ledger and at least "
-        f"{checkpoint / 1e6:.1f} MB for each checkpoint; make room"
-    )
-
-
-def _words(error: OSError | sqlite3.Error) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    where = f"{error.filename}: " if error.filename else ""
-    # For a full disk, the advice that follows names the space to free.
-    return f"{where}{error.strerror if disk_code(error) == 'PS502' else disk_reason(error)}"
-
-
-@contextlib.contextmanager
-def _taken(directory: RunDirectory, options: ServeOptions) -> Iterator[RunDirectory]:
-    """Holds the run directory. Under a supervisor, an error that may be gone at the next start
-    (the earlier coordinator is still leaving, storage is full or missing) becomes JobFailed."""
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(directory)
-        except PsError as error:
-            if options.auto_resume and error.code in PASSING:
-                raise JobFailed(str(error), code=error.code) from error
-            raise
-        yield directory
-
-
 def _exit_status(course: JobRun) -> int:
     if course.phase == "done":
         return DONE
@@ -375,7 +272,7 @@ def _exit_status(course: JobRun) -> int:
     return INTERRUPTED if course.reason == STOPPED else FAILED
 
 
-async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
+async def _tell(server: Server, why: PsError, signals: JobSignals) -> None:
     """Reports for a while why there is no run; a signal ends that."""
     server.refuse(why)
     await signals.unless_stopped(stay_to_tell(why, MonotonicClock()))
@@ -389,63 +286,7 @@ async def stay_to_tell(
     what = "that the run is done" if isinstance(why, JobDone) else "why there is no run"
     awaited = f"shards and workers that ask, to tell them {what} (for {REFUSE_S:.0f} s)"
     log.info("waiting", waiting_for=awaited, why=why.coded)
-    announcer, until = _announcer(), clock.now() + REFUSE_S
+    announcer, until = wait_announcer(), clock.now() + REFUSE_S
     while (left := until - clock.now()) > 0:
         announcer.waiting(awaited, clock.now())
         await pause(min(left, TICK_S))
-
-
-def _announcer() -> Announcer:
-    return Announcer(
-        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
-    )
-
-
-class _Signals:
-    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel the work before a course exists. A
-    signal between the two is kept: it ends the next piece of work or goes to the course."""
-
-    def __init__(self) -> None:
-        self.status = DONE
-        """Exit status of a process that a signal ended before it had a course."""
-        self._course: JobRun | None = None
-        self._early: asyncio.Task[Any] | None = None
-        self._came: int | None = None
-        """The last signal that no course has received yet."""
-        self._signals = StopSignals()
-
-    def install(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._signals.numbers:
-            loop.add_signal_handler(number, self._heard, number)
-
-    async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """Returns the result of ``work``, or None if a signal came before this method returns."""
-        if self._came is not None:
-            work.close()
-            return None
-        self._early = early = asyncio.create_task(work)
-        try:
-            result = await early
-        except asyncio.CancelledError:
-            return None
-        # The signal may have come after the task finished, when cancelling has no effect.
-        return result if self._came is None else None
-
-    def pass_on_to(self, course: JobRun) -> None:
-        """Passes later signals, and one that came before, to ``course``."""
-        self._course = course
-        if self._came is not None:
-            self._signalled(self._came)
-
-    def _heard(self, number: int) -> None:
-        if self._signals.says(number):
-            self._signalled(number)
-
-    def _signalled(self, number: int) -> None:
-        self.status, self._came = after_signal(number), number
-        if self._course is not None:
-            self._came = None
-            self._course.stop() if number == signal.SIGINT else self._course.drain()
-        elif self._early is not None:
-            self._early.cancel()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from coordinator.checkpoints.checkpoints import remove_unfinished
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, Run
+from coordinator.job.job_run import JobRun
 from coordinator.process.resume_checks import (
     check_checkpoint,
     check_goes_on,
@@ -33,11 +34,13 @@ from coordinator.records.stored_values import (
 )
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import CheckpointError, JobDone
-from psrpc.core.names import CHECKPOINTS
+from psrpc.core.names import CERTS, CHECKPOINTS
 from psrpc.core.plan import Plan
 from psrpc.core.policy import SETTINGS, Policy
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
+from psrpc.security.certificates import CA_KEY
+from psrpc.security.credentials import Security
 
 log = get_logger()
 
@@ -254,3 +257,17 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
     changed = {key: value for key, value in values.items() if store.get(key) != value}
     if changed:
         store.put_all(changed)
+
+
+def warn_of_key(course: JobRun, security: Security) -> None:
+    """Warns once if the certificate authority's key lies where no process needs it. Certificates
+    that the run made for itself serve this machine alone and are exempt."""
+    directory = security.directory
+    if directory is None or directory.absolute() == course.run.run_dir / CERTS:
+        return
+    if (directory / CA_KEY).exists():
+        warning = (
+            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of any "
+            "role; keep it elsewhere, and give each process the files of its role alone"
+        )
+        course.warnings.add(warning)

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.certificates.audit import AuditLog
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Engine
-from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.heartbeat_bridge import BridgedHealthServicer, Crossing, LoopThread, Pulse
 from coordinator.rpc.servicer import Servicer
+from coordinator.rpc.status import Surroundings
 from psrpc.core.errors import CoordinatorRefuses, InvalidJob, JobDone, Preparing, PsError
 from psrpc.net.channel import bind, make_aio_server
 from psrpc.net.health import LIVES, offer_reflection

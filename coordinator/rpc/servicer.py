@@ -12,7 +12,6 @@ from coordinator.certificates.audit import AuditLog
 from coordinator.core.work import Report, Wait, Work
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
-from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.messages import (
     read_heartbeat,
     read_registration,
@@ -24,7 +23,7 @@ from coordinator.rpc.messages import (
     write_session,
     write_shard_job,
 )
-from coordinator.rpc.status import write_status
+from coordinator.rpc.status import Surroundings, write_status
 from psrpc.core.errors import InvalidArgument, NotReady
 from psrpc.core.text import sanitize
 from psrpc.security.peer_certificate import peer_of

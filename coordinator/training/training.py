@@ -13,7 +13,7 @@ from pathlib import Path
 from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
-from coordinator.checkpoints.saving import is_checkpoint
+from coordinator.checkpoints.snapshots import is_checkpoint
 from coordinator.core.plateau import EarlyStop, Review, best_epoch, evaluations_of, review
 from coordinator.core.retention import Objective
 from coordinator.core.run import Run

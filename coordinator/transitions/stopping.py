@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.checkpoints.saving import checkpoint_pause_s
+from coordinator.checkpoints.cadence import checkpoint_pause_s
 from coordinator.core.wording import step_of
 from coordinator.training.job_state import JobState
 from coordinator.training.training import Training

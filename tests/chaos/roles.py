@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import coordinator.cli.__main__
+import coordinator.process.describing
 import coordinator.process.serve
 import coordinator.rpc.messages
 import coordinator.training.job_state
@@ -35,7 +36,7 @@ def _patches() -> Sequence[tuple[ModuleType, str, object]]:
         (coordinator.rpc.messages, "LEASE_S", LEASE_S),
         (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
         (
-            coordinator.process.serve,
+            coordinator.process.describing,
             "describe_command",
             lambda *_: ["cat", os.environ[DESCRIPTION]],
         ),

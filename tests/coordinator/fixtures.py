@@ -158,4 +158,4 @@ def describing(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> Non
     def command(*_: object) -> list[str]:
         return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
 
-    monkeypatch.setattr(serve, "describe_command", command)
+    monkeypatch.setattr("coordinator.process.describing.describe_command", command)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import Taken
+from coordinator.checkpoints.snapshots import Taken, checkpoint_name, temporary_directory
 from coordinator.records import ledger_file
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION

@@ -13,12 +13,11 @@ import pytest
 
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
 from coordinator.checkpoints.choice import choose_checkpoint
-from coordinator.checkpoints.counted import read_counted
 from coordinator.checkpoints.disk import choose
-from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import Taken
+from coordinator.checkpoints.snapshots import Taken, checkpoint_name, temporary_directory
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
+from coordinator.process.counted import read_counted
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
 from coordinator.records.run_directory import RunDirectory

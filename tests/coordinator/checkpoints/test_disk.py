@@ -21,8 +21,7 @@ from coordinator.checkpoints.disk import (
     choose,
     commit_checkpoint,
 )
-from coordinator.checkpoints.saving import temporary_directory
-from coordinator.checkpoints.snapshots import Taken
+from coordinator.checkpoints.snapshots import Taken, temporary_directory
 from coordinator.core.run import Run
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.names import CHECKPOINTS

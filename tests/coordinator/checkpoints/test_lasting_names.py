@@ -13,8 +13,7 @@ import pytest
 
 from coordinator.checkpoints import disk
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
-from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
-from coordinator.checkpoints.snapshots import Taken
+from coordinator.checkpoints.snapshots import Taken, checkpoint_name, temporary_directory
 from coordinator.core.run import Run
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle

@@ -16,7 +16,7 @@ from coordinator.display.status_page import render_page, status_as_json, status_
 from coordinator.process.result import as_status
 from coordinator.process.summary import summarize, write_summary
 from coordinator.records.run_directory import Starting
-from coordinator.rpc.environment import Surroundings
+from coordinator.rpc.status import Surroundings
 from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import make_run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints.saving import checkpoint_name
+from coordinator.checkpoints.snapshots import checkpoint_name
 from coordinator.cli import export as export_cli
 from coordinator.export import export
 from coordinator.export.export import find_source

@@ -12,8 +12,7 @@ from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.checkpoints.disk import commit_checkpoint
 from coordinator.checkpoints.orders import Orders
-from coordinator.checkpoints.saving import temporary_directory
-from coordinator.checkpoints.snapshots import Failed, Taken
+from coordinator.checkpoints.snapshots import Failed, Taken, temporary_directory
 from coordinator.core.run import RestoredCheckpoint, Run
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.commands import Command, SnapshotOrder

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.certificates.authority import make_certificates
 from coordinator.client.client import CoordinatorClient
-from coordinator.launch.status_poller import Lookout
+from coordinator.launch.fleet import Lookout
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.v1.coordinator_pb2 import WorkerStatus

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.membership.members import Worker
+from coordinator.membership.members import PER_ADDRESS, Worker
 from coordinator.membership.membership import MAX_ACTIVE, Membership
-from coordinator.membership.newcomers import PER_ADDRESS
 from psrpc.core.errors import ResourceExhausted
 
 FLOOD, FARM, OTHER = "ipv4:192.0.2.66", "ipv4:192.0.2.1", "ipv4:192.0.2.2"

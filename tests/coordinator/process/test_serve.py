@@ -25,9 +25,10 @@ from coordinator.core.description import JobDescription
 from coordinator.job.job_run import JobRun
 from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
-from coordinator.process.describing import DescribeFailed
+from coordinator.process.describing import DescribeFailed, describe_patiently
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import overrides_for_workers
+from coordinator.process.signals import JobSignals
 from psrpc.core.errors import (
     AlreadyExists,
     CheckpointError,
@@ -230,7 +231,7 @@ def test_a_signal_before_training_ends_the_job_for_everyone(
 def test_a_signal_in_the_moment_after_the_job_is_described_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any], turns: int
 ) -> None:
-    describe = serve._describe
+    describe = describe_patiently
 
     async def describe_and_signal(options: ServeOptions) -> JobDescription:
         description = await describe(options)
@@ -239,7 +240,7 @@ def test_a_signal_in_the_moment_after_the_job_is_described_is_kept(
             await asyncio.sleep(0)
         return description
 
-    monkeypatch.setattr(serve, "_describe", describe_and_signal)
+    monkeypatch.setattr(serve, "describe_patiently", describe_and_signal)
     assert asyncio.run(serve.serve(options(tmp_path / "run"))) == 130
 
 
@@ -259,7 +260,7 @@ def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
 
     async def serving() -> None:
         for number, heard in ((signal.SIGINT, "stop"), (signal.SIGTERM, "drain")):
-            signals, course = serve._Signals(), Course()
+            signals, course = JobSignals(), Course()
             assert await signals.unless_stopped(work()) == 1
             signals._signalled(number)
             assert await signals.unless_stopped(work()) is None, "what comes next is not begun"
@@ -305,7 +306,8 @@ def test_a_bad_job_leaves_no_run_directory(
     with pytest.raises(InvalidJob, match="cannot use 2 shards"):
         asyncio.run(serve.serve(options(tmp_path / "run", shards=2)))
     monkeypatch.setattr(
-        serve, "describe_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no')"]
+        "coordinator.process.describing.describe_command",
+        lambda *_: [sys.executable, "-c", "raise SystemExit('no')"],
     )
     with pytest.raises(DescribeFailed, match="no"):
         asyncio.run(serve.serve(options(tmp_path / "run")))

@@ -19,7 +19,7 @@ from coordinator.certificates.members import member_of_run, revoke
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.launch.commands import UpOptions, cluster
 from coordinator.process.describing import DescribeFailed, describe_job
-from coordinator.process.serve import warn_of_key
+from coordinator.process.settling import warn_of_key
 from coordinator.records.notes import JobWarnings
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import pytest
 
+from coordinator.checkpoints.cadence import REPEAT_S
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.checkpoints.saving import PAUSE_S
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.work import Train, Wait
 from coordinator.membership.membership import LEASE_S, STARTING_S
@@ -263,7 +263,7 @@ def test_a_stop_saves_again_what_the_disk_has_refused_once(
         coordinator.settle()
     assert refused
     assert phase(coordinator) == "stopping"
-    coordinator.tick(PAUSE_S)
+    coordinator.tick(REPEAT_S)
     coordinator.settle()
     assert coordinator.course.reason == STOPPED
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"
@@ -311,7 +311,7 @@ def test_a_shard_that_leaves_waits_until_a_state_is_saved_and_not_for_a_failed_t
     assert shard.beat(leaving=True) == (False, False), "nothing is saved"
     coordinator.settle()
     assert shard.beat(leaving=True) == (False, False), "not at once"
-    coordinator.clock.advance(PAUSE_S)
+    coordinator.clock.advance(REPEAT_S)
     assert shard.beat(leaving=True) == (False, False)
     coordinator.settle()
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints.saving import PAUSE_S
+from coordinator.checkpoints.cadence import REPEAT_S
 from coordinator.core.run import Followed
 from coordinator.core.work import Train
 from coordinator.records.stored_values import SINCE
@@ -231,7 +231,7 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
     coordinator.tick()
     coordinator.settle()
     assert coordinator.course.run.policy == 1, "not at once"
-    coordinator.tick(PAUSE_S)
+    coordinator.tick(REPEAT_S)
     coordinator.settle()
     assert coordinator.course.run.settings == SYNC
     assert coordinator.course.checkpoints.newest == f"checkpoints/step-{step:08d}.r1"

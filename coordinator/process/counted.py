@@ -1,7 +1,8 @@
-"""Checks that every batch has counted once, from the shards' applied-sets in a checkpoint.
+"""Writes the summary of a run that ends, with a count of its batches.
 
-A shard applies nothing that is in its applied-set, and a checkpoint has parameters and applied-set
-of the same moment. So batches in the sets of all shards have counted once on each of them.
+Every batch has to count once. A shard applies nothing that is in its applied-set, and a checkpoint
+has parameters and applied-set of the same moment. So batches in the sets of all shards have counted
+once on each of them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from typing import Any
 from coordinator.core.applied import common_positions
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Run
+from coordinator.job.job_run import JobRun
+from coordinator.process.summary import still_holds, summarize, write_summary
 from coordinator.schedule.open_batches import OpenBatches, count_batches
 from psrpc.checkpoint.checkpoint import applied_sets, read_manifest
 from psrpc.core.batch import BatchId, cut_batch
-from psrpc.core.errors import CheckpointError
+from psrpc.core.errors import CheckpointError, PsError, disk_code, disk_reason
+from psrpc.core.names import SUMMARY
 from psrpc.core.shard_reports import Positions
+from psrpc.files.run_paths import read_summary
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
 
 NAMED = 10
 """Most batches of a kind that are named; all are counted."""
@@ -73,3 +81,19 @@ def _batches(job: JobDescription, positions: Positions) -> Iterator[BatchId]:
         for start, stop in positions[epoch]:
             for index in range(start // job.unit, -(-stop // job.unit)):
                 yield cut_batch(epoch, index, job.train_records, job.unit)
+
+
+def write_final_summary(course: JobRun) -> None:
+    """Writes the summary; a full disk costs the summary, not the job's result."""
+    run_dir = course.run.run_dir
+    before = read_summary(run_dir)
+    try:
+        # Rewritten even if unchanged, so that it is newer than the start of the run.
+        if still_holds(before, course):
+            write_summary(run_dir, before)
+            return
+        counted = read_counted(course.run, course.checkpoints.newest)
+        write_summary(run_dir, {**summarize(course), "counted": counted})
+    except OSError as error:
+        why = PsError(f"{SUMMARY} cannot be written: {disk_reason(error)}", code=disk_code(error))
+        log.warning("no summary", why=why.coded)
