@@ -47,13 +47,15 @@ class Train:
 class Round:
     """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
     ``round``, or from the ``newest``. ``pull_next``: the round probably has no other one for this
-    worker, which may wait for the next round's parameters while it commits."""
+    worker, which may wait for the next round's parameters while it commits. ``ahead`` is another
+    one that this worker has in the round: it may compute it while it commits this one."""
 
     round: int
     attempt: Attempt
     decision: Decision | None
     newest: bool = False
     pull_next: bool = False
+    ahead: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)

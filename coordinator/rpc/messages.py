@@ -217,6 +217,8 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
             lease.round.attempt.CopyFrom(leased(work.attempt))
             lease.round.newest = work.newest
             lease.round.pull_next = work.pull_next
+            if work.ahead is not None:
+                lease.round.ahead.CopyFrom(leased(work.ahead))
             if work.decision is not None:
                 decision = decision_bytes(work.decision)
                 signed = authority.sign(decision)

@@ -176,6 +176,23 @@ class OpenRound:
         """The workers that may commit, or that must be refused before others' commits."""
         return {h for m in self.micros if m.committed is None for h in m.holders}
 
+    @property
+    def uncommitted(self) -> int:
+        """Number of its micro-batches that no worker has committed; without ``balance``."""
+        return sum(m.committed is None for m in self.micros)
+
+    def held_by(self, worker: str) -> list[Attempt]:
+        """Returns the uncommitted attempts of ``worker``, in batch-id order."""
+        numbers = [(m.batch, m.attempt_of(worker)) for m in self.micros if m.committed is None]
+        return [Attempt(batch, number) for batch, number in numbers if number is not None]
+
+    def begin_again(self, worker: str, now: float) -> None:
+        """Counts the time of what ``worker`` holds from ``now`` on."""
+        for micro in self.micros:
+            number = micro.attempt_of(worker)
+            if number is not None and micro.committed is None:
+                micro.attempts[number] = replace(micro.attempts[number], since=now)
+
     def find(self, batch: BatchId) -> MicroBatch | None:
         """Returns its micro-batch of that id, or None."""
         return next((m for m in self.micros if m.batch == batch), None)
@@ -233,7 +250,7 @@ class OpenRound:
 
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an attempt that is not committed."""
-        return any(m.committed is None and m.attempt_of(worker) is not None for m in self.micros)
+        return bool(self.held_by(worker))
 
     def left_by(self, stuck: Set[str]) -> MicroBatch | None:
         """Returns a micro-batch that only ``stuck`` workers hold, and that may be doubled."""

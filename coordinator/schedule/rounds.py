@@ -34,6 +34,10 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 
+NOT_SLOW = 0.8
+"""Least speed, over the mean of all workers, of one that computes ahead: what a slow worker holds
+keeps the others waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
@@ -196,15 +200,31 @@ class Rounds:
         work = self._lease(worker, now)
         if isinstance(work, Wait) or work.newest:
             return work
+        ahead = self._ahead(worker, work.attempt, now, workers)
         # The other workers without a micro-batch take what is open.
-        return replace(work, pull_next=self._open.left <= workers - len(self._open.holders))
+        last = ahead is None and self._open.left <= workers - len(self._open.holders)
+        return replace(work, pull_next=last, ahead=ahead)
+
+    def _ahead(self, worker: str, current: Attempt, now: float, workers: int) -> Attempt | None:
+        """Returns the micro-batch of this round that ``worker`` computes after ``current``, leased
+        now if it has none. None if others may finish it sooner."""
+        held = self._open.held_by(worker)
+        for attempt in held:
+            if attempt != current:
+                return attempt
+        ratio = self._speeds.ratio(worker)
+        if self._policy.balance or self._policy.speculate or (ratio or 1) < NOT_SLOW:
+            return None
+        share = -(-self._open.uncommitted // max(1, workers))
+        if len(held) >= share or not self._open.has_open:
+            return None
+        micro = self._open.take(ratio)
+        return Attempt(micro.batch, self._attempt(micro, worker, now))
 
     def _lease(self, worker: str, now: float) -> Round | Wait:
         self._measure_left(worker, now)
-        for micro in self._open.micros:
-            number = micro.attempt_of(worker)
-            if number is not None and micro.committed is None:
-                return self._work(micro, number)
+        for held in self._open.held_by(worker):
+            return self._work(held)
         if self._open.has_open:
             return self._hand_out(self._open.take(self._speeds.ratio(worker)), worker, now)
         left = self._open.left_by(self._stuck)
@@ -252,6 +272,8 @@ class Rounds:
             )
         if micro.committed is None or micro.committed.attempt != report.attempt:
             self._speeds.measure(held.worker, report.batch.count, now - held.since)
+            # Its worker begins what it holds besides only now.
+            self._open.begin_again(worker, now)
         if micro.committed is not None:
             if micro.committed.attempt != report.attempt:
                 # Its worker is done with it.
@@ -362,12 +384,15 @@ class Rounds:
             self._speeds.measure_unfinished(worker, records, now - held.since)
 
     def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
+        return self._work(Attempt(micro.batch, self._attempt(micro, worker, now)))
+
+    def _attempt(self, micro: MicroBatch, worker: str, now: float) -> int:
+        """Returns the number of a new attempt of ``micro`` by ``worker``."""
         number = self._next_attempt
         self._next_attempt += 1
         micro.attempts[number] = Held(worker, now, self._round)
         self._deadline.begin(now)
-        return self._work(micro, number)
+        return number
 
-    def _work(self, micro: MicroBatch, number: int) -> Round:
-        attempt = Attempt(micro.batch, number)
+    def _work(self, attempt: Attempt) -> Round:
         return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

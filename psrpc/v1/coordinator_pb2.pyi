@@ -511,18 +511,20 @@ class TrainTask(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("round", "attempt", "newest", "decision", "pull_next")
+    __slots__ = ("round", "attempt", "newest", "decision", "pull_next", "ahead")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     PULL_NEXT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: _types_pb2.Attempt
     newest: bool
     decision: _types_pb2.SignedDecision
     pull_next: bool
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: _Optional[bool] = ...) -> None: ...
+    ahead: _types_pb2.Attempt
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: _Optional[bool] = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("evaluation", "task", "snapshot", "start", "stop")

@@ -34,14 +34,18 @@ def make(
     )
 
 
-def lease(rounds: Rounds, worker: str, now: float = 0.0) -> Round:
-    work = rounds.lease(worker, now, 0, 1)
+MANY = 64
+"""Workers, so many that none gets a second micro-batch ahead."""
+
+
+def lease(rounds: Rounds, worker: str, now: float = 0.0, workers: int = MANY) -> Round:
+    work = rounds.lease(worker, now, 0, workers)
     assert isinstance(work, Round)
     return work
 
 
 def wait(rounds: Rounds, worker: str, now: float = 0.0) -> Wait:
-    work = rounds.lease(worker, now, 0, 1)
+    work = rounds.lease(worker, now, 0, MANY)
     assert isinstance(work, Wait)
     return work
 

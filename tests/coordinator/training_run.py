@@ -46,7 +46,7 @@ class TrainingRun:
         return self.training
 
     def lease(self, worker: str = "w") -> list[Attempt]:
-        work = self.training.lease(worker, 0.0, 10**9, 1)
+        work = self.training.lease(worker, 0.0, 10**9, 2)
         if isinstance(work, Round):
             return [work.attempt]
         return list(work.batches) if isinstance(work, Train) else []

@@ -133,6 +133,21 @@ def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
     pytest.fail("policies did not change")
 
 
+@pytest.mark.slow
+def test_workers_compute_ahead_while_things_go_wrong() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        options = draw(Random(seed))
+        if options.policy.rounds:
+            verdict = run_options(seed, options)
+            assert not verdict.failure, str(verdict)
+            if verdict.fired:
+                seen += verdict.counts
+        if seen["computed ahead"] >= 10 and seen["worker restarts"]:
+            return
+    pytest.fail(f"workers did not compute ahead: {seen}")
+
+
 TABLES = (
     "rows pulled with a push",
     "rows pulled alone",

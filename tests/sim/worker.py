@@ -112,4 +112,6 @@ class Worker:
                 invariants.check_pull(self, source.parameters, action.round)
             case does.PushPull():
                 invariants.check_pull(self, source.parameters, None)
+            case does.TakeCommit():
+                self.cluster.counts["computed ahead"] += 1
         return answer

@@ -51,6 +51,17 @@ class Leases:
         """Runs ``commit`` on the thread of requests ahead of time."""
         return self._pool.submit(commit)
 
+    def commit_ahead(self, commit: Callable[[], pb.Lease]) -> None:
+        """Starts to run ``commit``; :meth:`committed` follows."""
+        self._following = self._pool.submit(commit)
+
+    def committed(self) -> pb.Lease:
+        """Waits for the end of :meth:`commit_ahead` and returns the lease that it brought."""
+        following, self._following = self._following, None
+        assert following is not None  # commit_ahead comes first
+        with self._standing.waits.on("the answer to a commit"):
+            return following.result()
+
     def get(self, reason: str) -> pb.Lease:
         """Performs :class:`worker.protocol.actions.Lease`; ``reason`` is its ``after``."""
         self._times.at(pb.WorkerPosition.PHASE_WAITING)

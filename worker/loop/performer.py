@@ -87,6 +87,8 @@ class Performer:
             does.TakeBack: lambda _action: self._source.take_back(),
             does.Done: self._done,
             does.Commit: self._commit,
+            does.BeginCommit: self._begin_commit,
+            does.TakeCommit: self._take_commit,
             does.Initialize: self._initialize,
             does.Evaluate: self._evaluate,
             does.Merge: lambda action: self._source.merge(action.merge),
@@ -289,6 +291,17 @@ class Performer:
         self._times.took("commit")
         self._times.end()
         return committed
+
+    def _begin_commit(self, action: does.BeginCommit) -> None:
+        self._here.leases.commit_ahead(self._standing.committing(action.round, action.batch))
+        self._times.end()
+
+    def _take_commit(self, _action: does.TakeCommit) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        try:
+            return self._here.leases.committed()
+        finally:
+            self._times.took("commit")
 
     def _commit_and_pull(self, commit: Callable[[], pb.Lease], following: int) -> does.Committed:
         """Commits on another thread and meanwhile waits for the round ``following``: shards hear

@@ -202,6 +202,20 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginCommit(Action):
+    """Sync: start to commit an attempt that every shard holds, and continue at once; ``TakeCommit``
+    or ``Rejoin`` follows."""
+
+    round: int
+    batch: DoneBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCommit(Action):
+    """Wait for the answer to ``BeginCommit``. Answered by the next ``psrpc.v1.Lease``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Initialize(Action):
     """Give every shard the job's first values. Answered by an ``InitializeDone``.
 

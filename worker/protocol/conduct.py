@@ -32,6 +32,7 @@ Pure: no clock, no threads, no randomness. Leases are the protobuf messages of t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from psrpc.core.batch import BatchId
@@ -171,32 +172,45 @@ def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
 
 
 class _Rounds:
-    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease."""
+    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease. If that will
+    be another one of the same round, as the last lease said, the worker computes it meanwhile."""
 
     def __init__(self) -> None:
         self._next = NextBatch()
         self._pulled: int | None = None
         self._expected: BatchId | None = None
+        # The round and the attempt that were computed during a commit.
+        self._ahead: tuple[int, int, does.Computed] | None = None
 
     def run(self, work: pb.RoundWork) -> Leased:
         """Runs ``work`` and following ones; returns the first lease of another kind."""
         while True:
             lease: pb.Lease = yield from self._run_micro_batch(work)
+            work = lease.round
+            if self._ahead is not None and self._ahead[:2] != (work.round, work.attempt.attempt):
+                # No shard will use it.
+                self._ahead = None
+                yield does.TakeBack()
             if lease.WhichOneof("work") != "round":
                 return lease
-            work = lease.round
 
     def _run_micro_batch(self, work: pb.RoundWork) -> Leased:
         batch, attempt = from_batch(work.attempt.batch), work.attempt.attempt
+        ahead = from_batch(work.ahead.batch) if work.HasField("ahead") else None
         lease: pb.Lease
-        yield from self._expect(batch)
+        computed: does.Computed
         try:
-            yield from self._receive(work, batch)
-            computed: does.Computed = yield does.Compute(batch)
+            if self._ahead is not None:
+                (_, _, computed), self._ahead = self._ahead, None
+            else:
+                yield from self._expect(batch)
+                yield from self._receive(work, batch)
+                computed = yield does.Compute(batch)
             # Other workers may still compute this round: time to read ahead.
             guess = self._next.after(batch)
-            if guess is not None:
-                yield from self._expect(guess)
+            following = ahead or guess
+            if following is not None:
+                yield from self._expect(following)
             pushed: does.Pushed = yield does.Push(
                 batch, attempt, not computed.finite, work.attempt.grant
             )
@@ -215,10 +229,30 @@ class _Rounds:
             receipts=pushed.receipts,
             not_finite=computed.not_finite,
         )
+        if ahead is not None:
+            lease = yield from self._commit_and_compute(work, done, ahead)
+            return lease
         committed: does.Committed = yield does.Commit(work.round, done, work.pull_next)
         if committed.pulled:
             self._pulled = work.round + 1
         return committed.lease
+
+    def _commit_and_compute(self, work: pb.RoundWork, done: DoneBatch, ahead: BatchId) -> Leased:
+        """Commits ``done`` and meanwhile computes the batch ``ahead``, of the same round."""
+        yield does.BeginCommit(work.round, done)
+        try:
+            computed: does.Computed = yield does.Compute(ahead)
+            self._ahead = work.round, work.ahead.attempt, computed
+        except RoundPassed:
+            yield does.TakeBack()
+        except (PsError, Stopped) as error:
+            # The coordinator must not hear that the worker leaves before it has the commit.
+            if not isinstance(error, StaleGeneration):
+                with suppress(PsError, Stopped):
+                    yield does.TakeCommit()
+            raise
+        lease: pb.Lease = yield does.TakeCommit()
+        return lease
 
     def _expect(self, batch: BatchId) -> Conduct:
         if batch != self._expected:

@@ -28,6 +28,7 @@ from worker.protocol.done import DoneBatch
 AUTHORITY = Authority()
 RUN = make_run(Path("run"), generation=2)
 ATTEMPT = Attempt(BatchId(1, 8, 4), 7)
+AHEAD = Attempt(BatchId(1, 16, 4), 8)
 ORDER = SnapshotOrder("step-1", 1, True, True, "checkpoints/.step-1", "checkpoints/step-0", 3)
 DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
 
@@ -36,7 +37,7 @@ DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
     ("kind", "work"),
     [
         ("train", Train((ATTEMPT,), fresh=True)),
-        ("round", Round(5, ATTEMPT, DECISION, newest=True, pull_next=True)),
+        ("round", Round(5, ATTEMPT, DECISION, newest=True, pull_next=True, ahead=AHEAD)),
         ("evaluate", EvaluationWork("epoch-1", 1, "step-1", 2, 4)),
         ("merge", MergeWork("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
         ("finished", Ended(True, "why")),
@@ -55,6 +56,8 @@ def test_what_is_leased_comes_with_its_proofs() -> None:
     assert [attempt.grant for attempt in train.batches] == [grant]
     work = write_lease(Round(5, ATTEMPT, DECISION), "worker-1", RUN, AUTHORITY).round
     assert work.attempt.grant == grant
+    ahead = write_lease(Round(5, AHEAD, None, ahead=ATTEMPT), "worker-1", RUN, AUTHORITY).round
+    assert ahead.ahead.grant == grant
     signed = SignedDecision(work.decision.decision, work.decision.signature)
     check_decision(AUTHORITY.keys.verify, signed)
     assert parse_decision(signed.decision) == DECISION

@@ -306,10 +306,11 @@ def test_a_worker_waits_for_the_next_round_if_others_will_take_what_is_open() ->
     # Asked again with the same answer.
     assert pulls_next(two, "worker-0", 2)
     three = make(replicas=3)
+    # It has two of the three.
     assert not pulls_next(three, "worker-0", 2)
-    work = lease(three, "worker-1")
-    commit(three, "worker-1", work)
     assert pulls_next(three, "worker-1", 2)
+    commit(three, "worker-0", lease(three, "worker-0"))
+    assert pulls_next(three, "worker-0", 2)
     assert not pulls_next(make(replicas=2), "alone", 1)
     # With backup workers gradients of any version may count.
     assert not pulls_next(make(Policy(mode="sync", replicas=2, aggregate=1)), "worker-0", 2)

@@ -47,9 +47,8 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
 
 def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **SYNC)
-    works = [worker.round()]
     other = Worker(coordinator, 2)
-    works.append(other.round())
+    works = [worker.round(), other.round()]
     coordinator.course.stop()
     worker.commit(works[0])
     other.commit(works[1])
@@ -66,10 +65,9 @@ def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path
 
 def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **SYNC)
-    rounds(coordinator, worker, 1)
-    held = worker.round()
     other = Worker(coordinator, 2)
-    works = other.round()
+    rounds(coordinator, worker, 1)
+    held, works = worker.round(), other.round()
     coordinator.course.stop()
     other.commit(works)
     coordinator.tick(FINISH_S)

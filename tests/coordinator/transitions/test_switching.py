@@ -22,9 +22,9 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
 ) -> None:
     coordinator, worker = start(tmp_path, **job(first))
     work(coordinator, worker, 2)
+    other = Worker(coordinator, 2)
     under_way = worker.lease()
     assert ask(coordinator, *written(then)) == (2, then)
-    other = Worker(coordinator, 2)
     if not first.rounds:
         waits = other.lease()
         assert isinstance(waits, Wait)

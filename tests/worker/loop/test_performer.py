@@ -214,6 +214,55 @@ def test_the_next_round_comes_while_its_decision_is_awaited(
         assert [commit.round for commit in commits] == [0, 1]
 
 
+def two_ahead(answer: Callable[[Shards], pb.Lease]) -> Leases:
+    """Batch 0, and batch 1 of its round ahead; ``answer`` is that to the first commit."""
+
+    def leases(_coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
+        ahead = pb.RoundWork(round=0, attempt=attempt(0), ahead=attempt(1))
+        return [pb.Lease(round=ahead), lambda: answer(shards)]
+
+    return leases
+
+
+TWO = Policy(mode="sync", replicas=2)
+
+
+@both
+def test_a_micro_batch_that_is_leased_ahead_is_computed_while_the_commit_is_under_way(
+    shm: bool,
+) -> None:
+    computed = {0: threading.Event(), 1: threading.Event()}
+
+    def answer(shards: Shards) -> pb.Lease:
+        assert computed[1].wait(30)
+        assert [engine.report().staged_now for engine in shards.engines] == [1, 1]
+        return pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(1)))
+
+    def during(batch: int) -> None:
+        computed[batch].set()
+
+    with at_work(two_ahead(answer), shm=shm, policy=TWO, during=during) as running:
+        running.check()
+        assert [engine.report().staged_now for engine in running.shards.engines] == [2, 2]
+        commits = running.coordinator.of(pb.CommitBatchRequest)
+        assert [commit.report.attempt for commit in commits] == [1, 2]
+
+
+def test_a_stop_while_a_micro_batch_is_computed_ahead_lets_the_commit_be_answered() -> None:
+    answered = threading.Event()
+
+    def answer(_shards: Shards) -> pb.Lease:
+        answered.set()
+        return pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(1)))
+
+    with at_work(two_ahead(answer), shm=True, policy=TWO, stop_at=0) as running:
+        running.check()
+        assert answered.is_set()
+        (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
+        assert left.reason == "told to stop"
+        assert [engine.report().staged_now for engine in running.shards.engines] == [1, 1]
+
+
 def test_a_worker_that_pulled_too_soon_goes_on_with_the_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

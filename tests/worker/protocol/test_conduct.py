@@ -22,6 +22,7 @@ from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol import actions as does
 from worker.protocol.actions import (
     Action,
+    BeginCommit,
     Commit,
     Committed,
     Compute,
@@ -44,6 +45,7 @@ from worker.protocol.actions import (
     ReportWork,
     Settle,
     TakeBack,
+    TakeCommit,
     TakeLease,
 )
 from worker.protocol.done import DoneBatch, Stopped
@@ -187,6 +189,65 @@ def test_parameters_that_came_during_a_commit_are_not_pulled_again(pulled: bool)
     if not pulled:
         worker.expects(Pull(1, decision, batch(1)))
     assert worker.action == Compute(batch(1))
+
+
+COMMIT = DoneBatch(batch(0), 1, 0.5)
+
+
+def leased_ahead() -> Driver:
+    """A worker that commits batch 0, and has been leased batch 1 of the same round ahead."""
+    worker = Driver()
+    ahead = pb.RoundWork(round=0, attempt=attempt(0), ahead=attempt(1))
+    worker.joins(pb.Lease(round=ahead))
+    worker.expects(Expect((batch(0),), instead=True))
+    worker.expects(Pull(0, batch=batch(0)))
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    worker.expects(Expect((batch(1),), instead=True))
+    worker.expects(Push(batch(0), 1), Pushed())
+    worker.expects(Settle())
+    worker.expects(BeginCommit(0, COMMIT))
+    return worker
+
+
+def test_a_micro_batch_that_is_leased_ahead_is_computed_during_the_commit() -> None:
+    worker = leased_ahead()
+    worker.expects(Compute(batch(1)), Computed(0.25, True))
+    following = pb.RoundWork(round=0, attempt=attempt(1), pull_next=True)
+    worker.expects(TakeCommit(), pb.Lease(round=following))
+    worker.expects(Push(batch(1), 2), Pushed())
+    worker.expects(Settle())
+    assert worker.action == Commit(0, DoneBatch(batch(1), 2, 0.25), pull_next=True)
+
+
+@pytest.mark.parametrize("other", [work(0, 2), work(1, 1), task(1)], ids=str)
+def test_what_was_computed_ahead_and_is_not_leased_then_is_taken_back(other: pb.Lease) -> None:
+    worker = leased_ahead()
+    worker.expects(Compute(batch(1)), Computed(0.25, True))
+    worker.expects(TakeCommit(), other)
+    worker.expects(TakeBack())
+    assert not isinstance(worker.action, Push)
+
+
+def test_a_round_that_passes_before_its_rows_have_come_is_known_from_the_commit() -> None:
+    worker = leased_ahead()
+    worker.fails(Compute(batch(1)), RoundPassed("round 1"))
+    worker.expects(TakeBack())
+    worker.expects(TakeCommit(), work(1, 2))
+    worker.expects(Expect((batch(2),), instead=True))
+    assert worker.action == Pull(1, batch=batch(2))
+
+
+@pytest.mark.parametrize("outcome", [work(0, 1), OutcomeUnknown("no answer")], ids=str)
+def test_a_worker_that_must_leave_while_it_computes_ahead_has_its_commit_answered_first(
+    outcome: pb.Lease | OutcomeUnknown,
+) -> None:
+    worker = leased_ahead()
+    worker.fails(Compute(batch(1)), InvalidJob("no such column"))
+    if isinstance(outcome, OutcomeUnknown):
+        worker.fails(TakeCommit(), outcome)
+    else:
+        worker.expects(TakeCommit(), outcome)
+    worker.leaves(Leave(InvalidJob("no such column").coded, fatal=True), InvalidJob)
 
 
 def test_a_round_that_a_shard_has_applied_takes_the_gradient_back() -> None:

@@ -25,6 +25,7 @@ from tests.worker.protocol.builders import attempt
 from tests.worker.scripted_coordinator import FINISHED
 from worker.protocol.actions import (
     Action,
+    BeginCommit,
     Commit,
     Committed,
     Compute,
@@ -45,6 +46,7 @@ from worker.protocol.actions import (
     Rejoin,
     Settle,
     TakeBack,
+    TakeCommit,
     TakeLease,
 )
 from worker.protocol.conduct import conduct
@@ -88,10 +90,11 @@ class Witness:
             case LeaseAhead():
                 assert not self.ahead
                 self.ahead = True
-            case TakeLease():
+            case TakeLease() | TakeCommit():
                 assert self.ahead
             case Compute():
                 assert not self.unsettled, "what became of the last gradient was not said"
+                assert self.computed is None, "the last gradient was neither pushed nor taken back"
                 rounds = {r for (batch, _), r in self.held.items() if batch == action.batch}
                 assert rounds, "the batch is not leased to this worker in this generation"
                 assert rounds <= ({None} if self.newest else {self.round})
@@ -101,14 +104,17 @@ class Witness:
                 batch, computed = self.computed
                 assert batch == action.batch
                 assert action.skip == (not computed.finite)
-            case Done() | Commit():
+            case Done() | Commit() | BeginCommit():
                 assert not self.unsettled
                 assert self.acknowledged is not None, "a shard may lack the batch"
                 key, computed, pushed = self.acknowledged
                 done = action.batch
                 assert (done.batch, done.attempt) == key
                 assert (done.loss, done.skipped) == (computed.loss, not computed.finite)
-                if isinstance(action, Commit):
+                if isinstance(action, BeginCommit):
+                    assert not self.ahead
+                    self.ahead = True
+                if isinstance(action, Commit | BeginCommit):
                     assert action.round == self.held[key]
                 else:
                     assert done.staleness == pushed.staleness
@@ -131,9 +137,11 @@ class Witness:
                 self.acknowledged = ((action.batch, action.attempt), self.computed[1], answer)
                 self.computed = None
                 self.unsettled = True
-            case Settle() | TakeBack():
+            case Settle():
                 self.unsettled = False
-            case Done():
+            case TakeBack():
+                self.unsettled, self.computed = False, None
+            case Done() | BeginCommit():
                 del self.held[action.batch.batch, action.batch.attempt]
             case Commit():
                 del self.held[action.batch.batch, action.batch.attempt]
@@ -143,7 +151,7 @@ class Witness:
                 self.leased(answer.lease)
             case Lease():
                 self.leased(answer)
-            case TakeLease():
+            case TakeLease() | TakeCommit():
                 self.ahead = False
                 self.leased(answer)
 
@@ -151,13 +159,16 @@ class Witness:
         for each in lease.train.batches:
             self.held[from_batch(each.batch), each.attempt] = None
         if lease.HasField("round"):
-            mine = lease.round.attempt
+            work = lease.round
+            mine = [work.attempt, work.ahead] if work.HasField("ahead") else [work.attempt]
             # A new lease takes the place of one whose round has passed.
-            self.held = {(from_batch(mine.batch), mine.attempt): lease.round.round}
+            self.held = {(from_batch(each.batch), each.attempt): work.round for each in mine}
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, action: Action, error: Exception) -> None:
         self.unsettled = False
         self.computed = self.acknowledged = None
+        if isinstance(action, TakeCommit):
+            self.ahead = False
         if isinstance(error, StaleGeneration):
             self.joined = self.registered = self.ahead = self.newest = False
             self.round = None
@@ -182,6 +193,7 @@ class World:
         self._sync = sync
         self._attempt = 0
         self._round = 0
+        self._ahead: types.Attempt | None = None
 
     def error(self, action: Action) -> Exception | None:
         if isinstance(action, Leave):
@@ -198,6 +210,10 @@ class World:
         match action:
             case Lease() | TakeLease():
                 return self._lease()
+            case TakeCommit():
+                assert self._ahead is not None
+                as_said = self._draw(st.booleans())
+                return work_of(self._round, self._ahead) if as_said else self._lease()
             case Commit():
                 pulled = action.pull_next and self._draw(st.booleans())
                 # Parameters that have come are those of a round that is open now, or was.
@@ -232,7 +248,9 @@ class World:
                 return FINISHED
         if self._sync:
             self._round += self._draw(st.integers(0, 1))
-            return work_of(self._round, self._next(), self._draw(st.booleans()))
+            mine = self._next()
+            self._ahead = self._next() if self._draw(st.booleans()) else None
+            return work_of(self._round, mine, self._draw(st.booleans()), self._ahead)
         count = self._draw(st.integers(0, 4))
         return pb.Lease(train=pb.TrainTask(batches=[self._next() for _ in range(count)]))
 
@@ -241,8 +259,11 @@ class World:
         return attempt(self._draw(st.integers(0, 20)), self._attempt)
 
 
-def work_of(number: int, mine: types.Attempt, pull_next: bool = False) -> pb.Lease:
-    return pb.Lease(round=pb.RoundWork(round=number, attempt=mine, pull_next=pull_next))
+def work_of(
+    number: int, mine: types.Attempt, pull_next: bool = False, ahead: types.Attempt | None = None
+) -> pb.Lease:
+    work = pb.RoundWork(round=number, attempt=mine, pull_next=pull_next, ahead=ahead)
+    return pb.Lease(round=work)
 
 
 @pytest.mark.slow
@@ -263,7 +284,7 @@ def test_nothing_is_pushed_without_a_lease_or_reported_that_a_shard_may_lack(
                 witness.answered(action, answer)
                 action = actions.send(answer)
             else:
-                witness.failed(error)
+                witness.failed(action, error)
                 action = actions.throw(error)
                 assert isinstance(action, Rejoin) == isinstance(error, StaleGeneration)
         except (PsError, Stopped) as end:
