@@ -14,6 +14,7 @@ from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import BUILDING
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.embedding.row_sets import ReceivedRows
+from worker.loop.commits import Commits
 from worker.loop.joined import Joined, Joining
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
@@ -61,6 +62,7 @@ class Performer:
         standing.position = self._times.position
         self._sizes: set[int] = set()
         """Numbers of records of computed batches; the first batch of a size may compile."""
+        self._commits = Commits(source, standing, self._times)
         self._joining = Joining(source, standing, self._times, shm, prefetch_rows, connect)
         self._slow_down = slow_down
         self._built = False
@@ -87,8 +89,8 @@ class Performer:
             does.TakeBack: lambda _action: self._source.take_back(),
             does.Done: self._done,
             does.Commit: self._commit,
-            does.BeginCommit: self._begin_commit,
-            does.TakeCommit: self._take_commit,
+            does.BeginCommit: lambda action: self._commits.begin(action, self._here),
+            does.TakeCommit: lambda _action: self._commits.take(self._here),
             does.Initialize: self._initialize,
             does.Evaluate: self._evaluate,
             does.Merge: lambda action: self._source.merge(action.merge),
@@ -132,8 +134,7 @@ class Performer:
         log.info("joining again", reason=action.reason)
         # A request in flight ends within seconds; the next one must not overtake it.
         self._give_up(finish=True)
-        # Error and traceback frames refer to each other and to the workspace. Its memory must be
-        # free before the next workspace is allocated.
+        # Frames of the traceback refer to the workspace, whose memory the next one needs.
         gc.collect()
         self._standing.begin_again()
 
@@ -210,9 +211,8 @@ class Performer:
         if self._slow_down > 1:
             self._standing.pause((self._slow_down - 1) * computed_s)
             times.took("compute")
-        not_finite = ""
+        not_finite = "" if result.finite else self._source.not_finite(action.batch)
         if not result.finite:
-            not_finite = self._source.not_finite(action.batch)
             data = {"data": not_finite} if not_finite else {}
             text = "the gradient is NaN or infinite; the batch is skipped"
             log.warning(text, batch=str(action.batch), **data)
@@ -281,42 +281,10 @@ class Performer:
         self._here.leases.look_ahead()
 
     def _commit(self, action: does.Commit) -> does.Committed:
-        self._times.at(pb.WorkerPosition.PHASE_WAITING)
-        commit = self._standing.committing(action.round, action.batch)
-        with self._standing.waits.on(f"the other micro-batches of round {action.round}"):
-            if action.pull_next and not self._here.rows.tables:
-                committed = self._commit_and_pull(commit, action.round + 1)
-            else:
-                committed = does.Committed(commit())
-        self._times.took("commit")
-        self._times.end()
+        committed = self._commits.commit(action, self._here)
+        if committed.pulled:
+            self._round = action.round + 1
         return committed
-
-    def _begin_commit(self, action: does.BeginCommit) -> None:
-        self._here.leases.commit_ahead(self._standing.committing(action.round, action.batch))
-        self._times.end()
-
-    def _take_commit(self, _action: does.TakeCommit) -> pb.Lease:
-        self._times.at(pb.WorkerPosition.PHASE_WAITING)
-        try:
-            return self._here.leases.committed()
-        finally:
-            self._times.took("commit")
-
-    def _commit_and_pull(self, commit: Callable[[], pb.Lease], following: int) -> does.Committed:
-        """Commits on another thread and meanwhile waits for the round ``following``: shards hear
-        the decision from the coordinator at the time that the commit is answered."""
-        committing = self._here.leases.run(commit)
-        pulled = False
-        try:
-            pulled = self._here.shards.pull_soon(following, self._source.spare)
-        finally:
-            # Whatever became of the pull, the commit must be known to be over.
-            lease = committing.result()
-        if pulled:
-            self._round = following
-            self._source.swap(self._here.shards.version)
-        return does.Committed(lease, pulled)
 
     def _begin_step(self) -> None:
         self._times.begin()

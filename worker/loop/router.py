@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import GradientPush, PullInfo, Source
@@ -17,7 +14,6 @@ from psrpc.core.errors import (
     NotReady,
     PsError,
     RoundPassed,
-    SegmentLost,
 )
 from psrpc.core.plan import Plan
 from psrpc.ops.tracing import span
@@ -25,9 +21,8 @@ from psrpc.v1 import coordinator_pb2, types_pb2
 from psrpc.v1.coordinator_pb2 import Transport
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
+from worker.loop.fan_out import FanOut
 from worker.loop.session import WorkerSession
-
-Result = TypeVar("Result")
 
 SOON_S = 0.2
 """How long a pull of the next round may wait while a worker commits: longer than most rounds, and
@@ -68,14 +63,9 @@ class Router:
         """``waiting(True)`` is called from any thread when the requests of a push or a pull of
         parameters have gone to all shards, ``waiting(False)`` when all have answered."""
         self._standing = standing
-        self._abort = standing.threads.event()
-        self._waiting = waiting
-        self._unsent: set[int] = set()
-        """Shards whose requests are not sent yet; changed under the lock."""
-        self._sending = threading.Lock()
-        self._why: dict[int, str] = {}
-        """Shard -> why its last call had to be repeated."""
-        self._pending: set[int] = set()
+        self._calls = FanOut(
+            standing, len(cluster.shards), lambda shard: self._clients[shard].peer, waiting
+        )
         self._pulling = False
         retry = RetryPolicy(budget_s=standing.connect_timeout_s)
         self._clients = [
@@ -87,10 +77,10 @@ class Router:
                 security=standing.security,
                 workspace=workspace,
                 retry=retry,
-                stop=self._abort,
-                announce=partial(self._repeated, index),
+                stop=self._calls.abort,
+                announce=partial(self._calls.repeated, index),
                 failed=partial(standing.routes.failed, index),
-                sent=partial(self._sent, index),
+                sent=partial(self._calls.sent, index),
                 threads=standing.threads,
             )
             for index, shard in enumerate(cluster.shards)
@@ -102,8 +92,6 @@ class Router:
             for client in self._clients
         ]
         self._versions = [0] * len(self._clients)
-        # The calling thread takes shard 0.
-        self._pool = standing.threads.pool(max(1, len(self._clients) - 1), "shard")
 
     def __enter__(self) -> Router:
         self._standing.interrupt_with(self._interrupt)
@@ -113,10 +101,10 @@ class Router:
     def __exit__(self, *_exception: object) -> None:
         self._standing.interrupt_with_no_longer(self._interrupt)
         self._standing.transports = list
-        self._abort.set()
+        self._calls.abort.set()
         for client in self._clients:
             client.close()
-        self._pool.shutdown()
+        self._calls.close()
 
     def transports(self) -> list[Transport]:
         """Returns how tensors travel to each shard that exchanged any. Any thread may ask."""
@@ -140,14 +128,14 @@ class Router:
     def reach(self) -> None:
         """Returns once every shard has answered. A worker that leases work but cannot reach a
         shard would delay the other workers."""
-        self._all(lambda shard: self._clients[shard].reach(), report_wait=False)
+        self._calls.call(lambda shard: self._clients[shard].reach(), report_wait=False)
 
     def initialize(self, values: Mapping[str, Array], grant: bytes) -> None:
         """Sets all parameters; shards that have some already keep theirs. ``grant`` comes from the
         lease. Raises InvalidJob if a shard cannot read the first rows of its tables."""
         clients, fences = self._clients, self._fences
         try:
-            self._all(lambda shard: clients[shard].initialize(fences[shard], values, grant))
+            self._calls.call(lambda shard: clients[shard].initialize(fences[shard], values, grant))
         except CheckpointError as error:
             raise InvalidJob(
                 f"init_from, of which shards load the rows of tables by themselves: {error}"
@@ -175,7 +163,7 @@ class Router:
         try:
             with span("pull", source=source):
                 # A pull of rows alone may overlap with the computation of a gradient.
-                pulled = self._all(pull, report_wait=into is not None)
+                pulled = self._calls.call(pull, report_wait=into is not None)
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
@@ -200,7 +188,7 @@ class Router:
         self._pulling = True
         try:
             with span("pull", source=round_number):
-                pulled = self._all(pull)
+                pulled = self._calls.call(pull)
         except PsError as error:
             if error.retryable:
                 return False
@@ -227,7 +215,7 @@ class Router:
             return self._clients[shard].push(self._fences[shard], pushes[shard])
 
         with span("push", batch=pushes[0].batch, attempt=pushes[0].attempt):
-            return self._all(push, finishing=True)
+            return self._calls.call(push, finishing=True)
 
     def push_pull(
         self,
@@ -244,7 +232,7 @@ class Router:
             return client.push_pull(fence, pushes[shard], into, wanted)
 
         with span("push_pull", batch=pushes[0].batch, attempt=pushes[0].attempt):
-            answers = self._all(push_pull, finishing=True)
+            answers = self._calls.call(push_pull, finishing=True)
         self._versions = [info.version for _, info in answers]
         if following is not None:
             following.versions = self.versions
@@ -253,86 +241,12 @@ class Router:
     @property
     def asked_again(self) -> frozenset[int]:
         """Shards whose last call was repeated; an earlier try may have taken effect."""
-        return frozenset(self._why)
-
-    def awaited(self) -> str:
-        """Returns the shards that have not answered, with the reasons for retries if known."""
-        # Copies, because other threads change both.
-        pending, why = sorted(self._pending), dict(self._why)
-        peers = ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
-        return f"the shards: {peers}" if why.keys() & pending else peers
-
-    def _sent(self, shard: int) -> None:
-        with self._sending:
-            # A repeated request is sent twice.
-            if shard not in self._unsent:
-                return
-            self._unsent.remove(shard)
-            last = not self._unsent
-        if last:
-            self._waiting(True)
-
-    def _repeated(self, shard: int, reason: str) -> None:
-        self._why[shard] = reason
-        self._standing.hurry(True)
+        return self._calls.asked_again
 
     def _interrupt(self, at_once: bool) -> None:
-        self._abort.set()
+        self._calls.abort.set()
         # A stalled shard or an endless round would hold a pull for a minute. A push may finish
         # unless its result no longer matters.
         if at_once or self._pulling:
             for client in self._clients:
                 client.cancel()
-
-    def _all(
-        self, call: Callable[[int], Result], *, finishing: bool = False, report_wait: bool = True
-    ) -> list[Result]:
-        """Runs ``call`` for each shard; no call is in flight on return. ``finishing`` is as of
-        :meth:`WorkerSession.check`; ``report_wait`` reports the wait to ``waiting``."""
-        # Clear before checking, so that an interrupt in between is not lost.
-        self._abort.clear()
-        self._standing.check(finishing=finishing)
-        if self._standing.interrupted:
-            self._abort.set()
-        self._why.clear()
-        shards = range(len(self._clients))
-        self._pending.update(shards)
-        self._unsent = set(shards if report_wait else ())
-        with self._standing.waits.on(self.awaited):
-            futures = [self._pool.submit(self._one, call, shard) for shard in shards[1:]]
-            first: Future[Result] = Future()
-            try:
-                first.set_result(self._one(call, 0))
-            except PsError as error:
-                first.set_exception(error)
-            try:
-                calls = (first, *futures)
-                errors = [failed for each in calls if (failed := each.exception())]
-                if errors:
-                    # Did a signal or the end of the job cut a retry short? If not, an error that
-                    # no retry can fix has ended the other calls.
-                    self._standing.check()
-                    raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
-                return [each.result() for each in calls]
-            finally:
-                self._standing.hurry(False)
-                if report_wait:
-                    self._waiting(False)
-
-    def _one(self, call: Callable[[int], Result], shard: int) -> Result:
-        routes = self._standing.routes
-        routes.asked(shard)
-        try:
-            result = call(shard)
-        except PsError as error:
-            self._abort.set()
-            if error.retryable or isinstance(error, SegmentLost):
-                routes.given_up(shard)
-            elif routes.answered(shard):
-                self._standing.flush()
-            raise
-        finally:
-            self._pending.discard(shard)
-        if routes.answered(shard):
-            self._standing.flush()
-        return result

@@ -202,7 +202,8 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
         served.cluster.shards[1].address = f"127.0.0.1:{late.port}"
 
         def come_up_late() -> None:
-            while "the shards: shard 1 is starting: it builds its update" not in router.awaited():
+            starting = "the shards: shard 1 is starting: it builds its update"
+            while starting not in standing.waits.reason():
                 threading.Event().wait(0.001)
             late.open(served.engines[1])
 
@@ -385,6 +386,6 @@ def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
 
 def stop_when_waiting(standing: WorkerSession, router: Router) -> None:
     """Stops once the router says what it waits for."""
-    while "unreachable" not in router.awaited():
+    while "unreachable" not in standing.waits.reason():
         threading.Event().wait(0.001)
     standing.stop()
