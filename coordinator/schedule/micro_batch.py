@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.work import Report
 from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidArgument
 
 LIVE_ATTEMPTS = 2
 """Attempts of one micro-batch that shards may hold at once; they have room for no more."""
@@ -62,6 +63,16 @@ class MicroBatch:
     def attempt_of(self, worker: str) -> int | None:
         """Returns the attempt that ``worker`` holds, or None."""
         return next((n for n, held in self.attempts.items() if held.worker == worker), None)
+
+    def held(self, number: int, worker: str) -> Held:
+        """Returns the attempt ``number`` of ``worker``. Raises InvalidArgument if it has none."""
+        held = self.attempts.get(number)
+        if held is None or held.worker != worker:
+            whose = "no such attempt" if held is None else f"it is {held.worker}'s, which"
+            raise InvalidArgument(
+                f"commit of attempt {number} of {self.batch} by {worker}: {whose} was handed out"
+            )
+        return held
 
     @property
     def may_be_doubled(self) -> bool:

@@ -1,101 +1,24 @@
 """The micro-batches of the open round: which are open, committed, and taken by it. Pure.
 
 With ``aggregate`` M < K up to K are open and the round takes the first M commits; the others stay
-open for the next one. With ``balance`` the round is cut into micro-batches on demand, sized by the
-speed of their workers: a worker that is r times as fast as the mean gets r times as many records,
-so that all finish at the same time. The shards weigh each gradient by its examples, so the mean of
-the round stays the mean over its records.
+open for the next one.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
+from coordinator.core.wording import of
 from coordinator.core.work import Report
+from coordinator.schedule.cuts import Uncut
 from coordinator.schedule.micro_batch import LIVE_ATTEMPTS, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
-
-STEPS = 8
-"""Sizes are multiples of a batch divided by this, so that few sizes are compiled."""
-
-LARGEST = 2
-"""Most batches in one cut, which must fit into a worker's memory."""
-
-
-def cut_size(
-    *, piece: int, pieces: int, left: int, slots: int, batch_size: int, wanted: float
-) -> int:
-    """Returns the records of the next cut of a round, [1, ``piece``].
-
-    Args:
-        piece: records up to the next gap; a cut never crosses one.
-        pieces: runs without a gap that are left, including the present one.
-        left: records of the round that are not cut yet.
-        slots: cuts that may still be made; at least ``pieces``.
-        batch_size: B, records of an ordinary micro-batch.
-        wanted: the desired number of records.
-    """
-    assert 0 < piece <= left
-    assert 0 < pieces <= slots
-    if slots == pieces:
-        return piece
-    unit = max(1, batch_size // STEPS)
-    largest = LARGEST * batch_size // unit * unit
-    # The later cuts cannot take more than the largest size each.
-    least = unit * max(1, -(-left // unit) - (slots - 1) * largest // unit)
-    # An ordinary batch may be no multiple of the unit.
-    size = batch_size if wanted == batch_size else unit * round(wanted / unit)
-    return min(piece, max(least, min(largest, size)))
-
-
-class Uncut:
-    """The uncut records of a round. Not thread-safe."""
-
-    def __init__(self, batches: Iterable[BatchId], batch_size: int) -> None:
-        """``batches`` are of one epoch, in rising order; there are no more cuts than batches."""
-        self._batch_size = batch_size
-        self._runs: deque[tuple[int, int]] = deque()
-        self._slots = 0
-        self._epoch = 0
-        self._records = 0
-        for batch in batches:
-            self._slots += 1
-            self._epoch = batch.epoch
-            start, stop = batch.first, batch.first + batch.count
-            if self._runs and self._runs[-1][1] == start:
-                start = self._runs.pop()[0]
-            self._runs.append((start, stop))
-            self._records += batch.count
-        self._mean = self._records / max(1, self._slots)
-
-    def __bool__(self) -> bool:
-        """Whether any records are left."""
-        return bool(self._runs)
-
-    def cut(self, ratio: float | None) -> BatchId:
-        """Returns the next cut, for a worker ``ratio`` times as fast as the mean, or of unknown
-        speed (None), which gets the mean."""
-        start, stop = self._runs.popleft()
-        size = cut_size(
-            piece=stop - start,
-            pieces=len(self._runs) + 1,
-            left=self._records,
-            slots=self._slots,
-            batch_size=self._batch_size,
-            wanted=self._mean * (1.0 if ratio is None else ratio),
-        )
-        self._slots -= 1
-        self._records -= size
-        if start + size < stop:
-            self._runs.appendleft((start + size, stop))
-        return BatchId(self._epoch, start, size)
 
 
 class OpenRound:
@@ -192,6 +115,18 @@ class OpenRound:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
                 micro.attempts[number] = replace(micro.attempts[number], since=now)
+
+    def waiting_for(self, number: int) -> str:
+        """Says which commits round ``number`` waits for; empty when a micro-batch is open."""
+        if self.drained or not self:
+            return "the policy to change; no round is begun under the present one"
+        if self.has_open:
+            return ""
+        if self.complete:
+            return f"the decision of round {number} to be stored"
+        done = of(self.commits, self.named, "micro-batch", "micro-batches")
+        holders = ", ".join(sorted(self.holders))
+        return f"{holders} to finish round {number} ({done} done)"
 
     def find(self, batch: BatchId) -> MicroBatch | None:
         """Returns its micro-batch of that id, or None."""

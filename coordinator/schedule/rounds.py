@@ -20,31 +20,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from coordinator.core.wording import of
 from coordinator.core.work import Report, Round, TrainingPosition, Wait
-from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import Speeds
-from coordinator.schedule.speculation import Deadline, Speculation
+from coordinator.schedule.round_leases import RoundLeases
+from coordinator.schedule.speculation import SlowAttempts
 from psrpc.core.commands import Attempt, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
-
-NOT_SLOW = 0.8
-"""Least speed, over the mean of all workers, of one that computes ahead: what a slow worker holds
-keeps the others waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """The effect of a commit: ``counted`` is the report if it is the first of its micro-batch."""
-
-    counted: Report | None
-    reason: str
 
 
 class Rounds:
@@ -85,18 +72,13 @@ class Rounds:
         )
         self._open = OpenRound(policy, batch_size, partial)
         self._tally = tally if tally is not None else Tally()
-        self._next_attempt = first_attempt
         self._round = first_round
         self._rounds_left = sum(self._rounds_of(epoch) for epoch in range(epochs))
         self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
         self._finished_epochs: list[int] = []
         self._examples = sum(len(positions) for positions in done.values()) - skipped_records
-        self._deadline = Deadline(policy.round_deadline_s, self._tally)
-        self._speeds = Speeds()
-        self._speculation = Speculation(self._speeds) if policy.speculate else None
-        self._left: dict[str, tuple[Held, int]] = {}
-        """By worker: its uncommitted attempt of a decided round, and the records of it."""
-        self._stuck: frozenset[str] = frozenset()
+        self._slow = SlowAttempts(policy, self._tally)
+        self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt)
         self._open.fill(self._todo)
 
     @property
@@ -143,11 +125,6 @@ class Rounds:
         )
 
     @property
-    def last_decision(self) -> Decision | None:
-        """The decision before the open round, None in the first round of a generation."""
-        return self._decided[-1] if self._decided else None
-
-    @property
     def decisions(self) -> list[Decision]:
         """The decisions of this generation that a shard may lack, oldest first. With backup workers
         staged attempts alone may decide several rounds, but no more than the micro-batches that a
@@ -185,69 +162,29 @@ class Rounds:
     def tick(self, now: float) -> None:
         """Checks whether the open round lasts too long."""
         if self._open.awaited:
-            self._deadline.begin(now)
+            self._slow.deadline.begin(now)
         if not self.complete:
-            self._deadline.look(now)
+            self._slow.deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
         """Says which workers are late with the open round, with what and for how long; empty before
         its deadline."""
-        return [] if self.complete else self._deadline.stragglers(self._open.micros, now)
+        return [] if self.complete else self._slow.deadline.stragglers(self._open.micros, now)
 
     def lease(self, worker: str, now: float, _received: int, workers: int) -> Round | Wait:
-        """Returns a micro-batch of the open round: the one ``worker`` holds, else an open one, else
-        one that another worker is stuck or late with. ``workers`` is the number of active ones."""
-        work = self._lease(worker, now)
-        if isinstance(work, Wait) or work.newest:
-            return work
-        ahead = self._ahead(worker, work.attempt, now, workers)
-        # The other workers without a micro-batch take what is open.
-        last = ahead is None and self._open.left <= workers - len(self._open.holders)
-        return replace(work, pull_next=last, ahead=ahead)
+        """See :meth:`RoundLeases.lease`."""
+        chosen = self._leases.lease(worker, now, self._round, workers)
+        if chosen.attempt is None:
+            return Wait(self.waiting_for(), chosen.until)
+        decision = self._decided[-1] if self._decided else None
+        newest = self._policy.backups
+        return Round(self._round, chosen.attempt, decision, newest, chosen.last, chosen.ahead)
 
-    def _ahead(self, worker: str, current: Attempt, now: float, workers: int) -> Attempt | None:
-        """Returns the micro-batch of this round that ``worker`` computes after ``current``, leased
-        now if it has none. None if others may finish it sooner."""
-        held = self._open.held_by(worker)
-        for attempt in held:
-            if attempt != current:
-                return attempt
-        ratio = self._speeds.ratio(worker)
-        if self._policy.balance or self._policy.speculate or (ratio or 1) < NOT_SLOW:
-            return None
-        share = -(-self._open.uncommitted // max(1, workers))
-        if len(held) >= share or not self._open.has_open:
-            return None
-        micro = self._open.take(ratio)
-        return Attempt(micro.batch, self._attempt(micro, worker, now))
-
-    def _lease(self, worker: str, now: float) -> Round | Wait:
-        self._measure_left(worker, now)
-        for held in self._open.held_by(worker):
-            return self._work(held)
-        if self._open.has_open:
-            return self._hand_out(self._open.take(self._speeds.ratio(worker)), worker, now)
-        left = self._open.left_by(self._stuck)
-        if left is not None:
-            self._tally.speculative += 1
-            return self._hand_out(left, worker, now)
-        speculation = self._speculation
-        second = (
-            speculation.second(self._open.micros, worker, now) if speculation is not None else None
-        )
-        if second is None:
-            return Wait(self.waiting_for())
-        micro, due = second
-        if now < due:
-            return Wait(self.waiting_for(), due)
-        self._tally.speculative += 1
-        return self._hand_out(micro, worker, now)
-
-    def commit(self, worker: str, round_number: int, report: Report, now: float) -> CommitResult:
-        """Commits an attempt that all shards hold. The first one of a micro-batch counts; a commit
-        of a revoked attempt or of a decided round changes nothing. With backup workers an attempt
-        of a decided round counts if its micro-batch is still open; ``round_number`` is then the
-        newest round that the worker knew.
+    def commit(self, worker: str, round_number: int, report: Report, now: float) -> Report | None:
+        """Commits an attempt that all shards hold, and returns its report if it counts: the first
+        one of a micro-batch does, one of a revoked attempt or of a decided round does not. With
+        backup workers an attempt of a decided round counts if its micro-batch is still open;
+        ``round_number`` is then the newest round that the worker knew.
 
         Raises:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
@@ -256,22 +193,17 @@ class Rounds:
         micro = self._open.find(report.batch)
         passed = round_number < self._round
         if passed and (micro is None or not self._policy.backups):
-            return CommitResult(None, f"round {round_number} is decided already")
+            return None
         if micro is not None and report.attempt in micro.superseded:
-            return CommitResult(None, f"attempt {report.attempt} was superseded")
-        if round_number > self._round or micro is None or report.attempt not in micro.attempts:
+            return None
+        if micro is None or round_number > self._round:
             raise InvalidArgument(
-                f"commit of attempt {report.attempt} of {report.batch} in round {round_number} "
-                f"by {worker}: no such attempt was handed out; the open round is {self._round}"
+                f"commit of {report.batch} in round {round_number} by {worker}: no such attempt "
+                f"was handed out; the open round is {self._round}"
             )
-        held = micro.attempts[report.attempt]
-        if held.worker != worker:
-            raise InvalidArgument(
-                f"commit of attempt {report.attempt} of {report.batch} by {worker}: it was handed "
-                f"out to {held.worker}"
-            )
+        held = micro.held(report.attempt, worker)
         if micro.committed is None or micro.committed.attempt != report.attempt:
-            self._speeds.measure(held.worker, report.batch.count, now - held.since)
+            self._slow.speeds.measure(held.worker, report.batch.count, now - held.since)
             # Its worker begins what it holds besides only now.
             self._open.begin_again(worker, now)
         if micro.committed is not None:
@@ -279,7 +211,7 @@ class Rounds:
                 # Its worker is done with it.
                 del micro.attempts[report.attempt]
                 micro.superseded.add(report.attempt)
-            return CommitResult(None, f"attempt {micro.committed.attempt} was committed first")
+            return None
         # The newest version at the time of the lease, or a newer one that the worker reports.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
@@ -287,7 +219,7 @@ class Rounds:
         self._examples += 0 if report.skipped else report.batch.count
         self._tally.superseded += len(micro.attempts) - 1
         self._tally.late += held.round < self._round
-        return CommitResult(micro.committed, self.waiting_for())
+        return micro.committed
 
     def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
         """Returns the decision of the open round, which must be complete. Changes nothing; later
@@ -312,12 +244,10 @@ class Rounds:
                 self._finished_epochs.append(batch.epoch)
         self._rounds_left += self._rounds_of(epoch) - before
         for micro in named:
-            for number, held in micro.attempts.items():
-                if micro.committed is not None and number != micro.committed.attempt:
-                    self._left[held.worker] = held, micro.batch.count
+            self._slow.left(micro)
         self._decided.append(decision)
         self._round += 1
-        self._deadline.restart()
+        self._slow.deadline.restart()
         self._open.fill(self._todo)
 
     def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
@@ -331,8 +261,7 @@ class Rounds:
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
         only after :meth:`release`."""
-        self._speeds.forget(worker)
-        self._left.pop(worker, None)
+        self._slow.forget(worker)
         return self._open.revoke(worker)
 
     def release(self, worker: str) -> int:
@@ -344,8 +273,8 @@ class Rounds:
         """Allows second attempts of what ``stuck`` workers hold, of which the first commit counts.
         Returns the workers to give up: where shards already hold two attempts of stuck workers, and
         have no room for a third, the one with the newer attempt."""
-        self._stuck = frozenset(stuck)
-        return self._open.twice_left_by(self._stuck)
+        self._leases.stuck = stuck = frozenset(stuck)
+        return self._open.twice_left_by(stuck)
 
     def take_finished_epochs(self) -> list[int]:
         """Returns the epochs whose last round was decided since the last call."""
@@ -356,15 +285,7 @@ class Rounds:
         """Says which commits the round waits for; empty when a micro-batch is open."""
         if self.finished:
             return ""
-        if self.drained or not self._open:
-            return "the policy to change; no round is begun under the present one"
-        if self._open.has_open:
-            return ""
-        if self.complete:
-            return f"the decision of round {self._round} to be stored"
-        done = of(self._open.commits, self._open.named, "micro-batch", "micro-batches")
-        holders = ", ".join(sorted(self._open.holders))
-        return f"{holders} to finish round {self._round} ({done} done)"
+        return self._open.waiting_for(self._round)
 
     @property
     def _epoch(self) -> int:
@@ -375,24 +296,3 @@ class Rounds:
     def _rounds_of(self, epoch: int) -> int:
         """Returns how many rounds are left in ``epoch``."""
         return -(-self._todo.left(epoch) // self._policy.taken)
-
-    def _measure_left(self, worker: str, now: float) -> None:
-        """Measures the attempt of a decided round that ``worker`` had: asking ends it."""
-        left = self._left.pop(worker, None)
-        if left is not None:
-            held, records = left
-            self._speeds.measure_unfinished(worker, records, now - held.since)
-
-    def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
-        return self._work(Attempt(micro.batch, self._attempt(micro, worker, now)))
-
-    def _attempt(self, micro: MicroBatch, worker: str, now: float) -> int:
-        """Returns the number of a new attempt of ``micro`` by ``worker``."""
-        number = self._next_attempt
-        self._next_attempt += 1
-        micro.attempts[number] = Held(worker, now, self._round)
-        self._deadline.begin(now)
-        return number
-
-    def _work(self, attempt: Attempt) -> Round:
-        return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

@@ -1,11 +1,12 @@
-"""Second attempts of micro-batches whose worker is slow."""
+"""Workers that are slow with a micro-batch: their speed, second attempts, late rounds. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coordinator.schedule.micro_batch import MicroBatch, Tally
+from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.pace import Speeds
+from psrpc.core.policy import Policy
 
 OVERDUE = 2
 """An attempt counts as stuck after this many times the duration that the idle worker would need,
@@ -91,3 +92,45 @@ class Deadline:
         if self._deadline_s is None or self._since is None:
             return False
         return now - self._since > self._deadline_s
+
+
+class SlowAttempts:
+    """Watches how long the attempts of a round take. Not thread-safe.
+
+    Attributes:
+        speeds: of the workers.
+        deadline: of the open round.
+    """
+
+    def __init__(self, policy: Policy, tally: Tally) -> None:
+        self.speeds = Speeds()
+        self.deadline = Deadline(policy.round_deadline_s, tally)
+        self._speculation = Speculation(self.speeds) if policy.speculate else None
+        self._left: dict[str, tuple[Held, int]] = {}
+        """By worker: its uncommitted attempt of a decided round, and the records of it."""
+
+    def second(
+        self, micros: Iterable[MicroBatch], worker: str, now: float
+    ) -> tuple[MicroBatch, float] | None:
+        """See :meth:`Speculation.second`; None without ``speculate``."""
+        if self._speculation is None:
+            return None
+        return self._speculation.second(micros, worker, now)
+
+    def left(self, micro: MicroBatch) -> None:
+        """Remembers the attempts of ``micro`` that its decided round does not name."""
+        for number, held in micro.attempts.items():
+            if micro.committed is not None and number != micro.committed.attempt:
+                self._left[held.worker] = held, micro.batch.count
+
+    def asks(self, worker: str, now: float) -> None:
+        """Measures the attempt of a decided round that ``worker`` had: asking ends it."""
+        left = self._left.pop(worker, None)
+        if left is not None:
+            held, records = left
+            self.speeds.measure_unfinished(worker, records, now - held.since)
+
+    def forget(self, worker: str) -> None:
+        """Forgets a departed ``worker``."""
+        self.speeds.forget(worker)
+        self._left.pop(worker, None)

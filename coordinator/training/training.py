@@ -277,7 +277,7 @@ class Training:
             raise InvalidArgument("this job is async: batches are reported with LeaseWork")
         if self._closed:
             return
-        if rounds.commit(worker, round_number, report, now).counted is None:
+        if rounds.commit(worker, round_number, report, now) is None:
             self.progress.in_vain(worker, report)
             return
         self._batch_done(worker, report, now)

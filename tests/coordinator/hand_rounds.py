@@ -55,7 +55,7 @@ def done(work: Round, loss: float = 1.0, skipped: bool = False) -> Report:
 
 
 def commit(rounds: Rounds, worker: str, work: Round, now: float = 0.0) -> Report | None:
-    return rounds.commit(worker, work.round, done(work), now).counted
+    return rounds.commit(worker, work.round, done(work), now)
 
 
 def close(rounds: Rounds) -> Decision:

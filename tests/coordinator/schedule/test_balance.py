@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.schedule.open_round import LARGEST, Uncut
+from coordinator.schedule.cuts import LARGEST, Uncut
 from psrpc.core.batch import BatchId, cut_batch
 
 
