@@ -27,7 +27,7 @@ help:
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
-	@echo "make bench        ours beside TensorFlow, PyTorch RPC and Ray: half an hour"
+	@echo "make bench        ours beside TensorFlow, PyTorch and Ray, and the modes: over an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
 	@echo "make protos       generate psrpc/v1 from protos/"
 	@echo "make clean        remove what was installed, caches and runs"

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks import floor
+from benchmarks import floor, modes
 from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.peers import Figure, run_peer
 from benchmarks.report import add_arguments, say, write_json, write_section
@@ -28,21 +28,30 @@ LEAST_S = 5.0
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     cases = [case for case in CASES if not options.only or case.name in options.only]
+    rows = [row for row in modes.ROWS if not options.only or row.name in options.only]
     samples: list[Sample] = []
+    measured: list[modes.Measured] = []
     try:
         for run in range(1, options.runs + 1):
             for case in cases:
                 for sample in measure(run, case, options.peers):
                     say(_line(sample, options.runs))
                     samples.append(sample)
+            for row in rows:
+                for one in modes.measure_row(run, row, options.peers):
+                    who, found = modes.NAMES[one.system], _found(one.figure)
+                    say(f"run {run} of {options.runs}: {row.name}, {who}: {found}")
+                    measured.append(one)
     finally:
         # A benchmark that is cut short has still measured something.
-        text = tables(Results(samples), cases)
-        sys.stdout.write(text)
+        text, of_modes = tables(Results(samples), cases), modes.table(measured, rows)
+        sys.stdout.write(f"{text}\n{of_modes}")
         if options.json:
-            write_json(options.json, {"samples": [asdict(sample) for sample in samples]})
+            document = {"samples": list(map(asdict, samples)), "modes": list(map(asdict, measured))}
+            write_json(options.json, document)
     if options.readme:
         write_section("bench", text)
+        write_section("modes", of_modes)
 
 
 def measure(run: int, case: Case, peers: Path) -> Iterator[Sample]:
@@ -78,11 +87,13 @@ def run_ours(run: int, case: Case, transport: Transport) -> Sample:
 
 
 def _line(sample: Sample, runs: int) -> str:
-    figure = sample.figure
-    found = figure.miss or f"{figure.ms:.3g} ms"
-    rate = f", {figure.steps_per_s:.0f} steps/s" if figure.steps_per_s else ""
     who = NAMES.get(sample.who, sample.who)
-    return f"run {sample.run} of {runs}: {sample.case}, {who}: {found}{rate}"
+    return f"run {sample.run} of {runs}: {sample.case}, {who}: {_found(sample.figure)}"
+
+
+def _found(figure: Figure) -> str:
+    found = figure.miss or f"{figure.ms:.3g} ms"
+    return f"{found}, {figure.steps_per_s:.0f} steps/s" if figure.steps_per_s else found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         action="append",
-        choices=[case.name for case in CASES],
+        choices=[*(case.name for case in CASES), *(row.name for row in modes.ROWS)],
         metavar="CASE",
         help="one of %(choices)s; may be repeated",
     )

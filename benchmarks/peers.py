@@ -10,7 +10,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPTS = {"tf": "tf_ps.py", "torch": "torch_rpc.py", "ray": "ray_ps.py"}
+SCRIPTS = {
+    "tf": "tf_ps.py",
+    "torch": "torch_rpc.py",
+    "ray": "ray_ps.py",
+    "tf_single": "sync_tf.py",
+    "tf_mwms": "sync_tf.py",
+    "torch_ddp": "sync_ddp.py",
+}
 
 PEERS = {"tf": "TF", "torch": "PyTorch RPC", "ray": "Ray"}
 """What the tables call them."""
