@@ -1,5 +1,5 @@
 """Memory that a worker shares with the shards on its host; see
-docs/design/0005-shared-segment.md."""
+docs/design/0005-shared-segment.md. Shards attach it in :mod:`pserver.transport.attachment`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import hmac
 import mmap
 import os
 import secrets
-import stat
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.core.errors import InvalidArgument
-from psrpc.core.plan import ALIGNMENT_BYTES
 from psrpc.ops.process import available_nbytes
 
 NDArray = npt.NDArray[Any]
@@ -36,7 +33,9 @@ Load-bearing."""
 SLOTS = HANDSHAKE_BYTES // SLOT_BYTES
 """Maximum number of shards to which one segment can be offered."""
 
-_SECRET_BYTES = 32
+SECRET_BYTES = 32
+"""Size of a nonce, and of a proof. Load-bearing."""
+
 _MFD_NOEXEC_SEAL = 0x0008
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -108,8 +107,8 @@ class Segment:
             # A page that is not allocated now and unavailable later would kill the process (SIGBUS)
             # in the middle of a step.
             os.posix_fallocate(fd, 0, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _required_seals())
-            memory = _map(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, required_seals())
+            memory = map_shared(fd, nbytes)
         except OSError as error:
             os.close(fd)
             raise SegmentUnavailable(
@@ -133,8 +132,8 @@ class Segment:
 
     def offer(self, slot: int) -> Offer:
         """Makes a new offer for the shard of ``slot``; its older offer becomes invalid."""
-        nonce = secrets.token_bytes(_SECRET_BYTES)
-        _secret(self.bytes, slot)[:] = np.frombuffer(nonce, np.uint8)
+        nonce = secrets.token_bytes(SECRET_BYTES)
+        secret_in(self.bytes, slot)[:] = np.frombuffer(nonce, np.uint8)
         return Offer(os.getpid(), self._fd, self.bytes.nbytes, slot, nonce)
 
     def proven(self, slot: int, proof: bytes) -> bool:
@@ -143,9 +142,9 @@ class Segment:
 
         Works once: the slot is refilled, since a process that has read the proof could offer the
         segment."""
-        secret = _secret(self.bytes, slot)
+        secret = secret_in(self.bytes, slot)
         found = secret.tobytes()
-        secret[:] = _random(_SECRET_BYTES)
+        secret[:] = _random(SECRET_BYTES)
         return hmac.compare_digest(found, proof)
 
     def close(self) -> None:
@@ -156,126 +155,6 @@ class Segment:
             os.close(self._fd)
             self._fd = -1
             self.bytes = np.empty(0, np.uint8)
-
-
-class AttachedSegment:
-    """A worker's segment in a shard, mapped until this object and all views are gone. Thread-safe.
-
-    Attributes:
-        proof: 32 random bytes, written to the slot for the worker to check.
-    """
-
-    def __init__(self, memory: NDArray, proof: bytes) -> None:
-        self._bytes = memory
-        self.proof = proof
-
-    def view(self, offset: int, nbytes: int, alignment: int = ALIGNMENT_BYTES) -> NDArray:
-        """Returns ``[nbytes]`` uint8 at ``offset``, which a worker has named: writable, not a copy.
-
-        The worker can write there at any time, so copy a value, such as an index, before checking
-        it.
-
-        Args:
-            alignment: bytes. With less than the default TensorFlow ends the process.
-
-        Raises:
-            InvalidArgument: outside the segment, in its first page, or not aligned.
-        """
-        end = self._bytes.nbytes
-        if nbytes < 0 or not HANDSHAKE_BYTES <= offset <= end - nbytes:
-            raise InvalidArgument(
-                f"{nbytes} bytes at offset {offset} of the shared segment; expected them between"
-                f" {HANDSHAKE_BYTES} and {end}"
-            )
-        if offset % alignment:
-            raise InvalidArgument(
-                f"offset {offset} of the shared segment; expected a multiple of {alignment}"
-            )
-        return self._bytes[offset : offset + nbytes]
-
-
-def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
-    """Maps an offered segment and writes the proof into its slot.
-
-    Does not affect any other file that the offer may name: opens for reading and writing only an
-    unnamed file that belongs to this user, and maps it only if it is sealed and holds the nonce.
-
-    Args:
-        most_nbytes: maximum size of a segment.
-
-    Raises:
-        SegmentUnavailable: says why not.
-    """
-    if why := why_unavailable():
-        raise SegmentUnavailable(why)
-    if not HANDSHAKE_BYTES < offer.nbytes <= most_nbytes:
-        raise SegmentUnavailable(
-            f"a segment of {offer.nbytes} bytes; expected more than {HANDSHAKE_BYTES}, at most"
-            f" {most_nbytes}"
-        )
-    if not 0 <= offer.slot < SLOTS:
-        raise SegmentUnavailable(f"slot {offer.slot} of a segment; expected one below {SLOTS}")
-    if len(offer.nonce) != _SECRET_BYTES:
-        raise SegmentUnavailable(f"a nonce of {len(offer.nonce)} bytes; expected {_SECRET_BYTES}")
-    path = f"/proc/{offer.pid}/fd/{offer.fd}"
-    fd = _open_anonymous(path)
-    try:
-        _check_sealed(fd, path, offer.nbytes)
-        found = os.pread(fd, _SECRET_BYTES, offer.slot * SLOT_BYTES)
-        if not hmac.compare_digest(found, offer.nonce):
-            raise SegmentUnavailable(
-                f"slot {offer.slot} of {path} does not hold the nonce: it is another segment"
-            )
-        memory = _map(fd, offer.nbytes)
-    except OSError as error:
-        raise SegmentUnavailable(f"{path} cannot be mapped: {error.strerror}") from None
-    finally:
-        os.close(fd)
-    # Reading maps many pages per fault, before the first step needs them one by one.
-    memory[:: mmap.PAGESIZE].max()
-    proof = secrets.token_bytes(_SECRET_BYTES)
-    _secret(memory, offer.slot)[:] = np.frombuffer(proof, np.uint8)
-    return AttachedSegment(memory, proof)
-
-
-def _open_anonymous(path: str) -> int:
-    """Opens for reading and writing an unnamed file that belongs to this user."""
-    try:
-        # O_PATH has no side effects, which opening a device or a pipe may have.
-        named = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise SegmentUnavailable(
-            f"{path} cannot be opened ({error.strerror}): worker and shard have to be of one user,"
-            " host and PID namespace"
-        ) from None
-    try:
-        status = os.fstat(named)
-        if not stat.S_ISREG(status.st_mode):
-            raise SegmentUnavailable(f"{path} is not a regular file")
-        if status.st_nlink:
-            raise SegmentUnavailable(f"{path} is a file that has a name")
-        if status.st_uid != os.geteuid():
-            raise SegmentUnavailable(
-                f"{path} belongs to user {status.st_uid}; expected {os.geteuid()}"
-            )
-        return os.open(f"/proc/self/fd/{named}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise SegmentUnavailable(f"{path} cannot be written to: {error.strerror}") from None
-    finally:
-        os.close(named)
-
-
-def _check_sealed(fd: int, path: str, nbytes: int) -> None:
-    """Checks that the memfd has ``nbytes`` and is sealed: if it shrank, this process would die."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise SegmentUnavailable(f"{path} is not a memfd") from None
-    if seals & _required_seals() != _required_seals():
-        raise SegmentUnavailable(f"{path} is not sealed against resizing (seals {seals:#x})")
-    found = os.fstat(fd).st_size
-    if found != nbytes:
-        raise SegmentUnavailable(f"{path} has {found} bytes; expected {nbytes}")
 
 
 def _memfd() -> int:
@@ -290,11 +169,12 @@ def _memfd() -> int:
         return os.memfd_create("pserver-segment", flags)
 
 
-def _required_seals() -> int:
+def required_seals() -> int:
+    """Returns the seals without which a memfd may shrink under a process that has mapped it."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-def _map(fd: int, nbytes: int) -> NDArray:
+def map_shared(fd: int, nbytes: int) -> NDArray:
     """Maps ``[nbytes]`` uint8. The mapping ends with the last array cut from it.
 
     Calls the C library: the module mmap blocks all threads of the process while the kernel frees
@@ -313,9 +193,10 @@ def _map(fd: int, nbytes: int) -> NDArray:
     return np.frombuffer(memoryview(memory), np.uint8)
 
 
-def _secret(memory: NDArray, slot: int) -> NDArray:
+def secret_in(memory: NDArray, slot: int) -> NDArray:
+    """Returns a view of the nonce or proof in ``slot``, ``[SECRET_BYTES]`` uint8."""
     assert 0 <= slot < SLOTS
-    return memory[slot * SLOT_BYTES : slot * SLOT_BYTES + _SECRET_BYTES]
+    return memory[slot * SLOT_BYTES : slot * SLOT_BYTES + SECRET_BYTES]
 
 
 def _random(nbytes: int) -> NDArray:

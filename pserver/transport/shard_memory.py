@@ -14,9 +14,10 @@ import numpy as np
 from pserver.core.assembly import Extent, Seen, check_values, value_dtype
 from pserver.core.table_ids import TableIds, check_tables, row_extents
 from pserver.transport import mailbox
+from pserver.transport.attachment import AttachedSegment, attach
 from pserver.transport.grpc_stream import read_exchange
 from pserver.transport.mailbox import HEAD_BYTES, ShardBox
-from pserver.transport.segment import AttachedSegment, Offer, SegmentUnavailable, attach
+from pserver.transport.segment import Offer, SegmentUnavailable
 from pserver.transport.transport import (
     SENT,
     Acceptor,

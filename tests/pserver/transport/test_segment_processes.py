@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from pserver.transport.segment import (
-    Offer,
-    SegmentUnavailable,
-    attach,
-)
+from pserver.transport.attachment import attach
+from pserver.transport.segment import Offer, SegmentUnavailable
 from tests.pserver.kernel_memory import NBYTES, NONCE, SEALS, inode, users
 
 PEER = """
 import json, os, sys
+from pserver.transport.attachment import *
 from pserver.transport.segment import *
 for line in sys.stdin:
     try:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.transport.segment import HANDSHAKE_BYTES, attach
+from pserver.transport.attachment import attach
+from pserver.transport.segment import HANDSHAKE_BYTES
 from pserver.transport.workspace import NDArray, Workspace, segment_nbytes
 from psrpc.core.encoding import encode_int8, encode_topk
 from psrpc.core.placement import make_plan
