@@ -13,7 +13,7 @@ import numpy as np
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import Snapshot
 from pserver.tables.frozen import FrozenTable
-from pserver.tables.part import TablePart
+from pserver.tables.part import Counted, TablePart
 from pserver.tables.tables import Tables
 from psrpc.checkpoint.rows_chain import Removed, RowsStep, SavedCandidates
 from psrpc.checkpoint.rows_file import (
@@ -203,11 +203,12 @@ def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
                         TablePart(step.ids, step.values, step.slots, step.counts, step.touched)
                     )
         for number, pieces in candidates.items():
-            tables[number].load_candidates(
+            counted = Counted(
                 np.concatenate([piece.ids for piece in pieces]),
                 np.concatenate([piece.counts for piece in pieces]),
                 np.concatenate([piece.touched for piece in pieces]),
             )
+            tables[number].load_candidates(counted)
     except BaseException:
         tables.forget()
         raise

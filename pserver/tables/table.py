@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pserver.tables.candidates import Candidates, victims
+from pserver.tables.admission import Admission
+from pserver.tables.candidates import victims
 from pserver.tables.frozen import FrozenTable, Removals
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
@@ -20,17 +21,10 @@ from pserver.tables.part import (
 )
 from pserver.tables.row_store import Evicted, RowStore
 from pserver.tables.row_update import RowUpdate, Scratch
-from psrpc.core.errors import ResourceExhausted, TableFull
+from psrpc.core.errors import ResourceExhausted
 from psrpc.core.tables import Ids, Rows, TableSpec
 from psrpc.ops.lanes import in_lanes
 
-MAX_CANDIDATES = 1 << 22
-"""The most ids without a row that a shard counts."""
-
-CANDIDATES_PER_ROW = 4
-"""The most such ids per row, of a table with ``max_rows``."""
-
-_MAX_SLOTS = 2**31 - 2
 _MAX_REMOVED = 1 << 22
 
 
@@ -43,6 +37,7 @@ class Table:
     All methods take ids as int64 ``[n]``, distinct, and values as float32 ``[n, width]``.
 
     Attributes:
+        admission: of ids; has the candidates.
         created: rows created by pushes.
         evicted: rows removed to make room.
         version: the last one that touched a row or a candidate.
@@ -59,11 +54,10 @@ class Table:
         self.created = 0
         self.evicted = 0
         self._shard, self._shards = shard, shards
-        self._limit = _MAX_SLOTS if spec.max_rows is None else -(-spec.max_rows // shards)
+        self.admission = Admission(spec, shard, shards)
         self._initial = InitialRows(spec)
         self._update = RowUpdate(spec, scratch or Scratch())
         self._evicted = Evicted()
-        self._candidates = Candidates(min(MAX_CANDIDATES, CANDIDATES_PER_ROW * self._limit))
         self.forget()
 
     def __len__(self) -> int:
@@ -73,15 +67,15 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of rows, slots, index, candidates, kept evicted rows and frozen tables."""
-        own = self._store.nbytes + self._candidates.nbytes
+        own = self._store.nbytes + self.admission.nbytes
         kept = self._removals.nbytes + self._evicted.nbytes
         return own + kept + sum(frozen.nbytes for frozen in self._frozen)
 
     def forget(self) -> None:
         """Drops all rows, candidates and evicted rows. Frozen tables keep theirs."""
         self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
-        self._candidates.clear()
-        self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
+        self.admission.forget()
+        self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self.admission.limit)))
         self._evicted.clear()
         self.version = 0
         self._frozen: list[FrozenTable] = []
@@ -122,11 +116,7 @@ class Table:
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
-        if self.spec.eviction is not None:
-            self._check_room(len(rows.ids), 0)
-        elif len(self) + len(rows.ids) > self._limit:
-            at = self._store.find(rows.ids)
-            self._check_room(len(rows.ids), self._admissible(rows.ids[at < 0]))
+        self.admission.check(rows.ids, self._store)
 
     def prepare(self, ids: Ids) -> Slots:
         """Makes room for an update of ``ids``, which must be the next change of the table.
@@ -139,8 +129,7 @@ class Table:
         """
         at = self._store.find(ids)
         absent = ids[at < 0]
-        if len(self) + len(absent) > self._limit:
-            self._check_room(len(ids), self._admissible(absent))
+        self.admission.check_room(len(ids), absent, len(self))
         self._reserve(absent)
         return at
 
@@ -173,7 +162,7 @@ class Table:
         store.touch(known, version)
         picked = None
         if len(absent):
-            new, counts = self._admit(ids[absent], version)
+            new, counts = self.admission.admit(ids[absent], version)
             self._make_room(len(counts), known, version)
             at[absent[new]] = self._create(ids[absent[new]], counts, version)
             if len(counts) < len(absent):
@@ -210,25 +199,15 @@ class Table:
         at = self._store.find(ids)
         self._remove(at[at >= 0])
 
-    def candidates(self) -> Counted:
-        """Returns the ids, unordered, that were counted and have no row yet."""
-        return self._candidates.items()
-
-    def load_candidates(self, ids: Ids, counts: Counts, touched: Counts) -> None:
-        """Loads candidates of a checkpoint, see :class:`pserver.tables.part.Counted`.
+    def load_candidates(self, counted: Counted) -> None:
+        """Loads candidates of a checkpoint.
 
         Raises:
             ResourceExhausted: no memory; the table is unchanged.
         """
-        try:
-            self._candidates.load(Counted(ids, counts, touched))
-        except OSError as error:
-            raise ResourceExhausted(
-                f"table {self.spec.name!r}: no memory for {len(ids)} ids that are counted on shard "
-                f"{self._shard} ({error}); use more shards"
-            ) from error
+        self.admission.load(counted)
         # The next version has to be newer than theirs, too.
-        self.version = max(self.version, int(touched.max(initial=0)))
+        self.version = max(self.version, int(counted.touched.max(initial=0)))
 
     def freeze(self) -> FrozenTable:
         """Returns a view of the present table, which the caller has to close. Cheap, except for the
@@ -236,7 +215,7 @@ class Table:
         frozen = FrozenTable(
             self._store,
             self._initial,
-            self._candidates.freeze(),
+            self.admission.freeze(),
             self._removals.copy(),
             self._evicted.parts(),
             self.version,
@@ -257,12 +236,6 @@ class Table:
         :data:`pserver.tables.row_store.MAX_NBYTES` were evicted between two checkpoints."""
         return self._evicted.dropped
 
-    @property
-    def candidates_dropped(self) -> int:
-        """Ids counted for ``min_count`` and dropped to count others: beyond
-        :data:`MAX_CANDIDATES`, or :data:`CANDIDATES_PER_ROW` with ``max_rows``."""
-        return self._candidates.dropped
-
     def _let_go(self, frozen: FrozenTable, version: int) -> None:
         # A table frozen before `forget` is not in the list; its versions mean other rows.
         if any(other is frozen for other in self._frozen):
@@ -271,45 +244,15 @@ class Table:
     def _closed(self, frozen: FrozenTable) -> None:
         self._frozen = [other for other in self._frozen if other is not frozen]
 
-    def _admissible(self, absent: Ids) -> int:
-        """Counts the rows that a push of ``absent`` ids would create."""
-        if self.spec.min_count == 1:
-            return len(absent)
-        return int(np.count_nonzero(self._candidates.admissible(absent, self.spec.min_count)))
-
-    def _check_room(self, named: int, new: int) -> None:
-        """Raises TableFull if a push of ``named`` ids that creates ``new`` rows does not fit."""
-        where = f"shard {self._shard} of {self._shards}"
-        if self.spec.eviction is not None:
-            if named > self._limit:
-                raise TableFull(
-                    f"table {self.spec.name!r} has at most {self._limit} rows on {where} "
-                    f"(max_rows={self.spec.max_rows}), but one update has {named}; raise max_rows "
-                    "or use smaller batches"
-                )
-        elif new and len(self) + new > self._limit:
-            raise TableFull(
-                f"table {self.spec.name!r} is full: {where} has {len(self)} rows of at most "
-                f"{self._limit} (max_rows={self.spec.max_rows}), and an update creates {new} more; "
-                "raise max_rows or min_count, or set eviction to 'age' or 'frequency' with "
-                "worker.Embedding(..., evict=...)"
-            )
-
     def _reserve(self, absent: Ids) -> None:
         try:
             self._store.reserve(absent)
-            if self.spec.min_count > 1:
-                self._candidates.reserve(absent)
+            self.admission.reserve(absent)
         except OSError as error:
             raise ResourceExhausted(
                 f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on "
                 f"shard {self._shard} ({error}); use more shards, or max_rows with evict"
             ) from error
-
-    def _admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
-        if self.spec.min_count == 1:
-            return np.ones(len(absent), np.bool_), np.ones(len(absent), np.uint32)
-        return self._candidates.count(absent, self.spec.min_count, version)
 
     def _create(self, ids: Ids, counts: Counts, version: int) -> Slots:
         store = self._store
@@ -329,11 +272,11 @@ class Table:
 
     def _make_room(self, new: int, known: Slots, version: int) -> None:
         """Evicts rows to make room for ``new`` ones; spares the slots ``known``."""
-        over = len(self) + new - self._limit
+        over = len(self) + new - self.admission.limit
         if over <= 0 or self.spec.eviction is None:
             return
         # A sixteenth at a time: the search for few takes as long as for many.
-        rows = min(max(over, self._limit // 16), len(self) - len(known))
+        rows = min(max(over, self.admission.limit // 16), len(self) - len(known))
         at = victims(self._store, self.spec.eviction, rows, known)
         if self.spec.keep_evicted:
             self._evicted.add(version, self._store, at)

@@ -150,7 +150,7 @@ class Tables:
                 t.created,
                 t.evicted,
                 t.evicted_dropped,
-                t.candidates_dropped,
+                t.admission.dropped,
             )
             for t in self.tables
         ]

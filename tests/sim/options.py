@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import get_args
 
-from pserver.tables.table import CANDIDATES_PER_ROW
+from pserver.tables.admission import CANDIDATES_PER_ROW
 from psrpc.checkpoint.checkpoint_every import CheckpointEvery
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.core.tables import Eviction

@@ -237,7 +237,7 @@ class TableBook:
             self._agree(who, shard, held, part, trained, int(held[PAIR].rows.counts.sum()))
             counts = self._cluster.counts
             counts["rows evicted"] += sum(table.evicted for table in tables.tables)
-            counts["candidates dropped"] += sum(t.candidates_dropped for t in tables.tables)
+            counts["candidates dropped"] += sum(t.admission.dropped for t in tables.tables)
 
     def check_bits(self, who: object, tables: Tables, final: Tables) -> None:
         """Sync: rows end with the bits that they have without faults."""

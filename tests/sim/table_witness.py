@@ -152,7 +152,7 @@ def contents_now(tables: Tables) -> tuple[Contents, ...]:
     for table in tables.tables:
         store = table._store
         part = store.part(np.flatnonzero(store.touched.rows()[: store.used]))
-        found.append(_sorted(part, table.candidates()))
+        found.append(_sorted(part, table.admission.candidates()))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pserver.core.requests import Snapshot
 from pserver.engine.parameters import Parameters
-from pserver.tables import table as table_module
+from pserver.tables import admission
 from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.tables import Rows, TableSpec
@@ -116,7 +116,7 @@ def _sorted(table: Any) -> list[list[Any]]:
 @given(steps=steps)
 def test_restores_change_nothing(steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "MAX_CANDIDATES", CANDIDATES)
+        patch.setattr(admission, "MAX_CANDIDATES", CANDIDATES)
         shard, plain = Shard(), Shard()
     for number, step in enumerate(steps):
         match step:

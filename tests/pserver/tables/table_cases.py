@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.admission import CANDIDATES_PER_ROW, MAX_CANDIDATES
 from pserver.tables.initial import InitialRows
 from pserver.tables.part import Counted
-from pserver.tables.table import CANDIDATES_PER_ROW, MAX_CANDIDATES
+from pserver.tables.table import Table
 from psrpc.core.tables import Ids, Rows, TableSpec, mix
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.5, "high": 0.5}}
@@ -129,3 +130,21 @@ class Model:
 
 def _hash(i: int) -> int:
     return int(mix(ids_of(i))[0])
+
+
+def content(table: Table) -> dict[Any, Any]:
+    """Rows with slots, counts and versions by id, and the candidates."""
+    frozen = table.freeze()
+    part = frozen.block(frozen.since(-1))
+    frozen.close()
+    columns = (part.values, *part.slots.values(), part.counts, part.touched)
+    return {
+        int(i): [column[k].tolist() for column in columns] for k, i in enumerate(part.ids.tolist())
+    } | {"candidates": marks_of(table.admission.candidates())}
+
+
+def apply(table: Table, *ids: int, version: int = 1) -> None:
+    """Applies seeded gradients of ``ids`` that passed the check."""
+    rows = gradients(ids, table.spec.width, seed=version)
+    table.check(rows)
+    table.apply(rows, 1.0, version - 1, version)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.tables import table as table_module
+from pserver.tables import admission
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import TablePart
 from pserver.tables.table import Table
@@ -82,7 +82,7 @@ def restored(table: Table, spec: TableSpec) -> Table:
     slots = frozen.since(-1)
     for start in range(0, len(slots), 5):
         other.insert(frozen.block(slots[start : start + 5]))
-    other.load_candidates(*frozen.candidates)
+    other.load_candidates(frozen.candidates)
     frozen.close()
     return other
 
@@ -93,7 +93,7 @@ def restored(table: Table, spec: TableSpec) -> Table:
 @given(steps=steps)
 def test_a_table_is_a_dict_of_rows(kind: str, steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "MAX_CANDIDATES", CANDIDATES)
+        patch.setattr(admission, "MAX_CANDIDATES", CANDIDATES)
         check(spec(optimizer=Model.OPTIMIZER, **KINDS[kind]), steps)
 
 
