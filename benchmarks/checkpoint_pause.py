@@ -130,7 +130,7 @@ class Training:
         (self._run_dir / name).mkdir(parents=True)
         order = SnapshotOrder(name.rpartition("/")[2], self._steps, write=True, directory=name)
         self._written.clear()
-        ordering = threading.Thread(target=self._engine.take_snapshot, args=(order,))
+        ordering = threading.Thread(target=self._engine.commands.take_snapshot, args=(order,))
         during = []
         begun = time.perf_counter()
         ordering.start()

@@ -56,7 +56,7 @@ class Shard:
             Extent(index, array.nbytes, "plain") for index, array in enumerate(self._outbox)
         )
         self._views = [array.view(np.uint8) for array in self._outbox]
-        self._engine.begin(
+        self._engine.commands.begin(
             Begin(
                 1,
                 1,
@@ -90,7 +90,7 @@ class Shard:
 
     def decide(self, number: int, attempts: Sequence[Attempt]) -> None:
         """Applies a round."""
-        self._engine.decide(Decision(1, number, tuple(attempts)))
+        self._engine.commands.decide(Decision(1, number, tuple(attempts)))
 
     def _request(
         self, worker: str, attempt: Attempt, base: int, gradient: Gradient

@@ -1,31 +1,29 @@
-"""One shard: its parameters, its applied-set and the rules for changing them."""
+"""One shard: its parameters, its applied-set and the requests that change them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pserver.core.applied import AppliedSet
 from pserver.core.assembly import check_values
-from pserver.core.counters import Counters, Rates, ShardReport
+from pserver.core.counters import Counters, ShardReport
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import (
-    Begun,
     InitializeRequest,
     LookedUp,
     PullRequest,
     PushRequest,
     PushResult,
-    RestoredState,
     RowsRequest,
     Values,
 )
 from pserver.engine.buffers import Arrived, BufferPool
+from pserver.engine.commands import ShardCommands
 from pserver.engine.first_rows import FirstRows
 from pserver.engine.gate import Credentials, Gate, RoundWaits
 from pserver.engine.held_snapshots import SnapshotShelf, SnapshotSink
@@ -36,11 +34,9 @@ from pserver.engine.rounds import StagedRounds
 from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.transport import Arrival
 from pserver.updates.engine import UpdateEngine
-from psrpc.core.commands import Begin, Decision, Revocation, SnapshotOrder
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument, NotReady, PsError
 from psrpc.core.plan import Plan
-from psrpc.core.policy import Policy
 from psrpc.core.shard_reports import EpochTotals
 from psrpc.core.tables import Ids
 from psrpc.ops.clock import Clock, MonotonicClock
@@ -50,12 +46,13 @@ from psrpc.ops.tracing import span
 class ShardEngine:
     """Thread-safe. One lock guards all mutable state, including the update engine.
 
-    It serves no request before :meth:`begin`, unless ``identity`` already has a generation.
+    It serves no request before a command to begin, unless ``identity`` already has a generation.
 
     Streams are assembled in separate buffers before the lock is taken, so pushes arrive in parallel
     and only the updates are serialized.
 
     Attributes:
+        commands: what the coordinator has the shard do; shares the lock.
         credentials: checks each worker request before the engine gets it, and fills in its
             ``worker``.
     """
@@ -92,99 +89,21 @@ class ShardEngine:
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
         self._first_rows = FirstRows(first_rows, plan, identity.shard)
-        self._follow(policy, keep=False)
+        self.commands = ShardCommands(
+            self._changed,
+            plan,
+            self._gate,
+            self._held,
+            self._rounds,
+            self._pushes,
+            self._shelf,
+            self._intake,
+        )
 
     @property
     def identity(self) -> ShardIdentity:
         """The shard's present identity."""
         return self._gate.identity
-
-    @property
-    def begun(self) -> int:
-        """The generation of the last ``Begin`` that was carried out."""
-        return self._gate.begun
-
-    def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
-        """Enters another generation and refuses messages of older ones from then on.
-
-        A repeated order changes nothing. Neither does an order of an older generation; it returns
-        None since it needs no report.
-
-        Args:
-            restored: contents of the checkpoint that the order names.
-
-        Raises:
-            NotReady: the decision in the order cannot be applied. Nothing has changed.
-            CheckpointError: the checkpoint is of another optimizer. The shard has no parameters
-                then.
-        """
-        with self._changed:
-            self._gate.need_sound()
-            if order.generation < self.identity.generation:
-                return None
-            if order.generation > self.begun:
-                self._begin(order)
-            restores = order.generation > self.begun
-        if restores:
-            # Without the lock, so that requests meanwhile get NotReady at once instead of waiting.
-            assert restored is not None, "the caller has read the checkpoint"
-            self._held.restore(restored, order.version)
-        with self._changed:
-            if restores:
-                self._gate.begun = order.generation
-                self._wake()
-            return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
-
-    def _begin(self, order: Begin) -> None:
-        """Carries out ``order``, except for restoring a checkpoint."""
-        decision = order.decision
-        if decision is not None and decision.generation == self.identity.generation:
-            # Snapshots of an older generation are of no use.
-            self.decide(replace(decision, snapshots=()))
-        self._gate.turn(order)
-        try:
-            policy = self.identity.settings
-            self._follow(policy, order.keep, order.rate_scale, order.warmup_updates)
-            self._intake.follow(policy)
-            self._shelf.begin(order.generation)
-            if order.keep:
-                self._held.keep(order.generation, order.version)
-            else:
-                self._held.forget(order.generation)
-            if order.keep or not order.restore:
-                self._gate.begun = order.generation
-        finally:
-            self._wake()
-
-    def _follow(
-        self, policy: Policy, keep: bool, rate_scale: float = 1.0, warmup_updates: int = 0
-    ) -> None:
-        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
-        self._rounds.begin(policy)
-        self._pushes.begin(policy)
-        rates = Rates(rate_scale, warmup_updates, policy.staleness_lr == "inverse")
-        self._held.follow(policy, rates, self.plan, self.identity.shard, keep)
-
-    def revoke(self, revocation: Revocation) -> None:
-        """Refuses a worker's pushes in this generation and drops its named staged attempts.
-
-        Raises:
-            ResourceExhausted: too many revocations; this shard cannot go on.
-        """
-        with self._changed:
-            revocations = self._gate.revocations
-            if revocation.number <= revocations.number:
-                return
-            revocations.refuse(revocation.worker)
-            self._pushes.forget(revocation.worker)
-            for attempt in revocation.attempts:
-                self._rounds.drop(attempt)
-            revocations.number = revocation.number
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        self._intake.pool.wake()
 
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
@@ -271,19 +190,6 @@ class ShardEngine:
         with span("apply", shard=self.identity.shard, batch=request.batch):
             return self._pushes.apply(request, arrived, pulls)
 
-    def decide(self, decision: Decision) -> None:
-        """Applies a decided round; a repeated decision changes nothing.
-
-        Raises:
-            StaleGeneration: the decision is of another generation.
-            NotReady: the round is not the next one, or attempts that it names are not staged.
-        """
-        with self._changed:
-            if self._rounds.decide(decision):
-                for order in decision.snapshots:
-                    self._shelf.take(order, self._held)
-                self._changed.notify_all()
-
     def pull(
         self,
         request: PullRequest,
@@ -304,7 +210,7 @@ class ShardEngine:
             self._gate.need_values()
             if request.decision is not None:
                 self._waits.decided(request, request.decision.round, timeout_s)
-                self.decide(request.decision)
+                self.commands.decide(request.decision)
             if request.source is not None:
                 self._waits.reached(request, request.source, timeout_s)
             return self._pulls.newest(request, request.encoding, rows)
@@ -313,16 +219,6 @@ class ShardEngine:
         """See :meth:`pserver.engine.pulls.Pulls.look_up`."""
         with self._changed:
             return self._pulls.look_up(table, ids)
-
-    def take_snapshot(self, order: SnapshotOrder) -> None:
-        """Takes a snapshot by ``order`` and passes it to the sink. A repeated order takes none."""
-        with self._changed:
-            self._shelf.take(order, self._held)
-
-    def release_snapshot(self, name: str) -> None:
-        """Releases a kept snapshot; ignores a name that is not kept."""
-        with self._changed:
-            self._shelf.release(name)
 
     def report(self) -> ShardReport:
         """Returns the shard's present state.

@@ -42,7 +42,7 @@ def obey(
         case "begin":
             return _begin(engine, message.begin, read)
         case "revocation":
-            engine.revoke(from_revocation(message.revocation))
+            engine.commands.revoke(from_revocation(message.revocation))
         case _:
             try:
                 _follow(engine, from_command(message))
@@ -55,11 +55,11 @@ def obey(
 def _follow(engine: ShardEngine, command: Command | None) -> None:
     match command:
         case Decision():
-            engine.decide(command)
+            engine.commands.decide(command)
         case SnapshotOrder():
-            engine.take_snapshot(command)
+            engine.commands.take_snapshot(command)
         case Release():
-            engine.release_snapshot(command.name)
+            engine.commands.release_snapshot(command.name)
         case unknown:
             log.warning("unknown command of the coordinator", command=unknown)
 
@@ -71,8 +71,8 @@ def _begin(
     try:
         order = from_begin(message)
         # A repeated order needs no file, which may be deleted by now.
-        new = order.generation > engine.begun
-        begun = engine.begin(order, read(order.restore) if order.restore and new else None)
+        new = order.generation > engine.commands.begun
+        begun = engine.commands.begin(order, read(order.restore) if order.restore and new else None)
     except PsError as error:
         log.warning("cannot begin", generation=message.generation, reason=str(error))
         standing = engine.report()

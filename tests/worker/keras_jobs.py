@@ -73,7 +73,7 @@ def train(
             if mode == "sync":
                 decided = Decision(1, turn, tuple(attempt for attempt, _ in results))
                 for engine in served.engines:
-                    engine.decide(decided)
+                    engine.commands.decide(decided)
         router.pull(None, values)
     return by_variable(plan, values)
 

@@ -193,7 +193,7 @@ def test_a_decision_counts_once(client: ShardClient, engine: ShardEngine) -> Non
     stage(client, A, 1, gradient(1))
     decided = decision((A, 1))
     first = pulled(client, 1, decided)
-    engine.decide(from_decision(decided))
+    engine.commands.decide(from_decision(decided))
     assert_same_bits(pulled(client, 1, decided), first)
 
 
@@ -218,7 +218,7 @@ def test_a_pull_waits_for_its_round(client: ShardClient, engine: ShardEngine) ->
     stage(client, A, 1, gradient(1))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pulled, client, 1)
-        engine.decide(from_decision(decision((A, 1))))
+        engine.commands.decide(from_decision(decision((A, 1))))
         assert_same_bits(waiting.result(30), applied_to(counting(PLAN), gradient(1)))
 
 
@@ -278,7 +278,7 @@ def test_at_most_three_snapshots_are_kept(
     pulled(client, 1, decision((A, 1), snapshots=tuple(names)))
     assert list(sink.snapshots) == names[:3]
     assert "expected at most 3" in sink.failures["step-3"]
-    engine.release_snapshot("step-0")
+    engine.commands.release_snapshot("step-0")
     with pytest.raises(RoundPassed, match="kept are: step-1, step-2"):
         pulled(client, "step-0")
 

@@ -61,7 +61,7 @@ def test_a_push_that_is_repeated_counts_once() -> None:
 
 def test_a_push_that_is_refused_does_not_count() -> None:
     engine = shard_of(replace(ASYNC, max_staleness=0))
-    engine.revoke(Revocation(1, "gone"))
+    engine.commands.revoke(Revocation(1, "gone"))
     with pytest.raises(StaleGeneration):
         engine.push(replace(a_push(A, worker="gone"), totals=(1.0, 10.0)), here(1), WAIT_S)
     push(engine, B, 2.0, 10.0)
@@ -76,17 +76,17 @@ def test_of_a_round_the_attempts_that_were_decided_count(policy: object) -> None
     push(engine, A, 2.0, 10.0, attempt=2)
     push(engine, B, 4.0, 10.0, attempt=3)
     assert totals(engine) == {}
-    engine.decide(decision((A, 2), (B, 3)))
-    engine.decide(decision((A, 2), (B, 3)))
+    engine.commands.decide(decision((A, 2), (B, 3)))
+    engine.commands.decide(decision((A, 2), (B, 3)))
     assert totals(engine) == {0: (6.0, 20.0)}
 
 
 def test_what_was_applied_before_the_rounds_is_not_counted_again() -> None:
     engine = shard_of(ASYNC)
     push(engine, A, 1.0, 10.0)
-    engine.begin(Begin(2, 2, keep=True, settings=ROUNDS))
+    engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS))
     push(engine, B, 4.0, 10.0, generation=2, policy=2, attempt=8, base=1)
-    engine.decide(decision((A, 7), (B, 8), number=1, generation=2))
+    engine.commands.decide(decision((A, 7), (B, 8), number=1, generation=2))
     assert totals(engine) == {0: (5.0, 20.0)}
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_has_the_totals_of_its_batches_and_no_others() -> None:
     saved = engine.applied()
     push(engine, B, 2.0, 10.0, base=1)
     restored = replace(checkpoint(1.0, 1, A), applied=saved)
-    begun = engine.begin(Begin(2, 1, restore="checkpoints/x"), restored)
+    begun = engine.commands.begin(Begin(2, 1, restore="checkpoints/x"), restored)
     assert begun is not None
     assert [list(one.totals) for one in to_ready(0, HeldState(1), begun.applied).applied] == [
         [1.0, 10.0]
@@ -188,7 +188,7 @@ def test_an_attempt_is_named_in_the_order_of_its_batch() -> None:
     engine = shard_of(ROUNDS)
     push(engine, A, 1.0, 10.0, attempt=5)
     engine.push(a_push(B, attempt=4, skipped=True), Shared([]), WAIT_S)
-    engine.decide(decision((B, 4), (A, 5)))
+    engine.commands.decide(decision((B, 4), (A, 5)))
     assert engine.applied().to_epochs() == [
         {"epoch": 0, "applied": [[0, 20]], "skipped": [[10, 20]], "totals": [1.0, 10.0]}
     ]

@@ -76,7 +76,7 @@ def test_before_its_first_order_a_shard_refuses_everything() -> None:
     with pytest.raises(StaleGeneration, match="has not begun yet"):
         engine.push(a_push(), here(1), 0)
     assert engine.report().waiting_for == "the coordinator to say where to begin"
-    assert engine.begin(Begin(1, 1)) == begun(1, 0, held=False)
+    assert engine.commands.begin(Begin(1, 1)) == begun(1, 0, held=False)
     initialized(engine)
     assert engine.push(a_push(), here(1), 0).outcome == "applied"
 
@@ -84,7 +84,7 @@ def test_before_its_first_order_a_shard_refuses_everything() -> None:
 def test_kept_parameters_go_on_with_what_they_have_seen(shard: ShardEngine) -> None:
     shard.push(a_push(A), here(1), 0)
     reader = shard.pull(PullRequest(fence(), "w", None), 0)
-    assert shard.begin(Begin(5, 1, keep=True)) == begun(5, 1, [0, 10])
+    assert shard.commands.begin(Begin(5, 1, keep=True)) == begun(5, 1, [0, 10])
     assert values(shard, 5) == [-1]
     assert reader.generation == 1
     assert shard.push(a_push(A, 9, generation=5), here(1), 0) == PushResult("already_applied", 1)
@@ -95,7 +95,7 @@ def test_a_restored_shard_has_the_state_of_the_checkpoint_and_no_other(shard: Sh
     shard.push(a_push(A), here(1), 0)
     shard.push(a_push(B), here(1), 0)
     order = Begin(2, 1, restore="checkpoints/step-1")
-    assert shard.begin(order, checkpoint(7, 1, C)) == begun(2, 1, [20, 30])
+    assert shard.commands.begin(order, checkpoint(7, 1, C)) == begun(2, 1, [20, 30])
     assert values(shard, 2) == [7]
     assert shard.push(a_push(C, generation=2), here(1), 0).outcome == "already_applied"
     assert shard.push(a_push(A, generation=2), here(1), 0) == PushResult("applied", 2, 1)
@@ -104,7 +104,7 @@ def test_a_restored_shard_has_the_state_of_the_checkpoint_and_no_other(shard: Sh
 
 def test_a_shard_that_begins_afresh_waits_for_a_worker(shard: ShardEngine) -> None:
     shard.push(a_push(A), here(1), 0)
-    assert shard.begin(Begin(2, 1)) == begun(2, 0, held=False)
+    assert shard.commands.begin(Begin(2, 1)) == begun(2, 0, held=False)
     with pytest.raises(NotReady, match="waits for a worker to initialize it"):
         values(shard, 2)
     initialized(shard, 2)
@@ -117,12 +117,12 @@ def test_slots_of_another_optimizer_leave_no_parameters_behind() -> None:
     order = Begin(2, 1, restore="checkpoints/step-1")
     for _ in range(2):  # a repetition is no success either
         with pytest.raises(CheckpointError, match="SGD"):
-            engine.begin(order, checkpoint(7, 1, C))
+            engine.commands.begin(order, checkpoint(7, 1, C))
         report = engine.report()
         assert (report.generation, report.initialized) == (2, False)
     with pytest.raises(NotReady):
         values(engine, 2)
-    assert engine.begin(Begin(3, 1)) == begun(3, 0, held=False)
+    assert engine.commands.begin(Begin(3, 1)) == begun(3, 0, held=False)
 
 
 # -- orders that come again or late ----------------------------------------------------------
@@ -130,18 +130,18 @@ def test_slots_of_another_optimizer_leave_no_parameters_behind() -> None:
 
 def test_an_order_that_was_carried_out_changes_nothing(shard: ShardEngine, sink: Sink) -> None:
     order = Begin(2, 1, restore="checkpoints/step-1")
-    shard.begin(order, checkpoint(7, 0))
+    shard.commands.begin(order, checkpoint(7, 0))
     shard.push(a_push(A, generation=2), here(1), 0)
-    shard.take_snapshot(KEPT)
-    assert shard.begin(order, checkpoint(7, 0)) == begun(2, 1, [0, 10])
+    shard.commands.take_snapshot(KEPT)
+    assert shard.commands.begin(order, checkpoint(7, 0)) == begun(2, 1, [0, 10])
     assert values(shard, 2) == [6]
     assert shard.pull(PullRequest(fence(2), "w", "step-0"), 0).version == 1
     assert sink.generations == [2]
 
 
 def test_an_older_order_changes_nothing_and_is_not_answered(shard: ShardEngine) -> None:
-    shard.begin(Begin(3, 1, keep=True))
-    assert shard.begin(Begin(2, 1)) is None
+    shard.commands.begin(Begin(3, 1, keep=True))
+    assert shard.commands.begin(Begin(2, 1)) is None
     assert values(shard, 3) == [0]
 
 
@@ -152,25 +152,25 @@ def test_staged_gradients_are_dropped_and_their_memory_is_free(rounds: ShardEngi
     for batch in (A, B):
         for attempt in (1, 2):
             rounds.push(a_push(batch, attempt), here(1), 0)
-    rounds.begin(Begin(2, 1, keep=True))
+    rounds.commands.begin(Begin(2, 1, keep=True))
     assert rounds.report().staged_now == 0
     # The pool has six sets; all of them can be had again, two of them at the same time.
     for number in range(4):
         for batch in (A, B):
             for attempt in (1, 2):
                 rounds.push(a_push(batch, attempt, generation=2 + number), here(1), 0)
-        rounds.begin(Begin(3 + number, 1, keep=True))
+        rounds.commands.begin(Begin(3 + number, 1, keep=True))
     with pytest.raises(NotReady, match="does not hold attempt 1"):
-        rounds.decide(decision((A, 1), generation=6))
+        rounds.commands.decide(decision((A, 1), generation=6))
 
 
 def test_snapshots_and_names_of_orders_are_forgotten(shard: ShardEngine, sink: Sink) -> None:
-    shard.take_snapshot(KEPT)
+    shard.commands.take_snapshot(KEPT)
     shard.push(a_push(A), here(1), 0)
-    shard.begin(Begin(2, 1, keep=True))
+    shard.commands.begin(Begin(2, 1, keep=True))
     with pytest.raises(RoundPassed, match="kept are: none"):
         shard.pull(PullRequest(fence(2), "w", "step-0"), 0)
-    shard.take_snapshot(KEPT)
+    shard.commands.take_snapshot(KEPT)
     assert sink.repeats == []
     assert sink.snapshots["step-0"].values.version == 1
     assert sink.snapshots["step-0"].values.generation == 2
@@ -183,26 +183,28 @@ def test_a_shard_that_is_behind_applies_the_decision_first(rounds: ShardEngine, 
     rounds.push(a_push(A, 4), here(1), 0)
     rounds.push(a_push(B, 5), here(3), 0)
     late = replace(decision((A, 4), (B, 5)), snapshots=(KEPT,))
-    assert rounds.begin(Begin(2, 1, keep=True, decision=late)) == begun(2, 1, [0, 20])
+    assert rounds.commands.begin(Begin(2, 1, keep=True, decision=late)) == begun(2, 1, [0, 20])
     assert values(rounds, 2) == [-2]
     assert not sink.snapshots, "of a generation that is over"
 
 
 def test_a_decision_that_was_applied_is_not_applied_again(rounds: ShardEngine) -> None:
     rounds.push(a_push(A, 4), here(1), 0)
-    rounds.decide(decision((A, 4)))
+    rounds.commands.decide(decision((A, 4)))
     order = Begin(2, 1, keep=True, decision=decision((A, 4)))
-    assert rounds.begin(order) == begun(2, 1, [0, 10])
+    assert rounds.commands.begin(order) == begun(2, 1, [0, 10])
     rounds.push(a_push(B, 4, generation=2, base=1), here(1), 0)
     order = Begin(3, 1, keep=True, decision=decision((A, 4)))
-    assert rounds.begin(order) == begun(3, 1, [0, 10]), "of an older generation than the shard's"
+    assert rounds.commands.begin(order) == begun(3, 1, [0, 10]), (
+        "of an older generation than the shard's"
+    )
 
 
 def test_a_decision_that_cannot_be_applied_leaves_all_as_it_was(rounds: ShardEngine) -> None:
     rounds.push(a_push(A, 4), here(1), 0)
     order = Begin(2, 1, keep=True, decision=decision((A, 4), (B, 5)))
     with pytest.raises(NotReady, match="does not hold attempt 5"):
-        rounds.begin(order)
+        rounds.commands.begin(order)
     assert values(rounds, 1) == [0]
-    rounds.decide(decision((A, 4)))
+    rounds.commands.decide(decision((A, 4)))
     assert values(rounds, 1) == [-1]

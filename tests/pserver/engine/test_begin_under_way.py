@@ -92,13 +92,13 @@ def test_a_push_that_arrives_while_its_shard_begins_counts_nowhere(
     arriving = Arriving(1)
     late = pool.submit(engine.push, a_push(A), arriving, WAIT_S)
     assert arriving.begun.wait(WAIT_S)
-    before = engine.begin(order, checkpoint(7, 0))
+    before = engine.commands.begin(order, checkpoint(7, 0))
     arriving.come.set()
     with pytest.raises(StaleGeneration, match="is of generation 1; shard 0 is in 2"):
         late.result(WAIT_S)
     with pytest.raises(StaleGeneration):
         engine.push(a_push(A), here(1), 0)
-    assert engine.begin(order) == before
+    assert engine.commands.begin(order) == before
     assert engine.report().staged_now == 0
 
 
@@ -169,9 +169,9 @@ def test_a_push_that_waits_for_a_buffer_learns_at_once_that_it_is_in_vain(
     late = pool.submit(full.push, a_push(A, worker="gone"), Waiting(()), 10 * WAIT_S)
     assert waiting.wait(WAIT_S)
     if what == "begin":
-        full.begin(Begin(2, 1, keep=True))
+        full.commands.begin(Begin(2, 1, keep=True))
     else:
-        full.revoke(Revocation(1, "gone"))
+        full.commands.revoke(Revocation(1, "gone"))
     with pytest.raises(StaleGeneration):
         late.result(WAIT_S)
     for arriving in arrivals:
@@ -195,17 +195,17 @@ def test_a_pull_that_waits_for_a_round_learns_of_another_generation(
     late = pool.submit(rounds.pull, PullRequest(fence(), "w", 1), 10 * WAIT_S)
     assert waiting.wait(WAIT_S)
     # It even has the round that is awaited.
-    rounds.begin(Begin(2, 1, restore="c"), checkpoint(7, 1))
+    rounds.commands.begin(Begin(2, 1, restore="c"), checkpoint(7, 1))
     with pytest.raises(StaleGeneration):
         late.result(WAIT_S)
 
 
 def test_a_decision_of_before_is_refused(rounds: ShardEngine) -> None:
     rounds.push(a_push(A, 4), here(1), 0)
-    rounds.begin(Begin(2, 1, keep=True))
+    rounds.commands.begin(Begin(2, 1, keep=True))
     rounds.push(a_push(A, 4, generation=2), here(5), 0)
     with pytest.raises(StaleGeneration, match="round 0 is of generation 1"):
-        rounds.decide(decision((A, 4)))
+        rounds.commands.decide(decision((A, 4)))
     assert values(rounds, 2) == [0]
 
 
@@ -216,13 +216,13 @@ def test_a_revoked_worker_is_refused_and_its_attempts_are_dropped(rounds: ShardE
     rounds.push(a_push(A, 1, worker="gone"), here(1), 0)
     rounds.push(a_push(B, 2, worker="gone"), here(1), 0)
     rounds.push(a_push(A, 3, worker="new"), here(3), 0)
-    rounds.revoke(Revocation(1, "gone", (Attempt(A, 1), Attempt(C, 9))))
+    rounds.commands.revoke(Revocation(1, "gone", (Attempt(A, 1), Attempt(C, 9))))
     assert rounds.report().revoked == 1
     with pytest.raises(StaleGeneration, match=r"gone was taken .*: register again"):
         rounds.push(a_push(A, 4, worker="gone"), here(1), 0)
     # What it has committed counts; and there is room for another try at the other one.
     rounds.push(a_push(A, 5, worker="new"), here(5), 0)
-    rounds.decide(decision((A, 5), (B, 2)))
+    rounds.commands.decide(decision((A, 5), (B, 2)))
     assert values(rounds, 1) == [-3]
 
 
@@ -232,7 +232,7 @@ def test_a_push_under_way_of_a_revoked_worker_counts_nowhere(
     arriving = Arriving(1)
     late = pool.submit(shard.push, a_push(A, worker="gone"), arriving, WAIT_S)
     assert arriving.begun.wait(WAIT_S)
-    shard.revoke(Revocation(1, "gone"))
+    shard.commands.revoke(Revocation(1, "gone"))
     arriving.come.set()
     with pytest.raises(StaleGeneration):
         late.result(WAIT_S)
@@ -243,26 +243,26 @@ def test_a_push_under_way_of_a_revoked_worker_counts_nowhere(
 def test_a_revoked_worker_that_pulls_learns_it(
     shard: ShardEngine, rounds: ShardEngine, pool: ThreadPoolExecutor
 ) -> None:
-    shard.revoke(Revocation(1, "gone"))
+    shard.commands.revoke(Revocation(1, "gone"))
     for source in (None, "released"):
         with pytest.raises(StaleGeneration, match="register again"):
             shard.pull(PullRequest(fence(), "gone", source), 0)
     late = pool.submit(rounds.pull, PullRequest(fence(), "gone", 1), 10 * WAIT_S)
-    rounds.revoke(Revocation(1, "gone"))
+    rounds.commands.revoke(Revocation(1, "gone"))
     with pytest.raises(StaleGeneration, match="register again"):
         late.result(WAIT_S)
 
 
 def test_a_revocation_counts_once_and_for_its_generation(rounds: ShardEngine) -> None:
-    rounds.revoke(Revocation(2, "gone", (Attempt(A, 1),)))
+    rounds.commands.revoke(Revocation(2, "gone", (Attempt(A, 1),)))
     rounds.push(a_push(A, 1, worker="new"), here(1), 0)
-    rounds.revoke(Revocation(2, "gone", (Attempt(A, 1),)))
-    rounds.revoke(Revocation(1, "new", (Attempt(A, 1),)))
+    rounds.commands.revoke(Revocation(2, "gone", (Attempt(A, 1),)))
+    rounds.commands.revoke(Revocation(1, "new", (Attempt(A, 1),)))
     assert (rounds.report().revoked, rounds.report().staged_now) == (2, 1)
-    rounds.begin(Begin(2, 1, keep=True))
+    rounds.commands.begin(Begin(2, 1, keep=True))
     assert rounds.report().revoked == 0
     rounds.push(a_push(A, 1, generation=2, worker="gone"), here(1), 0)
-    rounds.revoke(Revocation(1, "other"))
+    rounds.commands.revoke(Revocation(1, "other"))
     assert rounds.report().revoked == 1
 
 
@@ -271,9 +271,9 @@ def test_a_revocation_that_cannot_be_remembered_is_not_obeyed(
 ) -> None:
     monkeypatch.setattr("pserver.core.fence.MAX_REVOKED", 2)
     for number in (1, 2):
-        shard.revoke(Revocation(number, f"worker-{number}"))
+        shard.commands.revoke(Revocation(number, f"worker-{number}"))
     with pytest.raises(ResourceExhausted, match="2 workers were revoked in generation 1"):
-        shard.revoke(Revocation(3, "worker-3"))
+        shard.commands.revoke(Revocation(3, "worker-3"))
     assert shard.report().revoked == 2
     with pytest.raises(StaleGeneration):
         shard.push(a_push(worker="worker-1"), here(1), 0)

@@ -224,7 +224,7 @@ class Shard:
         """All elements are alike."""
         request = PullRequest(self.fence, "reader", None)
         (found,) = set(self.engine.pull(request, 0).arrays[NAME])
-        self.engine.revoke(Revocation(self.engine.report().revoked + 1, "nobody"))
+        self.engine.commands.revoke(Revocation(self.engine.report().revoked + 1, "nobody"))
         self.engine._pushes.forget("reader")
         return float(found)
 
@@ -281,16 +281,16 @@ def test_what_was_kept_goes_with_its_worker_and_with_the_generation() -> None:
     shard = Shard(CONSTANT).initialize(1.0)
     shard.pull("a")
     shard.pull("b")
-    shard.engine.revoke(Revocation(1, "a"))
+    shard.engine.commands.revoke(Revocation(1, "a"))
     assert shard.held == 1
-    shard.engine.revoke(Revocation(2, "b"))
+    shard.engine.commands.revoke(Revocation(2, "b"))
     assert shard.held == 0
     shard.pull("c")
-    shard.engine.begin(Begin(2, 1, keep=True))
+    shard.engine.commands.begin(Begin(2, 1, keep=True))
     shard.generation = 2
     assert shard.held == 0
     shard.pull("c")
-    shard.engine.begin(Begin(3, 1, keep=True, settings=Policy()))
+    shard.engine.commands.begin(Begin(3, 1, keep=True, settings=Policy()))
     shard.generation = 3
     shard.pull("c")
     assert shard.held == 0, "nobody asks for it"
@@ -313,7 +313,7 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
     shard = Shard(ADAPTIVE, kind).initialize(1.0)
     shard.pull("a")
     shard.push("a", 2.0, 0)
-    shard.engine.take_snapshot(SnapshotOrder("s", 1, True, True))
+    shard.engine.commands.take_snapshot(SnapshotOrder("s", 1, True, True))
     taken = shard.sink.snapshots["s"]
     assert list(taken.slots.elements[MEAN_SQUARE][NAME]) == [1.0] * 6
     shard.push("a", 4.0, 1)
@@ -324,17 +324,17 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
         return RestoredState(values, taken.slots, AppliedSet(), 1)
 
     again = Shard(ADAPTIVE, kind)
-    again.engine.begin(Begin(2, 1, restore="c"), restored())
+    again.engine.commands.begin(Begin(2, 1, restore="c"), restored())
     assert mean_square(again) == [1.0] * 6
     # It goes on with parameters that stay, and is gone with those that do not.
-    again.engine.begin(Begin(3, 1, keep=True, settings=replace(ADAPTIVE, dc_lambda=1.0)))
+    again.engine.commands.begin(Begin(3, 1, keep=True, settings=replace(ADAPTIVE, dc_lambda=1.0)))
     assert mean_square(again) == [1.0] * 6
     without = replace(taken.slots, elements={})
-    again.engine.begin(Begin(4, 1, restore="c"), replace(restored(), slots=without))
+    again.engine.commands.begin(Begin(4, 1, restore="c"), replace(restored(), slots=without))
     assert mean_square(again) == [0.0] * 6
     # Without compensation it is passed over.
     plain = Shard(Policy(), kind)
-    assert plain.engine.begin(Begin(2, 1, restore="c"), restored()) is not None
+    assert plain.engine.commands.begin(Begin(2, 1, restore="c"), restored()) is not None
     assert plain.engine._held.snapshot().slots.elements == {}
     plain.generation = 2
     assert plain.value == -1.0
@@ -342,7 +342,7 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
 
 def test_a_shard_goes_over_from_one_correction_to_the_other() -> None:
     shard = Shard(CONSTANT).initialize(1.0)
-    shard.engine.begin(Begin(2, 1, keep=True, settings=ADAPTIVE))
+    shard.engine.commands.begin(Begin(2, 1, keep=True, settings=ADAPTIVE))
     shard.generation = 2
     shard.pull("a")
     shard.pull("b")
@@ -352,10 +352,10 @@ def test_a_shard_goes_over_from_one_correction_to_the_other() -> None:
     assert mean_square(shard) == [1.1875] * 6
     # g = 2 + 0.5 / sqrt(1.1875) · 4 · (0 - 1)
     assert shard.value == pytest.approx(-2.0 + 2.0 / 1.1875**0.5)
-    shard.engine.begin(Begin(3, 1, keep=True, settings=CONSTANT))
+    shard.engine.commands.begin(Begin(3, 1, keep=True, settings=CONSTANT))
     assert shard.engine._held.snapshot().slots.elements == {}
     # And what is begun once more begins at 0.
-    shard.engine.begin(Begin(4, 1, keep=True, settings=ADAPTIVE))
+    shard.engine.commands.begin(Begin(4, 1, keep=True, settings=ADAPTIVE))
     assert mean_square(shard) == [0.0] * 6
 
 

@@ -281,7 +281,7 @@ def test_a_made_up_decision_moves_no_round_and_writes_nothing(
 def test_what_was_issued_before_is_nothing_after_a_coordinator_was_started_again(
     shard: Shard,
 ) -> None:
-    shard.engine.begin(Begin(2, 1, keep=True, keys=OTHER.keys))
+    shard.engine.commands.begin(Begin(2, 1, keep=True, keys=OTHER.keys))
     client = shard.client
     again = OTHER.open_session("worker-1", "")
     push = leased("worker-1", A, 1, 0, GOOD.gradients, generation=2)

@@ -90,7 +90,7 @@ class Training:
     def decide(self, batches: list[int]) -> None:
         attempts = tuple(Attempt(BatchId(0, 10 * b, 10), b) for b in batches)
         generation = self._engine.identity.generation
-        self._engine.decide(Decision(generation, self._engine.report().version, attempts))
+        self._engine.commands.decide(Decision(generation, self._engine.report().version, attempts))
 
 
 def state(snapshot: Snapshot) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def state(snapshot: Snapshot) -> dict[str, Any]:
 
 def now(engine: ShardEngine, sink: Sink, name: str) -> dict[str, Any]:
     """The state of this moment."""
-    engine.take_snapshot(replace(ORDER, name=name))
+    engine.commands.take_snapshot(replace(ORDER, name=name))
     return state(sink.snapshots[name])
 
 
@@ -135,10 +135,10 @@ def test_an_order_that_is_repeated_is_carried_out_once(order: SnapshotOrder) -> 
     first = shard(sink := Sink())
     training = Training(first)
     training.push(0)
-    first.take_snapshot(order)
+    first.commands.take_snapshot(order)
     taken = state(sink.snapshots[order.name])
     training.push(1)
-    first.take_snapshot(order)
+    first.commands.take_snapshot(order)
     assert state(sink.snapshots[order.name]) == taken
     assert sink.repeats == [order.name]
 
@@ -167,7 +167,9 @@ def test_a_restored_shard_goes_on_as_the_first_one_does(
 
     # Another process, or the one that has gone on meanwhile.
     second, other = (shard(other := Sink()), other) if restart else (first, sink)
-    begun = second.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
+    begun = second.commands.begin(
+        Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name])
+    )
     assert begun is not None
     assert (begun.version, begun.applied) == (at_cut["version"], at_cut["applied"])
     assert now(second, other, "restored") == at_cut
@@ -202,7 +204,7 @@ def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> N
     training = Training(second)
     for batch in staged[:2]:
         training.push(batch)  # of before, so it must not count
-    second.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
+    second.commands.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
     assert second.report().staged_now == 0
     for batches in rounds[cut:]:
         for batch in reversed(batches):
@@ -251,7 +253,7 @@ def amid_an_update(act: Callable[[ShardEngine], Result], sink: Sink) -> Result:
     """What comes of ``act`` if it begins while batch 0 is applied."""
     updates, lock = Halting(SGD, PLAN, 0), Noticing()
     engine = initialized(ShardEngine(identity_of(), PLAN, updates, sink))
-    engine._changed = Condition(lock)  # type: ignore[arg-type]
+    engine._changed = engine.commands._changed = Condition(lock)  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         push = pool.submit(Training(engine).push, 0)
         assert updates.applied.wait(WAIT_S)
@@ -265,7 +267,7 @@ def amid_an_update(act: Callable[[ShardEngine], Result], sink: Sink) -> Result:
 
 def test_a_snapshot_is_of_a_moment_between_two_updates() -> None:
     sink = Sink()
-    amid_an_update(lambda engine: engine.take_snapshot(ORDER), sink)
+    amid_an_update(lambda engine: engine.commands.take_snapshot(ORDER), sink)
     found = sink.snapshots[ORDER.name]
     assert (found.values.version, found.slots.iterations) == (1, 1)
     assert found.applied == ({"epoch": 0, "applied": [[0, 10]], "skipped": []},)

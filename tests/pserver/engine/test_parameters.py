@@ -110,5 +110,5 @@ def test_an_update_that_breaks_makes_the_shard_unusable() -> None:
         with pytest.raises(JobFailed):
             client.pull(fence, None, whole(PLAN))
         assert not engine.applied().to_epochs()
-        engine.take_snapshot(SnapshotOrder("step-1", 1, True, True))
+        engine.commands.take_snapshot(SnapshotOrder("step-1", 1, True, True))
         assert "out of memory" in sink.failures["step-1"]

@@ -51,7 +51,7 @@ from tests.pserver.shards import (
 def test_a_policy_is_obeyed_from_the_order_that_brings_it() -> None:
     engine = shard_of(Policy())
     push(engine, A)
-    begun = engine.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=40))
+    begun = engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=40))
     assert begun is not None
     assert (begun.generation, begun.version) == (2, 40)
     with pytest.raises(StaleGeneration):
@@ -60,11 +60,11 @@ def test_a_policy_is_obeyed_from_the_order_that_brings_it() -> None:
     assert engine.report().waiting_for == (
         "the decision of round 40; it holds 1 of 2 micro-batches"
     )
-    engine.decide(decision((B, 1), number=40, generation=2))
+    engine.commands.decide(decision((B, 1), number=40, generation=2))
     assert (value(engine, 2, 2), engine.report().version) == (-2.0, 41)
     # And back; without settings the policy stays.
-    engine.begin(Begin(3, 3, keep=True, settings=Policy(max_staleness=1)))
-    engine.begin(Begin(4, 3, keep=True))
+    engine.commands.begin(Begin(3, 3, keep=True, settings=Policy(max_staleness=1)))
+    engine.commands.begin(Begin(4, 3, keep=True))
     assert engine.identity.settings == Policy(max_staleness=1)
     assert engine.report().version == 41
     assert push(engine, C, 41, generation=4, policy=3).outcome == "applied"
@@ -74,7 +74,7 @@ def test_a_restored_shard_counts_on_from_the_version_it_is_told() -> None:
     engine = shard_of(Policy())
     slots = Slots(scalars={"iterations": np.array(7)})
     restored = RestoredState({ARENA: filled(3)}, slots, AppliedSet(), 7)
-    begun = engine.begin(Begin(2, 1, restore="c", version=100), restored)
+    begun = engine.commands.begin(Begin(2, 1, restore="c", version=100), restored)
     assert begun is not None
     assert begun.version == 100
     assert push(engine, A, 98, generation=2).staleness == 2
@@ -84,7 +84,7 @@ def test_a_restored_shard_counts_on_from_the_version_it_is_told() -> None:
 
 def test_a_pull_with_a_push_of_before_learns_of_the_change_first() -> None:
     engine = shard_of(Policy())
-    engine.begin(Begin(2, 2, keep=True, settings=ROUNDS))
+    engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS))
     here = Shared([filled(1).view(np.uint8)])
     with pytest.raises(StaleGeneration):
         engine.push_pull(a_push(), here, 0, "plain")
@@ -94,13 +94,13 @@ def test_a_pull_with_a_push_of_before_learns_of_the_change_first() -> None:
 
 def test_buffers_follow_the_policy() -> None:
     engine = shard_of(Policy())
-    engine.begin(Begin(2, 1, keep=True, settings=Policy(mode="sync", replicas=10)))
+    engine.commands.begin(Begin(2, 1, keep=True, settings=Policy(mode="sync", replicas=10)))
     batches = [BatchId(0, 10 * n, 10) for n in range(10)]
     for batch in batches:
         for attempt in (1, 2):
             push(engine, batch, attempt=attempt, generation=2)
     assert engine._intake.pool.in_use == 20
-    engine.begin(Begin(3, 1, keep=True, settings=Policy(mode="sync", replicas=1)))
+    engine.commands.begin(Begin(3, 1, keep=True, settings=Policy(mode="sync", replicas=1)))
     assert engine._intake.pool.in_use == 0
     push(engine, A, generation=3)
     push(engine, A, attempt=2, generation=3)
@@ -157,30 +157,30 @@ def test_a_stale_gradient_counts_less_where_that_is_asked_for() -> None:
 
 def test_rates_are_scaled_after_a_warm_up_that_outlasts_a_restart() -> None:
     engine = shard_of(Policy())
-    engine.begin(Begin(2, 1, keep=True, rate_scale=5.0, warmup_updates=4))
+    engine.commands.begin(Begin(2, 1, keep=True, rate_scale=5.0, warmup_updates=4))
     for n, batch in enumerate((A, B)):
         push(engine, batch, n, generation=2)
     assert value(engine, 2) == -(1.0 + 2.0)
     snapshot = engine._held.snapshot()
     assert snapshot.slots.iterations == 2
     restored = RestoredState({ARENA: filled(0)}, snapshot.slots, AppliedSet(), 2)
-    engine.begin(Begin(3, 1, restore="c", rate_scale=5.0, warmup_updates=4), restored)
+    engine.commands.begin(Begin(3, 1, restore="c", rate_scale=5.0, warmup_updates=4), restored)
     for n, batch in enumerate((A, B, C)):
         push(engine, batch, 2 + n, generation=3)
     assert value(engine, 3) == -(3.0 + 4.0 + 5.0)
-    engine.begin(Begin(4, 1, keep=True))
+    engine.commands.begin(Begin(4, 1, keep=True))
     push(engine, D, 5, generation=4)
     assert value(engine, 4) == -13.0
 
 
 def test_rounds_are_scaled_as_well_and_a_skipped_one_is_no_update() -> None:
     engine = shard_of(ROUNDS)
-    engine.begin(Begin(2, 1, keep=True, rate_scale=3.0, warmup_updates=2))
+    engine.commands.begin(Begin(2, 1, keep=True, rate_scale=3.0, warmup_updates=2))
     engine.push(a_push(A, skipped=True, generation=2), Shared([]), 0)
-    engine.decide(decision((A, 1), generation=2))
+    engine.commands.decide(decision((A, 1), generation=2))
     for n, batch in enumerate((B, C), 1):
         push(engine, batch, n, generation=2)
-        engine.decide(decision((batch, 1), number=n, generation=2))
+        engine.commands.decide(decision((batch, 1), number=n, generation=2))
     assert value(engine, 2) == -(1.0 + 2.0)
 
 
@@ -216,9 +216,9 @@ def test_the_time_of_updates_is_measured() -> None:
     assert push(engine, A).apply_us == 250_000
     assert push(engine, B, 0).apply_us == 0
     assert engine.report().counters.apply_s == 0.25
-    engine.begin(Begin(2, 1, keep=True, settings=ROUNDS))
+    engine.commands.begin(Begin(2, 1, keep=True, settings=ROUNDS))
     assert push(engine, B, 1, generation=2).apply_us == 0
-    engine.decide(decision((B, 1), number=1, generation=2))
+    engine.commands.decide(decision((B, 1), number=1, generation=2))
     assert engine.report().counters.apply_s == 0.5
 
 

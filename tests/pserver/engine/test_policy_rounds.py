@@ -40,11 +40,11 @@ def test_what_a_round_leaves_counts_in_a_later_one_with_its_staleness() -> None:
     assert engine.report().waiting_for == (
         "the decision of round 0, which takes 2 micro-batches; it holds 3 of 3 that are open"
     )
-    engine.decide(decision((A, 1), (C, 1)))
+    engine.commands.decide(decision((A, 1), (C, 1)))
     assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-2.0, 1, 1)
     # D's worker had pulled before the decision.
     assert push(engine, D, 0, 6.0, worker="w0").outcome == "staged"
-    engine.decide(decision((B, 1), (D, 1), number=1))
+    engine.commands.decide(decision((B, 1), (D, 1), number=1))
     assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-6.0, 0, 0)
     counters = engine.report().counters
     assert counters.staleness == [2, 2]
@@ -57,7 +57,7 @@ def test_a_decided_micro_batch_takes_all_its_attempts_along() -> None:
     for attempt in (1, 2):
         push(engine, A, attempt=attempt)
         push(engine, B, attempt=attempt)
-    engine.decide(decision((A, 2)))
+    engine.commands.decide(decision((A, 2)))
     assert (engine.report().staged_now, engine._intake.pool.in_use) == (2, 2)
     assert {a.batch for a in held(engine)} == {B}
 
@@ -82,7 +82,7 @@ def test_no_more_than_the_open_micro_batches_are_held() -> None:
 def test_without_backups_older_gradients_stay_refused() -> None:
     engine = shard_of(ROUNDS)
     push(engine, A)
-    engine.decide(decision((A, 1)))
+    engine.commands.decide(decision((A, 1)))
     with pytest.raises(RoundPassed):
         push(engine, B, 0)
 
@@ -116,7 +116,7 @@ def test_a_pull_waits_for_the_decisions_before_its_own() -> None:
         patch.setattr(engine._changed, "wait_for", noticed)
         pulled = threads.submit(engine.pull, request, WAIT_S)
         assert waits.wait(WAIT_S)
-        engine.decide(first)
+        engine.commands.decide(first)
         assert pulled.result(WAIT_S).version == 2
 
 
@@ -126,11 +126,11 @@ def test_a_pull_waits_for_the_decisions_before_its_own() -> None:
 def test_a_round_leaves_out_what_the_shard_has_applied() -> None:
     engine = shard_of(Policy())
     push(engine, A, value=8.0)
-    engine.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=5))
+    engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=5))
     who = {"generation": 2, "policy": 2}
     assert push(engine, A, 5, 8.0, **who).outcome == "already_applied"
     push(engine, B, 5, 2.0, **who)
-    engine.decide(decision((A, 1), (B, 1), number=5, generation=2))
+    engine.commands.decide(decision((A, 1), (B, 1), number=5, generation=2))
     assert value(engine, 2, 2) == -10.0, "no mean with what was not staged"
     assert engine.report().counters.applied == 2
 
@@ -139,8 +139,8 @@ def test_a_round_of_nothing_new_is_a_version_and_no_update() -> None:
     engine = shard_of(Policy())
     push(engine, A)
     push(engine, B, 1)
-    engine.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=5))
-    engine.decide(decision((A, 1), (B, 1), number=5, generation=2))
+    engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS, version=5))
+    engine.commands.decide(decision((A, 1), (B, 1), number=5, generation=2))
     assert (engine.report().version, value(engine, 2, 2)) == (6, -2.0)
     assert engine._held.snapshot().slots.iterations == 2
 
@@ -154,7 +154,7 @@ def test_the_attempt_that_lost_gives_its_memory_back() -> None:
     push(engine, A, value=1.0, worker="fast", attempt=2)
     push(engine, B, value=3.0, worker="fast")
     assert engine._intake.pool.in_use == 3
-    engine.decide(decision((A, 2), (B, 1)))
+    engine.commands.decide(decision((A, 2), (B, 1)))
     assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-2.0, 0, 0)
     assert engine.report().counters.workers == {"fast": [2]}
     assert push(engine, A, 0, worker="slow", attempt=3).outcome == "already_applied"

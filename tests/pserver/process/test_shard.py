@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
-from pserver.engine.engine import ShardEngine
+from pserver.engine.commands import ShardCommands
 from pserver.process.config import ServeConfig
 from pserver.process.ending import Ending
 from pserver.process.shard import serve
@@ -156,10 +156,10 @@ def test_an_update_that_fails_is_told_and_ends_the_shard(
 def test_a_command_that_fails_is_told_and_ends_the_shard(
     coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def release(_self: ShardEngine, _name: str) -> None:
+    def release(_self: ShardCommands, _name: str) -> None:
         raise RuntimeError("not foreseen")
 
-    monkeypatch.setattr(ShardEngine, "release_snapshot", release)
+    monkeypatch.setattr(ShardCommands, "release_snapshot", release)
     with shard(coordinator) as future, worker(coordinator):
         coordinator.commands.put(pb.WatchResponse(release_snapshot="step-1"))
         while not (beat := coordinator.heartbeats.get(timeout=WAIT_S)).failure:

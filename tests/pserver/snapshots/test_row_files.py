@@ -242,13 +242,13 @@ def test_a_shard_that_begins_with_a_checkpoint_has_its_rows(tmp_path: Path) -> N
     second = job.checkpoint(first)
     engine = engine_of(job.plan)
     files = job.files[0]
-    engine.begin(Begin(2, 1, restore=second), files.read(second))
+    engine.commands.begin(Begin(2, 1, restore=second), files.read(second))
     assert everything(engine._held.tables) == job.everything()
     assert engine.report().version == job.version
     path = tmp_path / second / "rows-0-of-1-0.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x77")
     with pytest.raises(CheckpointError, match=r"0\.safetensors has SHA-256"):
-        engine.begin(Begin(3, 1, restore=second), files.read(second))
+        engine.commands.begin(Begin(3, 1, restore=second), files.read(second))
     assert not engine.report().initialized
     assert [len(table) for table in engine._held.tables.tables] == [0, 0]
 

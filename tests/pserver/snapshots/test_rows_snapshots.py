@@ -97,7 +97,7 @@ def test_a_kept_snapshot_reads_old_rows_after_later_pushes(
     for number in range(2):
         push(client, number, then)
         now.subtract(gradients_of(number))
-    engine.take_snapshot(order(keep=True))
+    engine.commands.take_snapshot(order(keep=True))
     for number in range(2, 5):
         push(client, number, now)
     assert_rows(pulled_rows(client, ALL, "step-1"), then, ALL)
@@ -114,23 +114,23 @@ def test_a_snapshot_ends_with_the_last_who_reads_it(
 ) -> None:
     with served(engine) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
-        engine.take_snapshot(order("neither"))
+        engine.commands.take_snapshot(order("neither"))
         assert len(closed) == 1
-        engine.take_snapshot(order("both", write=True, keep=True))
+        engine.commands.take_snapshot(order("both", write=True, keep=True))
         written = sink.snapshots["both"]
         assert written.tables is not None
         assert written.tables not in closed
-        engine.release_snapshot("both")
+        engine.commands.release_snapshot("both")
         assert written.tables not in closed
         written.close()
         written.close()
         assert closed[1:] == [written.tables]
-        engine.take_snapshot(order("kept", keep=True))
+        engine.commands.take_snapshot(order("kept", keep=True))
         assert sink.snapshots["kept"].tables is None, "there is nothing to write"
         sink.snapshots["kept"].close()
         assert len(closed) == 2
-        engine.release_snapshot("kept")
-        engine.release_snapshot("kept")
+        engine.commands.release_snapshot("kept")
+        engine.commands.release_snapshot("kept")
         assert len(closed) == 3
 
 
@@ -139,10 +139,10 @@ def test_another_generation_lets_go_of_kept_snapshots(
 ) -> None:
     with served(engine) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
-        engine.take_snapshot(order("kept", keep=True))
-        engine.take_snapshot(order("written", write=True))
+        engine.commands.take_snapshot(order("kept", keep=True))
+        engine.commands.take_snapshot(order("written", write=True))
         assert not closed
-        engine.begin(Begin(2, 1, keys=AUTHORITY.keys))
+        engine.commands.begin(Begin(2, 1, keys=AUTHORITY.keys))
         assert len(closed) == 1
         # What is being written is still what it was.
         written = sink.snapshots["written"]
@@ -188,7 +188,7 @@ def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(
     for number in range(3):
         push(client, number, then)
         now.subtract(gradients_of(number))
-    engine.take_snapshot(order(write=True))
+    engine.commands.take_snapshot(order(write=True))
     snapshot = sink.snapshots["step-1"]
     assert snapshot.tables is not None
     parts = [table.block(table.since(-1)) for table in snapshot.tables.tables]
@@ -199,12 +199,14 @@ def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(
         for table, part in zip(tables.tables, parts, strict=True):
             table.insert(part)
 
-    engine.begin(Begin(2, 1, keys=AUTHORITY.keys, restore="c"), restored(snapshot, load_rows=load))
+    engine.commands.begin(
+        Begin(2, 1, keys=AUTHORITY.keys, restore="c"), restored(snapshot, load_rows=load)
+    )
     wanted = wanting(client, ALL, rows_only=True)
     info = client.pull(fence_of(client, 2), None, {}, None, wanted)
     assert info.version == 3
     assert_rows(wanted.into, then, ALL)
-    engine.begin(Begin(3, 1, keys=AUTHORITY.keys))
+    engine.commands.begin(Begin(3, 1, keys=AUTHORITY.keys))
     client.initialize(
         fence_of(client, 3), counting(PLAN), AUTHORITY.grant_initialize("worker-1", 3)
     )
@@ -217,7 +219,7 @@ def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
     client: ShardClient, engine: ShardEngine, sink: Sink
 ) -> None:
     push(client, 0, Model(PLAN))
-    engine.take_snapshot(order())
+    engine.commands.take_snapshot(order())
     reading, read = threading.Event(), threading.Event()
 
     def load_rows(tables: Tables) -> None:
@@ -227,7 +229,7 @@ def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
 
     taken = restored(sink.snapshots["step-1"], load_rows=load_rows)
     again = Begin(2, 1, keys=AUTHORITY.keys, restore="checkpoints/step-1")
-    following = threading.Thread(target=lambda: engine.begin(again, taken))
+    following = threading.Thread(target=lambda: engine.commands.begin(again, taken))
     following.start()
     try:
         assert reading.wait(30)

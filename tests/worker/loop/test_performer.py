@@ -75,7 +75,7 @@ def two_then(event: Callable[[ScriptedCoordinator, Shards], None]) -> Leases:
 def test_a_worker_that_was_revoked_goes_on_under_another_name(shm: bool) -> None:
     def revoke(coordinator: ScriptedCoordinator, shards: Shards) -> None:
         # Batch 2 reaches one shard before the other hears of it.
-        shards.engines[1].revoke(Revocation(1, "worker-0"))
+        shards.engines[1].commands.revoke(Revocation(1, "worker-0"))
         coordinator.worker = "worker-1"
 
     with at_work(two_then(revoke), shm=shm) as running:
@@ -104,7 +104,7 @@ def test_a_worker_that_waits_for_a_dead_shard_learns_of_the_replacement(shm: boo
             )
         )
         restore(server.port, 0, 1)
-        assert first.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
+        assert first.commands.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
         replaced = pb.GetClusterResponse()
         replaced.CopyFrom(coordinator.cluster)
         replaced.generation = 2
@@ -148,7 +148,9 @@ def test_a_worker_leaves_a_shard_that_stands_still(shm: bool) -> None:
             # Its exchange would have lasted a minute.
             coordinator.wait_for(pb.GetClusterRequest, 2)
             for engine in (first, second):
-                assert engine.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
+                assert (
+                    engine.commands.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
+                )
         running.check(0, 1, 2)
 
 
@@ -199,7 +201,7 @@ def test_the_next_round_comes_while_its_decision_is_awaited(
         def decided() -> pb.Lease:
             until(lambda: all(pulls[0].begun.values()))
             for engine in shards.engines:
-                engine.decide(Decision(1, 0, (Attempt(BatchId(0, 0, 1), 1),)))
+                engine.commands.decide(Decision(1, 0, (Attempt(BatchId(0, 0, 1), 1),)))
             # Without the decision a second pull would not be late either.
             return pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(1)))
 

@@ -128,7 +128,7 @@ def test_sync_training_is_the_plain_loop_bit_by_bit() -> None:
         commits = coordinator.of(pb.CommitBatchRequest)
         assert [(c.round, c.report.attempt) for c in commits] == [(0, 1), (0, 2), (1, 3), (1, 4)]
         for engine in shards.engines:
-            engine.decide(from_decision(decisions[1]))
+            engine.commands.decide(from_decision(decisions[1]))
         for name, expected in plain_loop(job, [[0, 1], [2, 3]]).items():
             assert pull_values(shards)[name].tobytes() == expected.tobytes()
 
@@ -141,7 +141,7 @@ def test_an_evaluation_in_the_middle_of_a_round_leaves_the_round_alone() -> None
 
         def keep_a_snapshot() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
+                engine.commands.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(0)))
 
         coordinator.leases.extend(
@@ -306,7 +306,7 @@ def test_evaluation_reads_a_kept_snapshot_while_training_goes_on() -> None:
 
         def evaluate_now() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
+                engine.commands.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return evaluate_later
 
         evaluate_later = pb.Lease(evaluate=task_of)

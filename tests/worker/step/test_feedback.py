@@ -116,7 +116,7 @@ def test_a_round_that_has_passed_takes_back_its_own_gradient_alone() -> None:
         def go_on_without_the_worker() -> pb.Lease:
             for engine in shards.engines:
                 for decision in decisions[1:3]:
-                    engine.decide(from_decision(decision))
+                    engine.commands.decide(from_decision(decision))
             return work(2, 2)
 
         def work(number: int, index: int) -> pb.Lease:
@@ -133,5 +133,5 @@ def test_a_round_that_has_passed_takes_back_its_own_gradient_alone() -> None:
         committed = [c.report.attempt for c in coordinator.of(pb.CommitBatchRequest)]
         assert committed == [1, 2, 4]
         for engine in shards.engines:
-            engine.decide(from_decision(decisions[3]))
+            engine.commands.decide(from_decision(decisions[3]))
         expected.check(shards)

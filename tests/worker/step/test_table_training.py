@@ -307,7 +307,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
 
         def keep_a_snapshot() -> pb.Lease:
             for engine in shards.engines:
-                engine.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
+                engine.commands.take_snapshot(SnapshotOrder("step-00000000", 0, keep=True))
             return pb.Lease(round=rounds[0])
 
         coordinator.leases.extend(
@@ -322,7 +322,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
         with pytest.raises(Stopped):
             trainer()
         for engine in shards.engines:
-            engine.decide(from_decision(decisions[1]))
+            engine.commands.decide(from_decision(decisions[1]))
         after = Loop(job, plan, True)
         after.run([[0, 1], [2, 3]])
         check(shards, plan, after)

@@ -1,0 +1,159 @@
+"""The coordinator's commands to a shard: generations, revocations, decided rounds, snapshots."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from pserver.core.counters import Rates
+from pserver.core.requests import Begun, RestoredState
+from pserver.engine.gate import Gate
+from pserver.engine.held_snapshots import SnapshotShelf
+from pserver.engine.intake import Intake
+from pserver.engine.parameters import Parameters
+from pserver.engine.pulls import Pushes
+from pserver.engine.rounds import StagedRounds
+from psrpc.core.commands import Begin, Decision, Revocation, SnapshotOrder
+from psrpc.core.plan import Plan
+from psrpc.core.policy import Policy
+
+
+class ShardCommands:
+    """Carries out commands, each of which may come more than once. Thread-safe: takes the shard's
+    lock."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        plan: Plan,
+        gate: Gate,
+        held: Parameters,
+        rounds: StagedRounds,
+        pushes: Pushes,
+        shelf: SnapshotShelf,
+        intake: Intake,
+    ) -> None:
+        """Sets the other parts up for the policy of the gate's identity.
+
+        Args:
+            changed: notified of each round and generation; its lock, reentrant, is the shard's.
+        """
+        self._changed = changed
+        self._plan = plan
+        self._gate = gate
+        self._held = held
+        self._rounds = rounds
+        self._pushes = pushes
+        self._shelf = shelf
+        self._intake = intake
+        self._follow(gate.identity.settings, keep=False)
+
+    @property
+    def begun(self) -> int:
+        """The generation of the last ``Begin`` that was carried out."""
+        return self._gate.begun
+
+    def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
+        """Enters another generation and refuses messages of older ones from then on.
+
+        A repeated order changes nothing. Neither does an order of an older generation; it returns
+        None since it needs no report.
+
+        Args:
+            restored: contents of the checkpoint that the order names.
+
+        Raises:
+            NotReady: the decision in the order cannot be applied. Nothing has changed.
+            CheckpointError: the checkpoint is of another optimizer. The shard has no parameters
+                then.
+        """
+        with self._changed:
+            self._gate.need_sound()
+            if order.generation < self._gate.identity.generation:
+                return None
+            if order.generation > self._gate.begun:
+                self._begin(order)
+            restores = order.generation > self._gate.begun
+        if restores:
+            # Without the lock, so that requests meanwhile get NotReady at once instead of waiting.
+            assert restored is not None, "the caller has read the checkpoint"
+            self._held.restore(restored, order.version)
+        with self._changed:
+            if restores:
+                self._gate.begun = order.generation
+                self._wake()
+            return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Refuses a worker's pushes in this generation and drops its named staged attempts.
+
+        Raises:
+            ResourceExhausted: too many revocations; this shard cannot go on.
+        """
+        with self._changed:
+            revocations = self._gate.revocations
+            if revocation.number <= revocations.number:
+                return
+            revocations.refuse(revocation.worker)
+            self._pushes.forget(revocation.worker)
+            for attempt in revocation.attempts:
+                self._rounds.drop(attempt)
+            revocations.number = revocation.number
+            self._wake()
+
+    def decide(self, decision: Decision) -> None:
+        """Applies a decided round; a repeated decision changes nothing.
+
+        Raises:
+            StaleGeneration: the decision is of another generation.
+            NotReady: the round is not the next one, or attempts that it names are not staged.
+        """
+        with self._changed:
+            if self._rounds.decide(decision):
+                for order in decision.snapshots:
+                    self._shelf.take(order, self._held)
+                self._changed.notify_all()
+
+    def take_snapshot(self, order: SnapshotOrder) -> None:
+        """Takes a snapshot by ``order`` and passes it to the sink. A repeated order takes none."""
+        with self._changed:
+            self._shelf.take(order, self._held)
+
+    def release_snapshot(self, name: str) -> None:
+        """Releases a kept snapshot; ignores a name that is not kept."""
+        with self._changed:
+            self._shelf.release(name)
+
+    def _begin(self, order: Begin) -> None:
+        """Carries out ``order``, except for restoring a checkpoint."""
+        decision = order.decision
+        if decision is not None and decision.generation == self._gate.identity.generation:
+            # Snapshots of an older generation are of no use.
+            self.decide(replace(decision, snapshots=()))
+        self._gate.turn(order)
+        try:
+            policy = self._gate.identity.settings
+            self._follow(policy, order.keep, order.rate_scale, order.warmup_updates)
+            self._intake.follow(policy)
+            self._shelf.begin(order.generation)
+            if order.keep:
+                self._held.keep(order.generation, order.version)
+            else:
+                self._held.forget(order.generation)
+            if order.keep or not order.restore:
+                self._gate.begun = order.generation
+        finally:
+            self._wake()
+
+    def _follow(
+        self, policy: Policy, keep: bool, rate_scale: float = 1.0, warmup_updates: int = 0
+    ) -> None:
+        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
+        self._rounds.begin(policy)
+        self._pushes.begin(policy)
+        rates = Rates(rate_scale, warmup_updates, policy.staleness_lr == "inverse")
+        self._held.follow(policy, rates, self._plan, self._gate.identity.shard, keep)
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        self._intake.pool.wake()
