@@ -5,33 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
 from pserver.client.exchanger import Exchanger
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
+from pserver.client.tries import Tries
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult
-from pserver.core.table_ids import RowsWanted, add_table_ids, count
-from pserver.transport.transport import Outgoing, TransportChoice
+from pserver.core.table_ids import RowsWanted, count
+from pserver.transport.transport import TransportChoice
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams
-from psrpc.core.batch import BatchId
 from psrpc.core.encoding import plain
-from psrpc.core.errors import (
-    DeadlinePassed,
-    NotReady,
-    OutcomeUnknown,
-    PsError,
-    ShardUnreachable,
-    Unreachable,
-)
 from psrpc.core.plan import Plan
 from psrpc.core.tables import MAX_IDS
 from psrpc.net.channel import open_channel
-from psrpc.ops.retry import GaveUp, RetryPolicy, retry
+from psrpc.ops.retry import RetryPolicy
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
@@ -55,8 +47,6 @@ DEADLINE_S = 60.0
 """Deadline of one try of a call that carries tensors."""
 
 STATUS_S = 5.0
-
-Result = TypeVar("Result")
 
 
 class ShardClient:
@@ -109,15 +99,11 @@ class ShardClient:
         self._incarnation = incarnation
         self._plan = plan
         self._shard = shard
-        self._retry = retry or RetryPolicy()
         self._deadline_s = deadline_s
         self._patience_ms = int(deadline_s * 900)
-        self._threads = threads
-        self._stop = stop or threads.event()
-        self.announce = announce
-        self._failed = failed
-        self._counting = threading.Lock()
-        self._cancels_begun = self._cancels_over = 0
+        self._tries = Tries(
+            self.peer, retry or RetryPolicy(), stop or threads.event(), announce, failed, threads
+        )
         self._requests = Requests(plan, shard)
         self._open(address, security, workspace, sent)
 
@@ -175,13 +161,8 @@ class ShardClient:
     def cancel(self) -> None:
         """Ends the current exchange, if any, as a broken connection does, but without a call of
         ``failed``."""
-        with self._counting:
-            self._cancels_begun += 1
-        try:
+        with self._tries.cancelling():
             self._exchanger.cancel()
-        finally:
-            with self._counting:
-                self._cancels_over += 1
 
     def close(self) -> None:
         """Closes the connection; calls in flight fail."""
@@ -222,7 +203,7 @@ class ShardClient:
                 raise error_from_rpc(error, self.peer) from None
             return not response.already
 
-        return self._persist(call)
+        return self._tries.repeat(call)
 
     def pull(
         self,
@@ -246,14 +227,8 @@ class ShardClient:
             StaleGeneration: get the cluster again.
             NotReady: the round has not come within ``patience_s``.
         """
-        request = pb.PullRequest(fence=fence, decision=decision)
-        if source is None:
-            request.newest = True
-        elif isinstance(source, int):
-            request.round = source
-        else:
-            request.snapshot = source
-        header = pb.ExchangeHeader(pull=request)
+        header = pb.ExchangeHeader()
+        self._requests.fill_pull(header.pull, fence, source, decision)
         answer = self._exchange(header, into, wanted=rows, patience_s=patience_s)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
@@ -291,7 +266,7 @@ class ShardClient:
 
     def reach(self) -> None:
         """Waits until the shard answers a call that costs it nothing."""
-        self._persist(self.get_status)
+        self._tries.repeat(self.get_status)
 
     def get_status(self) -> pb.GetStatusResponse:
         """The shard's figures; one try."""
@@ -301,42 +276,6 @@ class ShardClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
 
-    def _persist(self, call: Callable[[], Result], batch: BatchId | None = None) -> Result:
-        """Repeats ``call`` until it succeeds or gives up; ``batch`` is the pushed one."""
-
-        def give_up(tries: GaveUp) -> PsError:
-            if batch is not None and tries.sent:
-                return OutcomeUnknown(
-                    f"{self.peer} has not answered the push of {batch}, so whether it has the batch"
-                    f" is not known; pushing it again is safe ({tries})"
-                )
-            if isinstance(tries.last, NotReady):
-                return tries.last
-            return ShardUnreachable(f"{self.peer} did not answer {tries}")
-
-        return retry(
-            self._try(call),
-            self._retry,
-            give_up,
-            stop=self._stop,
-            announce=self.announce,
-            now=self._threads.now,
-            chance=self._threads.chance,
-        )
-
-    def _try(self, call: Callable[[], Result]) -> Callable[[], Result]:
-        def tried() -> Result:
-            # Cancels that are over by now cannot end this try.
-            over = self._cancels_over
-            try:
-                return call()
-            except (Unreachable, DeadlinePassed):
-                if self._cancels_begun == over:
-                    self._failed()
-                raise
-
-        return tried
-
     def _exchange(
         self,
         header: pb.ExchangeHeader,
@@ -345,23 +284,12 @@ class ShardClient:
         wanted: RowsWanted | None = None,
         patience_s: float | None = None,
     ) -> pb.ExchangeAnswer:
-        once = patience_s is not None
         header.patience_ms = self._patience_ms if patience_s is None else int(patience_s * 1000)
-        target = None
-        if wanted is not None:
-            wanted.check(self._plan)
-            add_table_ids(header.pull.rows, wanted.pairs)
-            header.pull.rows_only = wanted.rows_only
-            header.pull.encoding = types.ENCODING_PLAIN
-        if into is not None and (wanted is None or not wanted.rows_only):
-            target = self._requests.target(into)
-            header.pull.encoding = streams.to_encoding(target.encoding)
-        batch, tensors = None, Outgoing(into=target, wanted=wanted)
-        if push is not None:
-            batch = push.batch
-            tensors = Outgoing(push.gradients, target, push.rows or {}, wanted)
+        tensors = self._requests.outgoing(header, into, push, wanted)
 
         def carry_out() -> pb.ExchangeAnswer:
             return self._exchanger.carry_out(header, tensors)
 
-        return self._try(carry_out)() if once else self._persist(carry_out, batch)
+        if patience_s is not None:
+            return self._tries.once(carry_out)
+        return self._tries.repeat(carry_out, None if push is None else push.batch)

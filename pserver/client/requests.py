@@ -9,8 +9,8 @@ from typing import Any
 import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
-from pserver.core.table_ids import add_table_ids, pushed_pairs, row_extents
-from pserver.transport.transport import Target
+from pserver.core.table_ids import RowsWanted, add_table_ids, pushed_pairs, row_extents
+from pserver.transport.transport import Outgoing, Target
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient
@@ -74,6 +74,51 @@ class Requests:
         self._targets: dict[int, tuple[Arrays, Target]] = {}
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
+
+    def outgoing(
+        self,
+        header: pb.ExchangeHeader,
+        into: Arrays | None,
+        push: GradientPush | None,
+        wanted: RowsWanted | None,
+    ) -> Outgoing:
+        """Returns the tensors of an exchange and fills the pull in ``header`` that asks for them.
+
+        Args:
+            into: receives the shard's part of every arena; None for none.
+            push: the gradient to push, if any; :meth:`fill_push` fills its header.
+            wanted: the table rows to pull, if any. With ``rows_only``, ``into`` stays as it is.
+        """
+        target = None
+        if wanted is not None:
+            wanted.check(self._plan)
+            add_table_ids(header.pull.rows, wanted.pairs)
+            header.pull.rows_only = wanted.rows_only
+            header.pull.encoding = types.ENCODING_PLAIN
+        if into is not None and (wanted is None or not wanted.rows_only):
+            target = self.target(into)
+            header.pull.encoding = streams.to_encoding(target.encoding)
+        if push is None:
+            return Outgoing(into=target, wanted=wanted)
+        return Outgoing(push.gradients, target, push.rows or {}, wanted)
+
+    def fill_pull(
+        self,
+        header: pb.PullRequest,
+        fence: types.Fence,
+        source: Source,
+        decision: types.SignedDecision | None,
+    ) -> None:
+        """Fills ``header`` in place, but for what :meth:`outgoing` fills."""
+        header.fence.CopyFrom(fence)
+        if decision is not None:
+            header.decision.CopyFrom(decision)
+        if source is None:
+            header.newest = True
+        elif isinstance(source, int):
+            header.round = source
+        else:
+            header.snapshot = source
 
     def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: GradientPush) -> None:
         """Fills ``header`` in place."""

@@ -296,6 +296,6 @@ def test_a_retry_waits_for_a_shard_that_is_not_ready(engine: ShardEngine) -> Non
                 heard.append(reason)
                 other.initialize(fence, counting(PLAN), INITIAL)
 
-            client.announce = initialize_then_go_on
+            client._tries.announce = initialize_then_go_on
             assert_same_bits(pulled(client), counting(PLAN))
     assert "waits for a worker to initialize it" in heard[0]
