@@ -15,7 +15,8 @@ from coordinator.records.ledger_file import unreadable_ledger
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store
 from psrpc.checkpoint.choice import FoundCheckpoints, find_checkpoints
-from psrpc.checkpoint.manifest import Manifest, remove_checkpoint, verify
+from psrpc.checkpoint.directory import remove_checkpoint, verify
+from psrpc.checkpoint.manifest import Manifest
 from psrpc.core.document import anything, record
 from psrpc.core.errors import CheckpointError, InvalidJob, PsError
 from psrpc.core.names import CHECKPOINTS, JOB

@@ -6,7 +6,8 @@ final name; fsync of the parent. A checkpoint of any number of shards loads into
 
 :mod:`psrpc.checkpoint.shard_file` has the form of a shard's file, :mod:`psrpc.checkpoint.rows_file`
 that of the files of its tables' rows beside it, :mod:`psrpc.checkpoint.manifest` the manifest's;
-:mod:`psrpc.files.storage` is what both are written with."""
+:mod:`psrpc.checkpoint.directory` commits them, :mod:`psrpc.files.storage` is what they are written
+with."""
 
 from __future__ import annotations
 
@@ -14,14 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from psrpc.checkpoint.choice import Choice, newest_good
+from psrpc.checkpoint.directory import commit, verify
 from psrpc.checkpoint.load import check_room, compare_variables, load_state, load_variables, opened
-from psrpc.checkpoint.manifest import (
-    Manifest,
-    ManifestFile,
-    commit,
-    read_manifest,
-    verify,
-)
+from psrpc.checkpoint.manifest import Manifest, ManifestFile, read_manifest
 from psrpc.checkpoint.shard_file import (
     NDArray,
     ShardState,

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrpc.checkpoint.manifest import NAMELESS, Manifest, check_identity, read_manifest, verify
+from psrpc.checkpoint.directory import verify
+from psrpc.checkpoint.manifest import Manifest, check_identity, read_manifest
 from psrpc.core.errors import CheckpointError, InvalidArgument
 from psrpc.core.names import check_file_name
 from psrpc.core.text import sanitize
 from psrpc.files.durable import RENAMED
 from psrpc.files.storage import DISK, Storage
+
+_NAMELESS = (
+    "a coordinator was giving it its name anew; if that has ended, the next one that goes on with "
+    "the run does so"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpo
     refused: list[tuple[Path, str]] = []
     for name in names:
         if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
-            refused.append((checkpoints / sanitize(name).replace("\n", " "), NAMELESS))
+            refused.append((checkpoints / sanitize(name).replace("\n", " "), _NAMELESS))
         if name.startswith("."):
             continue
         try:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from psrpc.checkpoint.directory import check_size
 from psrpc.checkpoint.manifest import (
     Manifest,
     ManifestFile,
     check_identity,
-    check_size,
     read_manifest,
 )
 from psrpc.checkpoint.rows_chain import compare_tables

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what makes a directory count, and which of them is used.
+"""The manifest of a checkpoint: its form, and the reading of it.
 
 ``manifest.json`` ends with the SHA-256 of what stands before it, so that a changed byte anywhere
 in a checkpoint is found: in a shard's file by the manifest, in the manifest by itself.
@@ -14,21 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.checkpoint.rows_file import evicted_file_name, rows_file_name
-from psrpc.core.document import (
-    anything,
-    check_extent,
-    listed,
-    parse_json,
-    record,
-    shown,
-    text,
-    whole,
-)
-from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
+from psrpc.core.document import anything, listed, parse_json, record, shown, text, whole
+from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.names import check_file_name
 from psrpc.core.plan import Plan
 from psrpc.core.shard_reports import RowsFileEntry
-from psrpc.files.durable import give_name
 from psrpc.files.storage import DISK, Storage, read_bounded
 
 FORMAT = 2
@@ -201,56 +191,6 @@ def _why_unsealed(data: bytes) -> ValueError:
     return ValueError("its SHA-256 is not that of its text: it is torn, or was changed")
 
 
-def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Makes the shards' files in ``temporary`` a checkpoint named ``final``, its sibling.
-
-    Raises:
-        CheckpointError: a file is not as the manifest says, the manifest is too large to be read
-            again, something is at ``final`` already, or the operating system refused. What is at
-            ``final`` then is as it was, but see :func:`psrpc.files.durable.give_name`.
-    """
-    try:
-        for file in manifest.every:
-            check_size(temporary, file, storage)
-        storage.write(temporary / MANIFEST, [_readable(final, manifest)])
-        storage.sync(temporary)
-        give_name(temporary, final, storage)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        raise CheckpointError(
-            f"checkpoint {final} cannot be committed: {error.strerror}{where}",
-            code=disk_code(error),
-        ) from error
-
-
-def _readable(final: Path, manifest: Manifest) -> bytes:
-    try:
-        data = manifest.to_json()
-        check_extent(data)
-    except ValueError as error:
-        raise CheckpointError(
-            f"checkpoint {final} cannot be committed: its manifest could not be read again: "
-            f"{error}; lower full_checkpoint_every where files of rows are many"
-        ) from None
-    return data
-
-
-def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
-    """Removes a committed checkpoint. It loses its name first, so that what a crash leaves of it
-    is never taken for one that is damaged.
-
-    Raises:
-        CheckpointError: the operating system refused.
-    """
-    removed = directory.with_name(f"{TEMPORARY}{directory.name}.removed")
-    try:
-        storage.rename(directory, removed)
-        storage.sync(directory.parent)
-        storage.remove(removed)
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be removed: {error.strerror}") from error
-
-
 def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
     """The manifest of a checkpoint; its files are not looked at.
 
@@ -292,7 +232,11 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
 
 
 def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
-    """Whether the parts of a shard's rows are those that there can be. Raises CheckpointError."""
+    """Checks that the parts of a shard's rows are those that there can be.
+
+    Raises:
+        CheckpointError: they are not.
+    """
     found = [entry.name for entry in file.rows]
     count = max(len(found), 1) if manifest.plan.tables else 0
     expected = [rows_file_name(file.shard, manifest.plan.shards, n) for n in range(count)]
@@ -309,7 +253,7 @@ def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None
 
 
 def check_identity(directory: Path, manifest: Manifest, run_id: str | None = None) -> None:
-    """Whether the manifest is of this checkpoint, and of this run if one is named.
+    """Checks that the manifest is of this checkpoint, and of this run if one is named.
 
     Raises:
         CheckpointError: it is of another.
@@ -318,48 +262,3 @@ def check_identity(directory: Path, manifest: Manifest, run_id: str | None = Non
         raise CheckpointError(f"the manifest in {directory} is of {manifest.name}")
     if run_id is not None and manifest.run_id != run_id:
         raise CheckpointError(f"{directory} is of run {manifest.run_id}; expected {run_id}")
-
-
-def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Reads every file through and compares it with the manifest.
-
-    Raises:
-        CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
-    """
-    for file in manifest.every:
-        verify_file(directory, file, storage)
-
-
-def check_size(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
-    """Compares the size of one file with the manifest. Raises CheckpointError and OSError."""
-    path = directory / file.name
-    with storage.open(path) as opened:
-        nbytes = opened.seek(0, 2)
-    if nbytes != file.nbytes:
-        raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
-
-
-def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
-    """Reads one file through and compares it with the manifest. Raises CheckpointError."""
-    path = directory / file.name
-    digest = hashlib.sha256()
-    buffer = bytearray(1 << 20)
-    try:
-        with storage.open(path) as opened:
-            nbytes = opened.seek(0, 2)
-            if nbytes != file.nbytes:
-                raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
-            opened.seek(0)
-            while nbytes > 0 and (count := opened.readinto(buffer)):
-                nbytes -= count
-                digest.update(memoryview(buffer)[:count])
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if digest.hexdigest() != file.sha256:
-        raise CheckpointError(f"{path} has SHA-256 {digest.hexdigest()}; expected {file.sha256}")
-
-
-NAMELESS = (
-    "a coordinator was giving it its name anew; if that has ended, the next one that goes on with "
-    "the run does so"
-)

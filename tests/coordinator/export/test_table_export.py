@@ -21,7 +21,8 @@ from coordinator.export import export
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.export.tables import export_tables, table_file_name
 from psrpc.checkpoint.choice import find_checkpoints
-from psrpc.checkpoint.manifest import read_manifest, verify
+from psrpc.checkpoint.directory import verify
+from psrpc.checkpoint.manifest import read_manifest
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.checkpoint.shard_file import ShardState
 from psrpc.core.placement import make_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psrpc.checkpoint.manifest import remove_checkpoint
+from psrpc.checkpoint.directory import remove_checkpoint
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import Disk
 from tests.pserver.table_shards import Job, everything, merged

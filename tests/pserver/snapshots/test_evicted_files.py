@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psrpc.checkpoint.directory import verify
 from psrpc.checkpoint.evicted_file import check_evicted, evicted_ids, evicted_sizes, fill_evicted
-from psrpc.checkpoint.manifest import read_manifest, verify
+from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import Rows, TableSpec
 from psrpc.files.storage import Disk, Written

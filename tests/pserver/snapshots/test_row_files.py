@@ -17,7 +17,7 @@ from pserver.snapshots.writer import MAX_PENDING, SnapshotWriter
 from pserver.tables.tables import Tables
 from psrpc.checkpoint import rows_file
 from psrpc.checkpoint.checkpoint import newest_good
-from psrpc.checkpoint.manifest import remove_checkpoint
+from psrpc.checkpoint.directory import remove_checkpoint
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.commands import Begin
 from psrpc.core.errors import CheckpointError

@@ -19,8 +19,8 @@ from psrpc.checkpoint.checkpoint import (
     write_shard_file,
 )
 from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.checkpoint.directory import remove_checkpoint
 from psrpc.checkpoint.load import load_state
-from psrpc.checkpoint.manifest import remove_checkpoint
 from psrpc.core.errors import CheckpointError
 from psrpc.core.placement import make_plan
 from psrpc.files.storage import Disk

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 
 from psrpc.checkpoint import rows_file, rows_reader
 from psrpc.checkpoint.checkpoint import newest_good, read_manifest, verify
+from psrpc.checkpoint.directory import remove_checkpoint
 from psrpc.checkpoint.load import load_state
-from psrpc.checkpoint.manifest import MANIFEST, remove_checkpoint
+from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.checkpoint.rows_chain import (
     Removed,
     SavedCandidates,
