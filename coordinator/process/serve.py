@@ -135,8 +135,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 audit.note("revoked", serials=serials)
                 loop.call_soon_threadsafe(engine.certificates_revoked, serials)
 
-            options.security.on_revoked(revoked)
-            options.security.share_revocations(run.run_dir, keeps=True)
+            options.security.revocations.on_revoked = revoked
+            options.security.revocations.share(run.run_dir, keeps=True)
             await server.start(engine, board, audit)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(

@@ -150,7 +150,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         log.info("registered, builds its update engine", engine=job.engine)
         run_dir = config.run_dir or Path(job.run_dir)
         check_token(run_dir, Path(job.run_dir), job.token)
-        config.security.share_revocations(run_dir)
+        config.security.revocations.share(run_dir)
         plan = Plan.from_json(job.plan)
         identity = ShardIdentity(shard=config.shard, incarnation=own, generation=0, policy=0)
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)

@@ -26,6 +26,7 @@ from psrpc.metrics.http_server import BOUNDS, Answer, Bounds, HttpServer
 from psrpc.net.channel import check_metrics_address, format_address, is_loopback, parse_address
 from psrpc.ops.logs import get_logger
 from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.https import ServerContext
 from psrpc.security.identity import may_read_metrics
 from psrpc.security.peer_certificate import peer_of_der
 
@@ -75,7 +76,7 @@ class MetricsServer:
         check_metrics_address(self._requested, self._security)
         encrypted = self._security.encrypted and not is_loopback(host)
         pages = _Pages(self._collect, self._security, host, encrypted=encrypted)
-        context = self._security.https() if encrypted else None
+        context = ServerContext(self._security).current if encrypted else None
         server = HttpServer(pages.respond, context, self._bounds, "metrics")
         try:
             port = server.start(host, port)

@@ -92,7 +92,7 @@ def open_channel(
             address, security.channel_credentials(), options=[*CHANNEL_OPTIONS, name]
         )
 
-    return SecureChannel(connect, security.stamp)
+    return SecureChannel(connect, security.files.stamp)
 
 
 def check_reachable(address: str, security: Security) -> None:

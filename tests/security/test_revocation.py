@@ -234,7 +234,7 @@ def sharing(
 ) -> Security:
     """A process that starts: it reads the list beside its certificates, then that of its run."""
     security = use(directory, role)
-    security.share_revocations(run_dir, keeps)
+    security.revocations.share(run_dir, keeps)
     return security
 
 
@@ -266,7 +266,7 @@ def test_shards_take_what_the_coordinator_has_read(mine: Path, tmp_path: Path) -
 
     def process(role: Role, directory: Path) -> Security:
         found = Security(role, directory, now=lambda: now[0], start=lambda look: look())
-        found.share_revocations(tmp_path, keeps=role is Role.COORDINATOR)
+        found.revocations.share(tmp_path, keeps=role is Role.COORDINATOR)
         return found
 
     coordinator, shard = process(Role.COORDINATOR, mine), process(Role.SHARD, theirs)
@@ -283,7 +283,7 @@ def test_calls_do_not_wait_for_a_run_directory_that_hangs(mine: Path, tmp_path: 
     now = [datetime.now(UTC)]
     begun: list[Callable[[], None]] = []
     shard = Security(Role.SHARD, mine, now=lambda: now[0], start=begun.append)
-    shard.share_revocations(tmp_path)
+    shard.revocations.share(tmp_path)
     for _ in range(3):
         now[0] += LOOK
         assert shard.objection(peer_in(mine)) is None

@@ -149,6 +149,7 @@ def _check_health(args: argparse.Namespace) -> int:
 
     from psrpc.metrics.address import HEALTH
     from psrpc.net.channel import format_address, is_loopback, parse_address
+    from psrpc.security.https import reader_context
 
     try:
         host, port = parse_address(args.address)
@@ -161,7 +162,7 @@ def _check_health(args: argparse.Namespace) -> int:
             security = from_arguments(Role.WORKER, args)
             if security.encrypted and not security.by_token:
                 scheme = "https"
-                handlers.append(urllib.request.HTTPSHandler(context=security.https_reader()))
+                handlers.append(urllib.request.HTTPSHandler(context=reader_context(security)))
     except InvalidArgument as error:
         sys.stderr.write(error_line(error) + "\n")
         return BAD_INPUT

@@ -62,7 +62,7 @@ def test_what_callers_change_is_noted_with_who_they_are(tmp_path: Path) -> None:
         AuditLog(path, lambda: NOW) as audit,
         serving(run, security=coordinator, audit=audit) as at,
     ):
-        coordinator.on_revoked(lambda serials: audit.note("revoked", serials=serials))
+        coordinator.revocations.on_revoked = lambda serials: audit.note("revoked", serials=serials)
         clients = {
             role: CoordinatorClient(at.address, Security.from_options(role, certs))
             for role in (Role.WORKER, Role.SHARD, Role.OPERATOR)

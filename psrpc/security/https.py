@@ -1,0 +1,61 @@
+"""HTTPS with the certificates of a job: the contexts of its servers and their clients."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from pathlib import Path
+
+from psrpc.ops.logs import get_logger
+from psrpc.security.certificates import CA_CERTIFICATE, certificate_name, key_name
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
+
+log = get_logger()
+
+
+class ServerContext:
+    """The context of a server that asks for a certificate of the job. Thread-safe.
+
+    Only with a certificate of its own."""
+
+    def __init__(self, security: Security) -> None:
+        self._files = security.files
+        self._where = _where(security)
+        self._lock = threading.Lock()
+        self._served = self._files.certificates()
+        self._context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._where)
+
+    def current(self) -> ssl.SSLContext:
+        """Returns the context of the next handshake, from the files as they are."""
+        with self._lock:
+            found = self._files.certificates()
+            if found is not self._served:
+                try:
+                    self._context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._where)
+                    self._served = found
+                except OSError as error:
+                    # Replaced once more meanwhile, perhaps by halves.
+                    log.warning("new certificates cannot be used", why=str(error))
+            return self._context
+
+
+def reader_context(security: Security) -> ssl.SSLContext:
+    """Makes the context of a client of such a server. Only with a certificate of its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # A certificate names a role, not a machine; it is one of the job's all the same.
+    context.check_hostname = False
+    return _loaded(context, *_where(security))
+
+
+def _where(security: Security) -> tuple[Path, Role]:
+    assert security.directory is not None
+    assert security.role is not None
+    return security.directory, security.role
+
+
+def _loaded(context: ssl.SSLContext, directory: Path, role: Role) -> ssl.SSLContext:
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(directory / CA_CERTIFICATE)
+    context.load_cert_chain(directory / certificate_name(role), directory / key_name(role))
+    return context
