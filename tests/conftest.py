@@ -7,6 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every machine, however slow it is.
+settings.register_profile(
+    "reproducible",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("reproducible")
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under nohup. Processes that tests start would inherit that, and not a handler.

@@ -50,7 +50,7 @@ def test_the_damaged_do_not_count_and_those_in_use_stay() -> None:
 AGES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), unique=True, max_size=12)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(AGES, st.integers(1, 6), st.data())
 def test_never_the_last_good_ones(
     ages: list[tuple[int, int]], keep: int, data: st.DataObject

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.membership.recovery import Origin, choose_origin, go_over, went_back, why_restore
@@ -172,7 +172,6 @@ holdings = st.builds(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     shards=st.lists(holdings, min_size=1, max_size=4),
     mode=st.sampled_from(["async", "sync"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.membership.fencing import FencingOrders
@@ -53,7 +53,6 @@ def test_a_new_generation_counts_anew() -> None:
     assert revocations.obeyed(0, 1) == ["w1"]
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_in_any_order_each_is_freed_once_and_not_before_all_have_obeyed(seed: int) -> None:
     chance = random.Random(seed)

@@ -325,7 +325,7 @@ positions = st.lists(
 )
 
 
-@settings(derandomize=True, database=None, deadline=None)
+@settings(derandomize=True, database=None)
 @given(positions)
 def test_what_some_have_and_not_all(each: list[list[tuple[int, int]]]) -> None:
     members = [{x for a, n in one for x in range(a, a + n)} for one in each]

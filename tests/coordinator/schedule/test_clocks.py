@@ -66,7 +66,7 @@ def test_who_joins_when_nobody_trains_starts_where_the_others_were() -> None:
     assert (clocks.allowed("a"), clocks.allowed("new")) == (1, 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(0, 4))
 def test_the_least_clock_never_falls_and_nobody_is_further_ahead_of_it(
     seed: int, staleness: int

@@ -167,7 +167,7 @@ def test_resume_leases_exactly_what_is_missing() -> None:
     assert drain(ledger) == [BatchId(0, 4, 4), BatchId(1, 0, 4), BatchId(1, 8, 2)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), records=st.integers(1, 40), batch_size=st.integers(1, 7))
 def test_every_batch_is_counted_once_with_workers_that_die_and_repeat_themselves(
     seed: int, records: int, batch_size: int
@@ -303,7 +303,7 @@ policies = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     policies,
     st.integers(1, 40),

@@ -124,7 +124,7 @@ class Play:
             self.commit("last", work)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(policies, st.integers(1, 30), st.integers(1, 9), st.integers(0, 10**6))
 def test_every_record_counts_once_an_epoch_and_shards_hold_no_more_than_they_can(
     policy: Policy, records: int, batch_size: int, seed: int
@@ -155,7 +155,7 @@ def test_every_record_counts_once_an_epoch_and_shards_hold_no_more_than_they_can
         assert tally.late == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 5), st.integers(0, 10**6), st.booleans())
 def test_rounds_are_made_of_the_same_batches_with_speculation_and_without(
     replicas: int, seed: int, speculate: bool
@@ -172,7 +172,7 @@ def test_rounds_are_made_of_the_same_batches_with_speculation_and_without(
     assert calm.finished
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(policies, st.integers(0, 10**6), st.integers(0, 60))
 def test_a_drain_ends_at_a_round_boundary_from_which_another_policy_does_the_rest(
     policy: Policy, seed: int, steps: int

@@ -199,7 +199,7 @@ def test_resume_after_the_last_round_is_finished() -> None:
     assert isinstance(rounds.lease("w", 0, 0, 1), Wait)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), replicas=st.integers(1, 5))
 def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas: int) -> None:
     chance = random.Random(seed)

@@ -157,7 +157,7 @@ def test_a_drain_lets_those_at_the_bound_finish_what_is_left() -> None:
     assert lease(ledger, "fast") == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 3), st.integers(0, 10**6), st.booleans())
 def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
     staleness: int, seed: int, calm: bool

@@ -14,7 +14,7 @@ from psrpc.core.batch import BatchId, cut_batch
 from psrpc.core.errors import InvalidArgument
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(st.integers(0, 39), max_size=50), st.integers(2, 7))
 def test_it_holds_what_was_added_and_nothing_else(indices: list[int], size: int) -> None:
     applied = AppliedSet()

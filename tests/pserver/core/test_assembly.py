@@ -30,7 +30,7 @@ def pieces(values: dict[str, NDArray], cuts: set[int]) -> list[Piece]:
     return found
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.sets(st.integers(0, 24)))
 def test_however_a_stream_is_cut_it_arrives_whole(cuts: set[int]) -> None:
     values = counting(PLAN)
@@ -40,7 +40,7 @@ def test_however_a_stream_is_cut_it_arrives_whole(cuts: set[int]) -> None:
         np.testing.assert_array_equal(into[name], array)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(
     st.sets(st.integers(0, 24)),
     st.integers(0, 1000),

@@ -13,7 +13,7 @@ from psrpc.core.commands import Attempt
 from psrpc.core.errors import InvalidArgument
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.permutations(range(5)), st.permutations(range(5)))
 def test_the_order_of_arrival_and_of_naming_does_not_matter(
     arrival: list[int], naming: list[int]

@@ -144,7 +144,7 @@ def test_an_order_that_is_repeated_is_carried_out_once(order: SnapshotOrder) -> 
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, max_examples=25)
 @given(
     st.permutations(range(12)),
     st.integers(0, 12),
@@ -183,7 +183,7 @@ def test_a_restored_shard_goes_on_as_the_first_one_does(
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=15)
+@settings(derandomize=True, max_examples=15)
 @given(st.integers(0, 4), st.lists(st.integers(0, 7), max_size=4))
 def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> None:
     rounds = [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -112,7 +112,7 @@ def _sorted(table: Any) -> list[list[Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(steps=steps)
 def test_restores_change_nothing(steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

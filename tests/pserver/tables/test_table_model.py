@@ -89,7 +89,7 @@ def restored(table: Table, spec: TableSpec) -> Table:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(steps=steps)
 def test_a_table_is_a_dict_of_rows(kind: str, steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -89,7 +89,7 @@ def test_more_pieces_than_a_system_call_takes(sockets: Pair, sealed: bool) -> No
     st.lists(st.integers(1, 60), max_size=12),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_pieces_arrive_in_any_parts(sent: list[int], asked: list[int], sealed: bool) -> None:
     near, far = tcp_pair()
     with near, far, pytest.MonkeyPatch.context() as patch:

@@ -23,7 +23,7 @@ from psrpc.core.plan import Placement, Plan, Role, VariableSpec
 from psrpc.core.tables import TableSpec
 from tests.pserver.kernel_memory import file_size_limit
 
-few = settings(max_examples=40, derandomize=True, deadline=None)
+few = settings(max_examples=40, derandomize=True)
 
 Wire = Literal["plain", "bfloat16", "float16"]
 

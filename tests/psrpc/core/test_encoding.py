@@ -30,7 +30,7 @@ from psrpc.core.errors import InvalidArgument
 
 LENGTHS = (0, 1, 2, 3, INT8_BLOCK - 1, INT8_BLOCK, INT8_BLOCK + 1, 3 * INT8_BLOCK + 77)
 
-few = settings(max_examples=40, derandomize=True, deadline=None)
+few = settings(max_examples=40, derandomize=True)
 
 FINITE = st.one_of(
     st.floats(-(2.0**100), 2.0**100, width=32),

@@ -34,7 +34,7 @@ def _stream_messages() -> list[Any]:
 
 
 MESSAGES = _stream_messages()
-examples = settings(max_examples=60, derandomize=True, deadline=None)
+examples = settings(max_examples=60, derandomize=True)
 each_message = pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.DESCRIPTOR.name)
 
 uint32 = st.integers(0, 2**32 - 1)

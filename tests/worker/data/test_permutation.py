@@ -43,7 +43,7 @@ def test_only_the_last_epochs_are_kept() -> None:
     assert (order.records_at(0, 0, 5, 9) == first[5:9]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records=st.integers(1, 60), block=st.integers(1, 25), batch=st.integers(1, 30))
 def test_blocks_give_every_record_once_in_any_batches(records: int, block: int, batch: int) -> None:
     order = BlockOrder(records, block)

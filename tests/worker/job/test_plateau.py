@@ -189,7 +189,7 @@ def test_a_description_says_both_and_keeps_the_best_to_restore(tmp_path: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     st.lists(st.integers(0, 5).map(float), min_size=1, max_size=14),
     st.integers(0, 4),

@@ -268,7 +268,7 @@ def work_of(
 
 @pytest.mark.slow
 @given(data=st.data(), sync=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_is_pushed_without_a_lease_or_reported_that_a_shard_may_lack(
     data: st.DataObject, sync: bool
 ) -> None:

@@ -19,7 +19,7 @@ from worker.step.layout import Compressor
 NDArray = npt.NDArray[Any]
 
 TRAINABLE, STATE = "float32.trainable", "float32.state"
-steady = settings(max_examples=40, derandomize=True, deadline=None)
+steady = settings(max_examples=40, derandomize=True)
 BOTH = pytest.mark.parametrize("compression", ["topk", "int8"])
 
 

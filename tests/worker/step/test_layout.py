@@ -12,7 +12,7 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, Plan, VariableSpec
 from worker.step.layout import MOST_JOINED, Layout
 
-steady = settings(max_examples=40, derandomize=True, deadline=None)
+steady = settings(max_examples=40, derandomize=True)
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
