@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psrpc.core.errors import CheckpointError
+from psrpc.files.mounts import network_file_system
 from psrpc.files.storage import check_regular, make_private
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
 
 RESERVED_BYTES = 1 << 20
 """Bytes that opening the file reserves in the file and in its log each, so that rounds can still be
@@ -85,7 +89,7 @@ class LedgerFile:
         self._make_private()
         self._connect(str(self._path))
         try:
-            self.run("PRAGMA journal_mode = WAL")
+            self._choose_journal()
             # A decision that was sent must survive a power failure.
             self.run("PRAGMA synchronous = FULL")
             self.run(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
@@ -101,6 +105,19 @@ class LedgerFile:
     def open_to_read(self) -> None:
         """Opens the file read-only, even while a coordinator has it open."""
         self._connect(f"{self._path.absolute().as_uri()}?mode=ro")
+
+    def _choose_journal(self) -> None:
+        """Chooses a write-ahead log, or a rollback journal where other machines may have the file
+        open: the log's index is memory that processes share, which machines do not."""
+        kind = network_file_system(self._path)
+        if not kind:
+            self.run("PRAGMA journal_mode = WAL")
+            return
+        # A file that was written with a log is opened without its index.
+        self.run("PRAGMA locking_mode = EXCLUSIVE")
+        (mode,) = self.run("PRAGMA journal_mode = PERSIST").fetchone()
+        self.run("PRAGMA locking_mode = NORMAL")
+        log.info("the ledger is on a network file system", kind=kind, journal=mode)
 
     def _make_private(self) -> None:
         with contextlib.suppress(OSError):
