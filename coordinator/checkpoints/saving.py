@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from coordinator.checkpoints.cadence import Cadence, checkpoint_pause_s
+from coordinator.checkpoints.cadence import Cadence
+from coordinator.checkpoints.final_state import FinalState
 from coordinator.checkpoints.snapshots import (
     Failed,
     Snapshots,
@@ -32,8 +33,7 @@ class Saving:
     """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
     except that a round's decision never waits: the final checkpoint of a sync job, and that of an
     epoch to be evaluated, may be written beside it. If two are being written, the final one waits,
-    since its state does not change. For the same reason a final one that failed is ordered again,
-    under another name, until it is saved."""
+    since its state does not change. ``final`` is that state."""
 
     def __init__(
         self,
@@ -67,19 +67,12 @@ class Saving:
         """Step and name of the checkpoint that was ordered last."""
         self._asked: dict[int, int] = {}
         """By epoch, how often its evaluation was requested again."""
-        self.final_known = False
-        """Whether the final state was evaluated already, as that of an epoch."""
+        self.final = FinalState()
         self._lost: tuple[int, int] = (0, 0)
         """Number of failed checkpoints besides final ones, and the latest step of any."""
         self._due = False
         self._epochs: deque[int] = deque()
         self._first: str | None = None
-        self._final: str | None = None
-        self._refused = ""
-        """Why the final state could not be saved, until it is ordered again."""
-        self._tries = 0
-        """Failed orders of the final state."""
-        self._again_at: float | None = None
         self._why = ""
         """Why the previous checkpoint failed; empty once one is committed."""
         self._done: set[str] = set()
@@ -96,14 +89,9 @@ class Saving:
         return self._first in self._done
 
     @property
-    def final_saved(self) -> bool:
-        """Whether the final state is on disk (and kept, if it is evaluated)."""
-        return self._final in self._done
-
-    @property
     def final_evaluated(self) -> bool:
         """Whether no evaluation is left to do, including the final one."""
-        return self._final is not None and self._evaluations.idle
+        return self.final.name is not None and self._evaluations.idle
 
     def order_first(self, step: int) -> SnapshotOrder | None:
         """Orders the checkpoint that training begins with, once. It is of step 0, or of a later
@@ -155,7 +143,7 @@ class Saving:
         """Returns the order that is due now that the shards stand at ``step``; call it until it
         returns None, or once per decision."""
         busy = self._snapshots.writing
-        final_due = trained and self._final is None and not self._refused
+        final_due = trained and self.final.due
         if final_due and step == self._written_step and self._written not in self._done:
             return None  # it is being saved
         if final_due and busy < (MAX_WRITTEN if by_decision else 1):
@@ -187,6 +175,7 @@ class Saving:
     def taken(self, name: str) -> None:
         """Notes that every shard has the snapshot, and that it is committed if it was written."""
         self._done.add(name)
+        self.final.taken(name)
         self._why = "" if is_checkpoint(name) else self._why
         self._cadence.committed(name)
         self.warnings += self._cadence.take_remarks()
@@ -197,14 +186,9 @@ class Saving:
         order = failed.order
         self._cadence.failed(order.name)
         dropped = self._evaluations.drop(order.name)
-        if order.name == self._final:
-            if not self._tries:
-                self.warnings.append(
-                    f"the final state cannot be saved as {order.name}: {failed.reason}; the shards "
-                    "keep it, and it is tried again until it is saved"
-                )
-            self._final, self._refused = None, failed.reason
-            self._tries += 1
+        if order.name == self.final.name:
+            warning = self.final.failed(failed.reason)
+            self.warnings += [warning] if warning else []
             return None
         if order.name == self._first:
             why = CheckpointError(failed.reason)
@@ -227,29 +211,9 @@ class Saving:
         """Undoes an order that did not go out, with all that would wait for it."""
         self._cadence.withdrawn(order.name)
         self._evaluations.drop(order.name)
-        if order.name == self._final:
-            self._final = None
+        self.final.withdrawn(order.name)
         if order.write and order.global_step == self._written_step:
             self._written_step = None
-
-    def retry(self, now: float) -> None:
-        """Lets a final state that could not be saved be ordered again, after a pause. Call it
-        periodically."""
-        if not self._refused:
-            return
-        if self._again_at is None:
-            self._again_at = now + checkpoint_pause_s(self._tries)
-        elif now >= self._again_at:
-            self._refused, self._again_at = "", None
-
-    def waiting_for(self) -> str:
-        """Says why the final state is not saved; empty while nothing is wrong with it."""
-        if not self._refused:
-            return ""
-        return (
-            f"the final state to be saved: {self._refused}; tried again after "
-            f"{checkpoint_pause_s(self._tries):.0f} s"
-        )
 
     def _keeps(self, epoch: int, written: bool) -> bool:
         """Whether the shards have room to keep an epoch's state; warns of what is lost."""
@@ -278,16 +242,15 @@ class Saving:
 
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
         saved = step in (self._saved_step, self._written_step)
-        evaluates = self._evaluates and not self.final_known
-        self._final = FINAL + suffix(self._generation) if saved else self._name(step)
-        if self._tries:
-            self._final += f".r{self._tries}"
+        evaluates = self._evaluates and not self.final.known
+        name = FINAL + suffix(self._generation) if saved else self._name(step)
+        name = self.final.order(name)
         if saved and not evaluates:
-            self._done.add(self._final)
+            self.final.taken(name)
             return None
         if evaluates:
-            self._evaluations.add(FINAL, self._final, step)
-        return self._order(self._final, step, not saved, evaluates, by_decision)
+            self._evaluations.add(FINAL, name, step)
+        return self._order(name, step, not saved, evaluates, by_decision)
 
     def _order(
         self, name: str, step: int, write: bool, keep: bool, by_decision: bool

@@ -243,7 +243,7 @@ class JobRun(JobState):
             initialized=self.generations.formation.initialized,
             saved=saving.first_saved,
             trained=self.training.trained,
-            final_saved=saving.final_saved,
+            final_saved=saving.final.saved,
             final_evaluated=saving.final_evaluated,
         )
         transition = next_phase(self.phase, facts)

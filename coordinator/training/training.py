@@ -211,7 +211,7 @@ class Training:
             awaited = self._review.awaited
             if awaited is not None and self.orders.evaluations.idle:
                 self.orders.saving.evaluate(awaited)
-        self.orders.saving.retry(now)
+        self.orders.saving.final.retry(now)
         self.notes.retry()
         if self._undecided is not None and self.rounds is not None:
             self._decide(self.rounds, now)
@@ -307,7 +307,7 @@ class Training:
         """Whether the checkpoint of this number or a later one is committed; once training is done,
         whether the final one is."""
         if self.trained:
-            return self.orders.saving.final_saved
+            return self.orders.saving.final.saved
         return self.orders.is_saved(number)
 
     def is_lost(self, number: int) -> bool:
@@ -446,7 +446,7 @@ class Training:
             first_rate=first_learning_rate(self.run) or 1.0,
         )
         if self._review.stopped is not None:
-            self.orders.saving.final_known = True
+            self.orders.saving.final.known = True
             log.info("stopped early", why=self._review.stopped.reason)
         elif self.rate_due is None:
             rule = self.run.rule

@@ -64,7 +64,7 @@ class Stopping:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
         orders = training.orders
-        saving = orders.snapshots.waiting_for() or orders.saving.waiting_for()
+        saving = orders.snapshots.waiting_for() or orders.saving.final.waiting_for()
         return saving or orders.awaited_commit()
 
 

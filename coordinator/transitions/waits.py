@@ -75,7 +75,7 @@ def waiting_for(
             parts.append(f"{job.initializer or 'a worker'} to initialize the shards")
         parts.append(orders.snapshots.waiting_for())
     elif job.phase == "finishing":
-        parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
+        parts += [orders.snapshots.waiting_for(), orders.saving.final.waiting_for()]
         parts.append(orders.evaluations.waiting_for())
     elif changes.switch is not None:
         parts.append(changes.switch.waiting_for(training))

@@ -76,7 +76,7 @@ def test_the_first_checkpoint_may_be_the_final_one() -> None:
     assert first == order("step-00000050.g2", 50, True, False)
     parts.finish(first)
     assert saving.next_order(50, True) is None
-    assert saving.final_saved
+    assert saving.final.saved
 
 
 def test_a_checkpoint_is_due_when_a_multiple_is_passed_and_one_is_written_at_a_time() -> None:
@@ -138,9 +138,9 @@ def test_the_final_checkpoint_waits_for_the_one_before_but_a_decision_does_not()
         if not by_decision:
             final = saving.next_order(15, True)
         assert final == order("step-00000015", 15, True, True)
-        assert (saving.final_saved, saving.final_evaluated) == (False, False)
+        assert (saving.final.saved, saving.final_evaluated) == (False, False)
         parts.finish(final)
-        assert (saving.final_saved, saving.final_evaluated) == (True, False)
+        assert (saving.final.saved, saving.final_evaluated) == (True, False)
 
 
 def test_shards_never_have_to_write_three_checkpoints_at_once() -> None:
@@ -163,7 +163,7 @@ def test_without_evaluation_data_the_final_state_is_only_written() -> None:
     saving.stepped(0, 7, [0])
     assert saving.next_order(7, False) is None
     parts.finish(saving.next_order(9, True))
-    assert saving.final_saved
+    assert saving.final.saved
     assert saving.final_evaluated
 
 
@@ -177,7 +177,7 @@ def test_a_job_resumed_at_its_end_writes_nothing_twice(evaluates: bool) -> None:
         parts.finish(final)
     else:
         assert final is None
-    assert saving.final_saved
+    assert saving.final.saved
 
 
 def test_names_of_a_later_generation_are_its_own() -> None:
@@ -275,20 +275,20 @@ def test_a_final_state_that_cannot_be_saved_is_ordered_again_under_another_name(
         parts.snapshots.report(final.name, ShardFile(0, 0), "no space")
         assert saving.failed(Failed(final, f"no space {number}")) is None
         parts.snapshots.release(final.name)
-        assert saving.waiting_for() == (
+        assert saving.final.waiting_for() == (
             f"the final state to be saved: no space {number}; tried again after {pause_s:.0f} s"
         )
-        assert (saving.final_saved, saving.final_evaluated) == (False, False)
+        assert (saving.final.saved, saving.final_evaluated) == (False, False)
         for now in (100.0, 99.9 + pause_s):
-            saving.retry(now)
+            saving.final.retry(now)
             assert saving.next_order(50, True) is None
-        saving.retry(100.0 + pause_s)
+        saving.final.retry(100.0 + pause_s)
         final = saving.next_order(50, True)
         assert final == order(f"step-00000050.g2.r{number}", 50, True, True)
-        assert saving.waiting_for() == ""
+        assert saving.final.waiting_for() == ""
     assert parts.evaluations.snapshots == ("step-00000050.g2.r8",)
     parts.finish(final)
-    assert saving.final_saved
+    assert saving.final.saved
     assert saving.warnings == [
         "the final state cannot be saved as step-00000050.g2: no space 1; the shards keep it, and "
         "it is tried again until it is saved"
@@ -303,7 +303,7 @@ def test_a_final_state_that_is_only_evaluated_is_kept_again_too() -> None:
     assert saving.failed(Failed(final, "no room")) is None
     parts.snapshots.release(final.name)
     for now in (0.0, 10.0):
-        saving.retry(now)
+        saving.final.retry(now)
     assert saving.next_order(20, True) == order("final.r1", 20, False, True)
 
 
