@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         PortInUse: another process has the port.
     """
     from coordinator.client.client import CoordinatorClient
+    from coordinator.client.patience import Patience
     from coordinator.dashboard.relay import Relay
     from coordinator.dashboard.server import DashboardServer
     from psrpc.ops.process import on_stop_signals
@@ -104,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
             server.start()
             if args.connect_timeout:
                 on_stop_signals(lambda _number: stopped.set())
-                told = client.persist(client.get_dashboard, args.connect_timeout, announce, stopped)
+                patience = Patience(client, args.connect_timeout, announce, stopped)
+                told = patience.persist(client.get_dashboard)
             else:
                 check_way(client, run_dir)
                 told = client.get_dashboard()

@@ -74,10 +74,13 @@ def await_policy(
         JobFailed: the job ended before, or its coordinator died before it had stored the change.
         CoordinatorUnreachable: the coordinator does not answer any more.
     """
+    from coordinator.client.patience import Patience
+
     wanted = f"policy {asked.policy}: {asked.settings}"
     said = ""
+    patience = Patience(client, CONNECT_S, announce_change)
     while True:
-        status = client.persist(client.get_job_status, CONNECT_S, announce_change)
+        status = patience.persist(client.get_job_status)
         for change in status.policies:
             if (change.policy, change.settings) == (asked.policy, asked.settings):
                 return f"policy {change.policy}: {change.settings} from step {change.global_step}"

@@ -109,6 +109,7 @@ def await_start(run_dir: Path, pause: Callable[[float], None] = time.sleep) -> N
 
 def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
     from coordinator.client.client import CoordinatorClient
+    from coordinator.client.patience import Patience
 
     address = whereabouts.find_coordinator(args)
     role = who_asks(args, (Role.OPERATOR, Role.READER))
@@ -121,7 +122,7 @@ def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
         except Preparing:
             if not args.watch:
                 raise
-            status = client.persist(client.get_job_status, AWAY_S, _say)
+            status = Patience(client, AWAY_S, _say).persist(client.get_job_status)
         if not args.watch:
             print(_written(status, as_json=args.json, indent=1))  # noqa: T201
             return 0
@@ -143,8 +144,10 @@ def watch(
     Raises:
         CoordinatorUnreachable: the coordinator has not answered for a minute.
     """
+    from coordinator.client.patience import Patience
     from coordinator.core.lifecycle import ENDED
 
+    patience = Patience(client, AWAY_S, _say)
     clear = CLEAR if sys.stdout.isatty() and not as_json else ""
     while True:
         print(f"{clear}{_written(status, as_json)}", flush=True)  # noqa: T201
@@ -153,7 +156,7 @@ def watch(
         if status.phase in ENDED:
             return
         pause(EVERY_S)
-        status = client.persist(client.get_job_status, AWAY_S, _say)
+        status = patience.persist(client.get_job_status)
 
 
 def _show_ended(run_dir: Path, ending: dict[str, Any], as_json: bool) -> None:

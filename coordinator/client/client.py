@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from threading import Event
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,15 +13,10 @@ from coordinator.client.command_stream import CommandStream, typed_error
 from psrpc.core.errors import (
     CoordinatorRefuses,
     CoordinatorUnreachable,
-    NotConnected,
-    NotReady,
-    OutcomeUnknown,
-    Preparing,
     PsError,
 )
 from psrpc.net.channel import open_channel
 from psrpc.net.reach import why_unreachable
-from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, retry
 from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
@@ -46,20 +40,10 @@ POLL_S = 20.0
 WATCH_S = 600.0
 """A command stream ends by itself after this time; its owner opens the next one."""
 
-RETRY_S = 1.0
-"""Longest pause between two tries to reach the coordinator."""
-
-FIRST_RETRY_S = 0.05
-"""First pause between two tries."""
-
-ANNOUNCE_S = 3.0
-"""Pause between two announcements of what the client waits for."""
-
 LOOK_S = 1.0
 """Deadline of each step of diagnosing why the coordinator cannot be reached."""
 
 Response = TypeVar("Response", bound=Message)
-Result = TypeVar("Result")
 
 
 class CoordinatorClient:
@@ -79,7 +63,7 @@ class CoordinatorClient:
         """Connects to ``address`` (HOST:PORT) at the first call."""
         self.address = address
         self.security = security
-        self._threads = threads
+        self.threads = threads
         self._channel = open_channel(address, security, Role.COORDINATOR)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
@@ -210,104 +194,6 @@ class CoordinatorClient:
         """Returns the dashboard's data; call every few seconds to see the end of the job."""
         return self._call(
             self._stub.GetDashboard, pb.GetDashboardRequest(), pb.GetDashboardResponse, LOOK_ON_S
-        )
-
-    def persist(
-        self,
-        call: Callable[[], Result],
-        connect_timeout_s: float,
-        announce: Callable[[str], object],
-        stopped: Event | None = None,
-        effect: str = "",
-    ) -> Result:
-        """Repeats ``call`` while the coordinator is unreachable or reads its job.
-
-        Args:
-            call: one of this client's methods with its arguments bound.
-            connect_timeout_s: how long to try while the coordinator is silent.
-            announce: gets a line now and then that says what the client waits for.
-            stopped: set from elsewhere to give up at once.
-            effect: the outcome that a missing answer leaves open, if that matters to the caller.
-
-        Raises:
-            OutcomeUnknown: no answer in time, and ``effect`` may have happened.
-            CoordinatorUnreachable: no answer in time; names the address and the fix.
-            AccessDenied, InvalidArgument: see :meth:`raise_if_hopeless`.
-            PsError: any other error of ``call``.
-        """
-        cause: PsError | None = None
-        last: PsError | None = None
-
-        def say(_reason: str, waited_s: float) -> None:
-            nonlocal cause
-            cause = self.why_unreachable()
-            why = self.refusal or (cause.coded if cause else "")
-            announce(
-                f"waiting for the coordinator at {self.address} "
-                f"({waited_s:.0f} of {connect_timeout_s:.0f} s)" + (f": {why}" if why else "")
-            )
-
-        def failed(reason: str) -> None:
-            if isinstance(last, Preparing):
-                silence.over()
-                reading.waiting(reason, self._threads.now())
-                return
-            if not self.reached:
-                self.raise_if_hopeless()
-            reading.over()
-            silence.waiting(reason, self._threads.now())
-
-        def once() -> Result:
-            nonlocal last
-            try:
-                return call()
-            except PsError as error:
-                last = error
-                raise
-
-        def give_up(tries: GaveUp) -> PsError:
-            if effect and tries.sent:
-                return OutcomeUnknown(
-                    f"the coordinator at {self.address} has not answered {effect}, so whether that "
-                    f"counts is not known; doing it again is safe ({tries})"
-                )
-            tried = f"(tried for {tries.spent_s:.0f} s)"
-            if self.refusal:
-                return CoordinatorUnreachable(
-                    f"no coordinator serves this run at {self.address} {tried}: {self.refusal}"
-                )
-            why = cause or self.why_unreachable()
-            if why is not None:
-                return CoordinatorUnreachable(
-                    f"no coordinator answers {tried}: {why}, or say another --coordinator",
-                    code=why.code,
-                )
-            return CoordinatorUnreachable(
-                f"no coordinator answers at {self.address} {tried}; start `coordinator serve` "
-                "there, or say another --coordinator"
-            )
-
-        silence = Announcer(say, ANNOUNCE_S)
-        reading = Announcer(lambda reason, _waited_s: announce(f"waiting: {reason}"), ANNOUNCE_S)
-        if not self.reached:
-            cause = self.raise_if_hopeless()
-            # A call to a host that does not answer at all takes its whole deadline.
-            if cause is not None and not isinstance(cause, NotConnected):
-                say("", 0.0)
-        return retry(
-            once,
-            RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
-            give_up,
-            stop=stopped or self._threads.event(),
-            announce=failed,
-            # NotReady comes from a running coordinator; the caller handles it.
-            again=lambda error: (
-                error.retryable
-                and (isinstance(error, Preparing) or not isinstance(error, NotReady))
-            ),
-            alive=lambda error: isinstance(error, Preparing),
-            now=self._threads.now,
-            chance=self._threads.chance,
         )
 
     def why_unreachable(self) -> PsError | None:

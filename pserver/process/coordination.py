@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
+from coordinator.client.patience import Patience
 from pserver.core.requests import RestoredState
 from pserver.engine.engine import ShardEngine
 from pserver.process.commands import obey
@@ -158,9 +159,8 @@ class Coordination:
 
     def persist(self, call: Callable[[], Result]) -> Result:
         """Repeats ``call`` while the coordinator is unreachable."""
-        return self._client.persist(
-            call, self._connect_timeout_s, lambda line: log.info(line), self._ending.event
-        )
+        timeout_s, ending = self._connect_timeout_s, self._ending.event
+        return Patience(self._client, timeout_s, lambda line: log.info(line), ending).persist(call)
 
     def _forgotten(self) -> None:
         """Makes the command thread register again, because the coordinator has restarted."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from coordinator.client.patience import Patience
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.security.credentials import Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -81,7 +82,8 @@ class Job:
             stack.callback(process.end)
             self.processes[place] = process
         self._client = stack.enter_context(CoordinatorClient(address, Security(insecure=True)))
-        self._client.persist(self._client.get_job_status, LIMIT_S, lambda *_, **__: None)
+        patience = Patience(self._client, LIMIT_S, lambda _line: None)
+        patience.persist(self._client.get_job_status)
         self._step, self._at = 0, time.monotonic()
 
     @property

@@ -57,7 +57,7 @@ class ToCoordinator(CoordinatorClient):
         self.refusal = ""
         self._network = network
         self._process = process
-        self._fibers = self._threads = fibers
+        self._fibers = self.threads = fibers
         self._answered = answered
         self._under_way: set[Call] = set()
         self._stub: Any = _Names()

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
+from coordinator.client.patience import Patience
 from psrpc.core.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.ops.exit_status import DRAINED
 from psrpc.ops.logs import get_logger, set_role
@@ -243,9 +244,9 @@ class WorkerSession:
     ) -> Response:
         """Repeats ``call`` while the coordinator is unreachable; also raises as :meth:`check`."""
         self.check(finishing=finishing)
-        patience_s = self.connect_timeout_s
         try:
-            return self._client.persist(call, patience_s, log.info, self._interrupted, effect)
+            patience = Patience(self._client, self.connect_timeout_s, log.info, self._interrupted)
+            return patience.persist(call, effect)
         except PsError:
             # If a signal cut the wait short, raise that instead of the call's error.
             self.check()

@@ -156,7 +156,7 @@ def families(membership: WorkerMembership, waiting_for: str, times: StepTimes) -
 
 def _why_away(client: CoordinatorClient) -> PsError | None:
     """Asks the coordinator once; returns the retryable error if it does not answer. Raises PsError
-    for an error that waiting cannot fix; see :meth:`CoordinatorClient.persist`."""
+    for an error that waiting cannot fix; see :meth:`CoordinatorClient.raise_if_hopeless`."""
     away = client.raise_if_hopeless()
     if away is None:
         try:

@@ -16,6 +16,7 @@ from coordinator.core.work import Wait, Work
 from coordinator.job import engine as engine_module
 from psrpc.core.commands import Ended
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady
+from psrpc.ops.threads import THREADS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import Served, make_run, serving
 from tests.coordinator.fakes import ShardDouble, WorkerDouble, report, start_training
@@ -131,14 +132,14 @@ def test_the_command_finds_the_coordinator_by_its_run_directory(
 class Answers:
     """A client that gives one status after the other."""
 
+    reached = True
+    threads = THREADS
+
     def __init__(self, *statuses: pb.GetJobStatusResponse) -> None:
         self._statuses = list(statuses)
 
     def get_job_status(self) -> pb.GetJobStatusResponse:
         return self._statuses.pop(0)
-
-    def persist(self, call: Any, *_: Any) -> Any:
-        return call()
 
 
 def status(phase: str, switching: str = "", policy: int = 1) -> pb.GetJobStatusResponse:

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from coordinator.client.client import CoordinatorClient
+from coordinator.client.patience import Patience
 from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.process.options import ServeOptions
@@ -159,9 +160,10 @@ def hear(
 
     def ask() -> None:
         with CoordinatorClient(wanted.bind) as client:
+            patience = Patience(client, 30, lambda _: None)
             for call in calls:
                 try:
-                    client.persist(lambda call=call: call(client), 30, lambda _: None)  # type: ignore[misc]
+                    patience.persist(lambda call=call: call(client))  # type: ignore[misc]
                 except PsError as error:
                     heard.append(error)
         if not over.is_set():
@@ -247,7 +249,7 @@ def test_a_refusal_is_heard_by_processes_that_hold_nothing(
     def wait(client: CoordinatorClient) -> object:
         waited: list[str] = []
         try:
-            return client.persist(lambda: heartbeat(client), 0.0, waited.append)
+            return Patience(client, 0.0, waited.append).persist(lambda: heartbeat(client))
         except CoordinatorUnreachable as error:
             heard.append(error)
             return None

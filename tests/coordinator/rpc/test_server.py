@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.checkpoints.disk import ThreadedDisk
-from coordinator.client import client as client_module
 from coordinator.client.client import CoordinatorClient
-from coordinator.dashboard.snapshots import DashboardSnapshots
+from coordinator.client.patience import Patience
 from coordinator.job import engine as engine_module
-from coordinator.job.engine import Engine
-from coordinator.job.job_run import JobRun
-from coordinator.records.store import Store
-from coordinator.rpc.server import SERVICE, Server
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
     NotReady,
-    Preparing,
     StaleGeneration,
 )
 from psrpc.net.channel import open_channel
-from psrpc.net.health import why_unhealthy
-from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.coordinator.builders import make_run, serving
@@ -227,12 +216,12 @@ def test_health_and_an_address_where_nobody_is(tmp_path: Path) -> None:
         CoordinatorClient(address) as client,
         pytest.raises(CoordinatorUnreachable, match=rf"at {address}; .*that it was started there"),
     ):
-        client.persist(client.get_job, 60, lambda _line: None, stopped)
+        Patience(client, 60, lambda _line: None, stopped).persist(client.get_job)
 
 
 def test_persisting_answers_and_unknown_methods_are_typed(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
-        job = client.persist(client.get_job, 5, lambda _line: None)
+        job = Patience(client, 5, lambda _line: None).persist(client.get_job)
         assert (job.job_path, job.overrides[:], job.mode) == ("jobs/tiny.py", ["epochs=2"], "async")
         worker = WorkerDouble(client, 1)
         worker.register()
@@ -257,30 +246,6 @@ def test_a_command_stream_is_cancelled_from_another_thread(tmp_path: Path) -> No
             next(iter(stranger.watch()))
 
 
-def test_waiting_for_the_coordinator_is_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "ANNOUNCE_S", 0.0)
-    monkeypatch.setattr(client_module, "RETRY_S", 0.0)
-    stopped = threading.Event()
-    said: list[str] = []
-
-    def announce(line: str) -> None:
-        said.append(line)
-        stopped.set()
-
-    with (
-        CoordinatorClient("127.0.0.1:1") as client,
-        pytest.raises(CoordinatorUnreachable, match=r"127\.0\.0\.1:1"),
-    ):
-        client.persist(client.get_job, 60, announce, stopped)
-    (line,) = said
-    first = (
-        "waiting for the coordinator at 127.0.0.1:1 (0 of 60 s): PS204: nothing listens at 127.0"
-    )
-    assert line.startswith(first)
-
-
 def test_rpc_status_of_a_refusal_is_grpcs_own(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served:
         channel = open_channel(served.address)
@@ -293,47 +258,3 @@ def test_rpc_status_of_a_refusal_is_grpcs_own(tmp_path: Path) -> None:
             call(pb.RegisterShardRequest(shard=0, software="other"), timeout=5)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         channel.close()
-
-
-def test_a_coordinator_that_reads_its_job_says_so_and_is_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However little patience others have with silence."""
-    monkeypatch.setattr(client_module, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(client_module, "RETRY_S", 0.01)
-    run, tries = make_run(tmp_path), []
-
-    async def main() -> pb.GetJobResponse:
-        loop, tried = asyncio.get_running_loop(), asyncio.Event()
-        async with Server("127.0.0.1:0") as server:
-            address = f"127.0.0.1:{server.port}"
-            assert await asyncio.to_thread(why_unhealthy, address, "", 10.0) == ""
-            serves = await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0)
-            assert serves.endswith("is NOT_SERVING")
-            with CoordinatorClient(address) as client, Store(tmp_path / "ledger.sqlite") as store:
-
-                def ask() -> pb.GetJobResponse:
-                    tries.append(time.monotonic())
-                    if tries[-1] - tries[0] > 4 * patience_s:
-                        loop.call_soon_threadsafe(tried.set)
-                    return client.get_job()
-
-                with pytest.raises(Preparing, match=r"is reading its job \(0 s so far\)"):
-                    await asyncio.to_thread(client.get_job)
-                patience_s = 0.05
-                asking = asyncio.ensure_future(
-                    asyncio.to_thread(client.persist, ask, patience_s, print)
-                )
-                await asyncio.wait(
-                    (asking, asyncio.ensure_future(tried.wait())), return_when="FIRST_COMPLETED"
-                )
-                disk = ThreadedDisk(run, failed=print)
-                course = JobRun(run, store, ManualClock(), disk)
-                await server.start(Engine(course, store), DashboardSnapshots("tiny", time.time))
-                job = await asking
-                assert await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0) == ""
-                course.close()
-        return job
-
-    assert asyncio.run(main()).job_path == run.job_path
-    assert len(tries) > 3
