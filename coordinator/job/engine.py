@@ -94,7 +94,7 @@ class Engine:
         index, address, host, pid = shard.shard, shard.address, shard.host, shard.pid
         check_software(f"shard {index}", shard.software)
         now = self.course.now()
-        if self._members.register_shard(index, shard.incarnation, address, host, pid, now):
+        if self._members.places.register(index, shard.incarnation, address, host, pid, now):
             self._note("shard", str(index), shard.incarnation, address)
             log.info("shard registered", shard=index, address=address, pid=pid, host=host)
             self.course.shard_replaced(index)
@@ -103,10 +103,10 @@ class Engine:
     def report_shard_ready(self, index: int, standing: HeldReport, error: str) -> None:
         """Records that a shard has begun a generation, or cannot. Raises StaleGeneration."""
         holding, now = standing.holding, self.course.now()
-        self._members.shard_seen(index, holding.incarnation, now)
+        self._members.places.seen(index, holding.incarnation, now)
         self.course.check_generation(holding.generation)
         if not error:
-            self._members.shard_ready(index, holding.incarnation, holding.version, now)
+            self._members.places.ready(index, holding.incarnation, holding.version, now)
             log.info("shard ready", shard=index, version=holding.version)
         self.course.shard_ready(index, standing, error)
 
@@ -114,13 +114,13 @@ class Engine:
         """Records a shard's heartbeat; a ``failure`` fails the job. Returns whether the shard has
         to register again, and whether a ``leaving`` shard may go. Raises StaleGeneration."""
         index, incarnation, figures = beat.shard, beat.incarnation, beat.figures
-        if not self._members.knows_shard(index, incarnation):
+        if not self._members.places.knows(index, incarnation):
             return True, False
-        self._members.shard_beat(index, incarnation, figures, self.course.now())
+        self._members.places.beat(index, incarnation, figures, self.course.now())
         if index == 0 and self.course.stands(figures.generation):
             self.course.training.take_totals(figures.epochs)
         if beat.failure:
-            self.course.fail(f"{self._members.shards[index]} cannot go on: {beat.failure}")
+            self.course.fail(f"{self._members.places.shards[index]} cannot go on: {beat.failure}")
         self.course.departures.obeyed(index, figures.generation, beat.revoked)
         return False, beat.leaving and self.course.departures.shard_may_go(index, incarnation)
 
@@ -137,15 +137,15 @@ class Engine:
         """Opens a shard's command stream, which begins with the commands that the shard may have
         missed. Give the stream to :meth:`watch_ended` when its connection ends. Raises
         StaleGeneration."""
-        self._members.shard_watches(index, holding.incarnation, self.course.now())
+        self._members.places.watches(index, holding.incarnation, self.course.now())
         return self.course.watched(index, holding)
 
     def watch_ended(self, stream: Stream) -> None:
         """Closes a command stream after its connection, its process or the job has ended."""
         if stream.told:
-            self._members.shard_left(stream.shard, stream.incarnation)
+            self._members.places.left(stream.shard, stream.incarnation)
         if self.course.streams.close(stream):
-            self._members.shard_stopped_watching(stream.shard, stream.incarnation)
+            self._members.places.stopped_watching(stream.shard, stream.incarnation)
             self.course.unwatched(stream.shard)
 
     async def watch(self, index: int, holding: HeldState) -> AsyncGenerator[Command, None]:
@@ -161,7 +161,7 @@ class Engine:
     def report_snapshot(self, report: SnapshotReport) -> None:
         """Records a shard's snapshot. Raises StaleGeneration, InvalidArgument."""
         file = report.file
-        self._members.shard_seen(file.shard, report.incarnation, self.course.now())
+        self._members.places.seen(file.shard, report.incarnation, self.course.now())
         self.course.check_standing(report.generation)
         outcome = self.course.training.orders.snapshots.report(report.name, file, report.error)
         if file.shard == 0:
@@ -255,12 +255,12 @@ class Engine:
         if name is not None:
             self._members.worker(name)
         if self.course.complete:
-            return self._members.shards
+            return self._members.places.shards
         if self.course.end().failed:
             raise JobFailed(self.course.reason)
         # Callers put "waiting for" before these words.
         awaited = self.course.waiting_for() or "a generation to be formed"
-        raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
+        raise NotReady(awaited) if self._members.places.away else Forming(awaited)
 
     async def get_cluster(self, name: str | None) -> Sequence[Shard]:
         """Like :meth:`cluster_now`, but waits a while for a worker. ``name`` is None for a caller

@@ -137,7 +137,7 @@ class JobRun(JobState):
     @property
     def everyone_knows(self) -> bool:
         """Whether all connected shards and workers know that the job is over."""
-        return not (self.members.shards_there(self.now()) or self.members.active_workers)
+        return not (self.members.places.present(self.now()) or self.members.active_workers)
 
     # Shards.
 

@@ -10,23 +10,12 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from coordinator.core.wording import shards
-from coordinator.membership.members import Shard, ShardSilent, Worker, WorkerSilent, gives_way
-from psrpc.core.errors import (
-    AccessDenied,
-    AlreadyExists,
-    InvalidArgument,
-    ResourceExhausted,
-    StaleGeneration,
-)
-from psrpc.core.shard_reports import ShardFigures
+from coordinator.membership.members import ShardSilent, Worker, WorkerSilent, gives_way
+from coordinator.membership.shard_places import ShardPlaces
+from psrpc.core.errors import AccessDenied, ResourceExhausted, StaleGeneration
 
 LEASE_S = 10.0
 """Silence in seconds after which a shard or worker counts as gone."""
-
-STARTING_S = 3.0
-"""Silence in seconds after which a shard without a command stream is not counted on: three
-heartbeats. A shard that never had a stream holds nothing, so its place is then free."""
 
 KEPT_WORKERS = 200
 """Departed workers that are still remembered."""
@@ -38,28 +27,22 @@ since killed ones count until their leases lapse. The status of all of them fits
 BARRED = 1000
 """Processes barred by an operator that are remembered."""
 
-FORMER = 100
-"""Former holders of a shard's place that are remembered."""
-
 Effect: TypeAlias = ShardSilent | WorkerSilent
 
 
 class Membership:
-    """Places for ``shards`` shards and any number of workers. Not thread-safe."""
+    """The ``places`` of shards and any number of workers. Not thread-safe."""
 
     def __init__(
         self,
-        shards: int,
+        places: ShardPlaces,
         lease_s: float,
-        former: Mapping[int, Iterable[int]] | None = None,
         names: Mapping[int, str] | None = None,
-        last: Mapping[int, int] | None = None,
         barred: Mapping[str, str] | None = None,
     ) -> None:
-        """The arguments are what an earlier coordinator of the run stored: replaced (``former``)
-        incarnations of shards by index, and the ``last`` one, which may still run; ``names`` of
-        workers by incarnation, the newest last; ``barred`` processes."""
-        self.shards = [Shard(index) for index in range(shards)]
+        """``names`` and ``barred`` are what an earlier coordinator of the run stored: names of
+        workers by incarnation, the newest last, and barred processes."""
+        self.places = places
         self.workers: dict[str, Worker] = {}
         self._sessions: dict[bytes, str] = {}
         self.barred = dict(barred or {})
@@ -67,8 +50,6 @@ class Membership:
         newest last."""
         self.lease_s = lease_s
         self._ticked: float | None = None
-        self._former = [list((former or {}).get(index, ())) for index in range(shards)]
-        self._last = [(last or {}).get(index, 0) for index in range(shards)]
         self._names = dict(names or {})
         self._next_worker = 1 + max(
             (int(name.rpartition("-")[2]) for name in self._names.values()), default=-1
@@ -78,93 +59,6 @@ class Membership:
     def active_workers(self) -> int:
         """Number of active workers."""
         return sum(w.state == "active" for w in self.workers.values())
-
-    def register_shard(
-        self, index: int, incarnation: int, address: str, host: str, pid: int, now: float
-    ) -> bool:
-        """Gives a shard process its place; returns whether the process is new there. Idempotent.
-
-        A place is free when no process holds it, when the holder's command stream has ended, or
-        when the holder has been silent for a lease.
-
-        Raises:
-            InvalidArgument: there is no such index.
-            AlreadyExists: another process, which the message names, has the place.
-            StaleGeneration: the process had the place before and was replaced.
-        """
-        if not 0 <= index < len(self.shards):
-            raise InvalidArgument(
-                f"shard index {index} is out of range: this job has {len(self.shards)} "
-                f"shard{'s' if len(self.shards) > 1 else ''}, so --shard is "
-                f"{'0' if len(self.shards) == 1 else f'0 to {len(self.shards) - 1}'}; "
-                "see `coordinator serve --shards`",
-                code="PS134",
-            )
-        if incarnation in self._former[index]:
-            raise StaleGeneration(f"shard {index} was taken over by another process")
-        shard = self.shards[index]
-        new = shard.incarnation != incarnation
-        if new and shard.incarnation and not self._free(shard, now):
-            raise AlreadyExists(
-                f"shard {index} is held by another process: {shard} (pid {shard.pid} on "
-                f"{shard.host}); start this one with another --shard, or stop that one first",
-                code="PS121",
-            )
-        if new:
-            if self._last[index] not in (0, incarnation):
-                self._former[index] = [*self._former[index], self._last[index]][-FORMER:]
-            self._last[index] = incarnation
-            shard = self.shards[index] = Shard(index)
-        shard.incarnation, shard.address, shard.host, shard.pid = incarnation, address, host, pid
-        shard.seen = now
-        shard.state = "ready" if shard.ready else "starting"
-        return new
-
-    def knows_shard(self, index: int, incarnation: int) -> bool:
-        """Whether a process need not register: its place is taken, or it lost it to another."""
-        if not 0 <= index < len(self.shards):
-            return True
-        return self.shards[index].incarnation != 0 or incarnation in self._former[index]
-
-    def shard_ready(self, index: int, incarnation: int, version: int, now: float) -> None:
-        """Notes that a shard has begun a generation at ``version``. Raises StaleGeneration."""
-        shard = self._shard(index, incarnation)
-        shard.ready, shard.seen, shard.state = True, now, "ready"
-        shard.began_at, shard.earlier = version, None
-
-    def shard_watches(self, index: int, incarnation: int, now: float) -> None:
-        """Notes that a shard has opened its command stream. Raises StaleGeneration."""
-        shard = self._shard(index, incarnation)
-        shard.watching = shard.watched = True
-        self._shard_seen(shard, now)
-
-    def shard_stopped_watching(self, index: int, incarnation: int) -> None:
-        """Notes that a shard's newest command stream has ended."""
-        if self.shards[index].incarnation == incarnation:
-            self.shards[index].watching = False
-
-    def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
-        """Records a shard's heartbeat. Raises StaleGeneration."""
-        shard = self._shard(index, incarnation)
-        before = shard.figures
-        again = before.generation == figures.generation and before.version >= shard.began_at
-        shard.earlier = (shard.told, before) if again else None
-        shard.figures, shard.told = figures, now
-        if not again:
-            shard.load.clear()
-        shard.load.tell(now, figures.version, figures.gradient_nbytes)
-        self._shard_seen(shard, now)
-
-    def shard_seen(self, index: int, incarnation: int, now: float) -> Shard:
-        """Renews the lease of a shard that called. Raises StaleGeneration."""
-        shard = self._shard(index, incarnation)
-        self._shard_seen(shard, now)
-        return shard
-
-    def shard_left(self, index: int, incarnation: int) -> None:
-        """Notes that a shard has heard that the job is over."""
-        if self.shards[index].incarnation == incarnation:
-            self.shards[index].state = "left"
 
     def displaced_by(
         self, incarnation: int, address: str, certificate: str = "", secret: bytes = b""
@@ -307,81 +201,18 @@ class Membership:
         late = self._ticked is not None and now - self._ticked > self.lease_s / 2
         self._ticked = now
         if late:
-            for shard in self.shards:
-                shard.seen = now
+            self.places.renew_all(now)
             for worker in self.workers.values():
                 worker.seen = now
                 worker.stood(now)
             return []
-        effects: list[Effect] = []
-        for shard in self.shards:
-            if shard.state in ("starting", "ready") and now - shard.seen > self.lease_s:
-                shard.state = "silent"
-                silence = f"{shard} has been silent for {now - shard.seen:.0f} s"
-                effects.append(ShardSilent(shard.index, silence))
+        effects: list[Effect] = [*self.places.fallen_silent(now, self.lease_s)]
         for worker in self.workers.values():
             if worker.state == "active" and now - worker.seen > self.lease_s:
                 worker.state = "silent"
                 reason = f"{worker.name} has been silent for {now - worker.seen:.0f} s"
                 effects.append(WorkerSilent(worker.name, reason))
         return effects
-
-    def shards_there(self, now: float) -> int:
-        """Counts the shards that are present or may come back shortly."""
-        return sum(
-            s.state in ("starting", "ready") and (s.watching or now - s.seen <= STARTING_S)
-            for s in self.shards
-        )
-
-    def shards_hoped_for(self, now: float) -> int:
-        """Counts those, and silent shards with an open command stream: a stopped process or a
-        swapping machine still has its parameters."""
-        stopped = sum(s.state == "silent" and s.watching for s in self.shards)
-        return self.shards_there(now) + stopped
-
-    @property
-    def shard_away(self) -> bool:
-        """Whether a shard is missing, silent or without its command stream, so that an operator may
-        have to start it. A shard that starts or restores is present."""
-        return any(
-            s.state not in ("starting", "ready") or (s.ready and not s.watching)
-            for s in self.shards
-        )
-
-    def waiting_for_shards(self) -> str:
-        """Says which shards are missing, starting or silent, continuing "waiting for"; empty when
-        all are present."""
-        missing = [s.index for s in self.shards if s.state == "missing"]
-        parts = [f"{shards(missing)} to register"] if missing else []
-        # A shard that watches has started, and itself waits for the others.
-        parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
-        parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]
-        parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
-        return "; ".join(parts)
-
-    def _free(self, shard: Shard, now: float) -> bool:
-        if shard.state in ("silent", "left"):
-            return True
-        if shard.watched:
-            return not shard.watching
-        return now - shard.seen > STARTING_S
-
-    def _shard(self, index: int, incarnation: int) -> Shard:
-        if not 0 <= index < len(self.shards):
-            raise InvalidArgument(f"there is no shard {index} in a job of {len(self.shards)}")
-        shard = self.shards[index]
-        if shard.incarnation != incarnation:
-            raise StaleGeneration(
-                f"shard {index} is held by another process"
-                if shard.incarnation or incarnation in self._former[index]
-                else f"shard {index} has not registered here"
-            )
-        return shard
-
-    def _shard_seen(self, shard: Shard, now: float) -> None:
-        shard.seen = now
-        if shard.state == "silent":
-            shard.state = "ready" if shard.ready else "starting"
 
 
 def _digest(secret: bytes) -> str:
@@ -399,10 +230,10 @@ def known_members(
     """Returns the members of a run from what an earlier coordinator stored: ``(member,
     incarnation)`` of the processes that ``held`` a shard's place and that were ``named`` as
     workers, oldest first, and :attr:`Membership.barred`."""
-    places: dict[int, list[int]] = {}
+    holders: dict[int, list[int]] = {}
     for member, incarnation in held:
-        places.setdefault(int(member), []).append(incarnation)
-    former = {shard: incarnations[:-1] for shard, incarnations in places.items()}
-    last = {shard: incarnations[-1] for shard, incarnations in places.items()}
+        holders.setdefault(int(member), []).append(incarnation)
+    former = {shard: incarnations[:-1] for shard, incarnations in holders.items()}
+    last = {shard: incarnations[-1] for shard, incarnations in holders.items()}
     names = {number: name for name, number in named}
-    return Membership(shards, lease_s, former, names, last, barred)
+    return Membership(ShardPlaces(shards, former, last), lease_s, names, barred)

@@ -81,7 +81,7 @@ def summarize(course: JobRun) -> dict[str, Any]:
                 "uncompensated": shard.figures.uncompensated,
                 "apply_s": round(shard.figures.apply_s, 3),
             }
-            for shard in course.members.shards
+            for shard in course.members.places.shards
         ],
         "by_worker": {
             worker.name: _of_worker(course, worker) for worker in course.members.workers.values()

@@ -109,7 +109,7 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         examples_per_s=progress.records.rate(now),
         loss=training.loss,
         mean_staleness=progress.mean_staleness,
-        shards=[_shard(course, shard, now) for shard in course.members.shards],
+        shards=[_shard(course, shard, now) for shard in course.members.places.shards],
         workers=[
             _worker(course, worker, slow.get(worker.name, 0.0), now)
             for worker in course.members.workers.values()

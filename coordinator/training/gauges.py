@@ -39,7 +39,7 @@ def version_skew(job: JobState) -> int:
     Shards report about once a second, at different moments. Versions in between are interpolated
     linearly, or a fast job's shards would seem far apart.
     """
-    shards = job.members.shards
+    shards = job.members.places.shards
     if not job.complete or any(
         shard.figures.generation != job.run.generation or shard.earlier is None for shard in shards
     ):
@@ -71,12 +71,12 @@ def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, floa
 
 def staleness_counts(job: JobState) -> tuple[int, ...]:
     """Counts applied pushes by staleness, over all shards."""
-    return add_counts(shard.figures.staleness_counts for shard in job.members.shards)
+    return add_counts(shard.figures.staleness_counts for shard in job.members.places.shards)
 
 
 def counts_of_worker(job: JobState, name: str) -> tuple[int, ...]:
     """Counts applied pushes of one worker by staleness, over all shards."""
-    return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.shards)
+    return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.places.shards)
 
 
 def ratios(job: JobState) -> dict[str, float]:
@@ -100,12 +100,12 @@ def late(job: JobState) -> list[str]:
 
 def refused(job: JobState) -> int:
     """Counts pushes that shards have refused for any reason."""
-    return sum(shard.figures.refused for shard in job.members.shards)
+    return sum(shard.figures.refused for shard in job.members.places.shards)
 
 
 def counts(job: JobState) -> dict[str, int]:
     """Counts the effects that only some policies have, by name."""
-    shards = [shard.figures for shard in job.members.shards]
+    shards = [shard.figures for shard in job.members.places.shards]
     return {
         **asdict(job.training.tally),
         "uncompensated": sum(figures.uncompensated for figures in shards),

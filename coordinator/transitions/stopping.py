@@ -31,7 +31,7 @@ class Stopping:
         every change and tick while the job stops. ``newest`` is the checkpoint committed last,
         empty if there is none."""
         now, training = job.now(), job.training
-        if job.members.shards_hoped_for(now) < job.run.plan.shards or not job.complete:
+        if job.members.places.hoped_for(now) < job.run.plan.shards or not job.complete:
             return self._give_up(job, newest, "a shard is gone")
         if self._save is None:
             if not training.idle and now < self._finish_by:

@@ -89,7 +89,7 @@ class Stuck:
         a worker reports a changed route."""
         job = self._job
         members = job.members
-        if not job.complete or job.phase in FORMING or members.shard_away:
+        if not job.complete or job.phase in FORMING or members.places.away:
             # That may be what delays workers now.
             self._routes, reasons = _NONE, {}
             for worker in members.workers.values():
@@ -98,7 +98,7 @@ class Stuck:
             # Reports of an older generation concern shards that may have been replaced.
             workers = members.workers.values()
             known = [w for w in workers if not w.unreachable or job.stands(w.generation)]
-            self._routes = read_routes(known, members.shards)
+            self._routes = read_routes(known, members.places.shards)
             reasons = self._judge(now)
         for name in reasons.keys() - self._reasons.keys():
             log.warning("stuck", worker=name, why=reasons[name])
@@ -128,7 +128,7 @@ class Stuck:
         members = self._job.members
         # A worker that has left since the last look is no longer stuck, and may be forgotten.
         there = {name: w for name, w in members.workers.items() if w.state == "active"}
-        lines = self._routes.lines(there, members.shards, now)
+        lines = self._routes.lines(there, members.places.shards, now)
         return lines + [
             f"{name} on {there[name].host} {why}"
             for name, why in sorted(self._reasons.items())
@@ -137,9 +137,9 @@ class Stuck:
 
     def waiting_for(self) -> str:
         """Says which shards no worker reaches; empty when there are none."""
-        members = self._job.members
+        shards = self._job.members.places.shards
         return "; ".join(
-            f"a worker to reach {members.shards[shard]}" for shard in sorted(self._routes.unreached)
+            f"a worker to reach {shards[shard]}" for shard in sorted(self._routes.unreached)
         )
 
     def _judge(self, now: float) -> dict[str, str]:

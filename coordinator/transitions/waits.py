@@ -63,7 +63,7 @@ def waiting_for(
         return ""
     training = job.training
     orders = training.orders
-    parts = [job.members.waiting_for_shards()]
+    parts = [job.members.places.waiting_for()]
     if job.phase in FORMING:
         parts.append(job.generations.waiting_for())
     elif stopping is not None:
@@ -93,7 +93,7 @@ def held_up(job: JobState, awaited: str) -> str:
     last = job.training.progress.last_done
     busy = last is not None and job.now() - last < FIRST_S
     if job.phase == "training" and busy:
-        return job.members.waiting_for_shards()
+        return job.members.places.waiting_for()
     return awaited
 
 

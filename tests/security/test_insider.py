@@ -378,7 +378,7 @@ def test_a_role_calls_what_is_its_own_alone(certs: Path, tmp_path: Path, role: R
     pair = (certs / f"{role}.key").read_bytes(), (certs / f"{role}.crt").read_bytes()
     with cluster(certs, tmp_path) as job:
         job.train_to(8)
-        shard = job.served.course.members.shards[0].address
+        shard = job.served.course.members.places.shards[0].address
         for address, server, rpcs in (
             (job.served.address, Role.COORDINATOR, COORDINATOR),
             (shard, Role.SHARD, SHARD),

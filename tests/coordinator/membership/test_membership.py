@@ -1,4 +1,4 @@
-"""Membership: one process per place, silence, and a coordinator that stood still itself."""
+"""Membership: silence, a coordinator that stood still itself, and one that has restarted."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import pytest
 
 from coordinator.membership import membership
 from coordinator.membership.members import ShardSilent, WorkerSilent
-from coordinator.membership.membership import KEPT_WORKERS, STARTING_S, Membership, known_members
-from psrpc.core.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
+from coordinator.membership.membership import KEPT_WORKERS, Membership, known_members
+from coordinator.membership.shard_places import ShardPlaces
+from psrpc.core.errors import ResourceExhausted, StaleGeneration
 from psrpc.core.shard_reports import ShardFigures
 
 
 def make(shards: int = 2) -> Membership:
-    return Membership(shards, lease_s=10.0)
+    return Membership(ShardPlaces(shards), lease_s=10.0)
 
 
 def add(members: Membership, index: int, incarnation: int, now: float = 0.0) -> bool:
-    return members.register_shard(index, incarnation, f"host:{index}", "host", 42, now)
+    return members.places.register(index, incarnation, f"host:{index}", "host", 42, now)
 
 
 def states(members: Membership) -> list[str]:
-    return [shard.state for shard in members.shards]
+    return [shard.state for shard in members.places.shards]
 
 
 def ticks(members: Membership, start: float, stop: float) -> list[object]:
@@ -32,75 +33,20 @@ def ticks(members: Membership, start: float, stop: float) -> list[object]:
     return effects
 
 
-@pytest.mark.parametrize(("shards", "hint"), [(1, "so --shard is 0;"), (3, "0 to 2")])
-def test_an_index_out_of_range_names_the_range(shards: int, hint: str) -> None:
-    with pytest.raises(InvalidArgument, match=hint):
-        add(make(shards), shards, 1)
-
-
-def test_a_place_is_held_by_one_process() -> None:
-    members = make()
-    add(members, 0, 11)
-    add(members, 0, 11)
-    with pytest.raises(AlreadyExists, match=r"shard 0 at host:0 \(pid 42 on host\)"):
-        add(members, 0, 12)
-    assert members.shards[0].incarnation == 11
-
-
-def test_a_place_is_free_once_its_command_stream_has_ended() -> None:
-    members = make()
-    add(members, 0, 11)
-    members.shard_watches(0, 11, 0.0)
-    with pytest.raises(AlreadyExists):
-        add(members, 0, 12)
-    members.shard_stopped_watching(0, 11)
-    assert add(members, 0, 12, 1.0)
-    assert states(members) == ["starting", "missing"]
-    with pytest.raises(StaleGeneration, match="held by another process"):
-        members.shard_beat(0, 11, ShardFigures(), 1.0)
-    with pytest.raises(StaleGeneration, match="taken over by another process"):
-        add(members, 0, 11, 1.0)
-    members.shard_stopped_watching(0, 11)
-    assert members.shards[0].incarnation == 12
-
-
 def test_a_place_is_free_once_its_lease_has_lapsed() -> None:
     members = make()
     add(members, 0, 11)
-    members.shard_watches(0, 11, 0.0)
+    members.places.watches(0, 11, 0.0)
     ticks(members, 0, 11)
     assert states(members) == ["silent", "missing"]
     assert add(members, 0, 12, 11.0)
 
 
-def test_the_place_of_a_shard_that_never_watched_is_free_earlier() -> None:
-    members = make()
-    add(members, 0, 11)
-    with pytest.raises(AlreadyExists):
-        add(members, 0, 12, STARTING_S)
-    assert add(members, 0, 12, STARTING_S + 0.1)
-
-
-def test_a_restarted_coordinator_knows_who_was_replaced_and_whom_to_ask_again() -> None:
-    members = Membership(2, 10.0, former={0: [11, 12]})
-    assert not members.knows_shard(0, 13)
-    assert members.knows_shard(0, 11)
-    assert members.knows_shard(7, 1)
-    for old in (11, 12):
-        with pytest.raises(StaleGeneration, match="taken over"):
-            add(members, 0, old)
-    with pytest.raises(StaleGeneration, match="held by another process"):
-        members.shard_beat(0, 11, ShardFigures(), 0.0)
-    assert add(members, 0, 13)
-    assert not add(members, 0, 13)
-    assert members.knows_shard(0, 14)
-
-
 def test_whoever_comes_first_to_a_restarted_coordinator_has_the_place_for_good() -> None:
     members = known_members(1, 10.0, [("0", 11), ("0", 12)], [])
     assert add(members, 0, 13)
-    members.shard_watches(0, 13, 0.0)
-    members.shard_stopped_watching(0, 13)
+    members.places.watches(0, 13, 0.0)
+    members.places.stopped_watching(0, 13)
     for old in (11, 12):
         with pytest.raises(StaleGeneration, match="taken over"):
             add(members, 0, old)
@@ -109,7 +55,7 @@ def test_whoever_comes_first_to_a_restarted_coordinator_has_the_place_for_good()
 
 
 def test_a_restarted_coordinator_gives_workers_their_names_again() -> None:
-    members = Membership(1, 10.0, names={5: "worker-0", 6: "worker-7"})
+    members = Membership(ShardPlaces(1), 10.0, names={5: "worker-0", 6: "worker-7"})
     assert members.register_worker(6, "h", 1, "cpu", 0.0).name == "worker-7"
     assert members.register_worker(9, "h", 1, "cpu", 0.0).name == "worker-8"
     assert members.register_worker(5, "h", 1, "cpu", 0.0).name == "worker-0"
@@ -128,18 +74,18 @@ def test_workers_that_are_gone_are_forgotten_in_the_end() -> None:
 def test_silence_is_said_once_and_forgiven_to_shards_alone() -> None:
     members = make(1)
     add(members, 0, 11)
-    members.shard_watches(0, 11, 0.0)
-    members.shard_ready(0, 11, version=0, now=0.0)
+    members.places.watches(0, 11, 0.0)
+    members.places.ready(0, 11, version=0, now=0.0)
     worker = members.register_worker(5, "host", 1, "cpu", 0.0)
     effects = ticks(members, 0, 12)
     assert effects == [
         ShardSilent(0, "shard 0 at host:0 has been silent for 10 s"),
         WorkerSilent("worker-0", "worker-0 has been silent for 10 s"),
     ]
-    assert members.waiting_for_shards() == "a sign of life of shard 0 at host:0"
+    assert members.places.waiting_for() == "a sign of life of shard 0 at host:0"
     assert members.active_workers == 0
-    members.shard_beat(0, 11, ShardFigures(version=3), 12.5)
-    assert members.shards[0].state == "ready"
+    members.places.beat(0, 11, ShardFigures(version=3), 12.5)
+    assert members.places.shards[0].state == "ready"
     assert not members.worker_seen("worker-0", 12.5)
     assert worker.state == "silent"
     with pytest.raises(StaleGeneration, match="taken for gone"):
@@ -153,7 +99,7 @@ def test_a_late_tick_renews_every_lease_before_it_judges() -> None:
     members.register_worker(5, "host", 1, "cpu", 0.0)
     assert members.tick(0.5) == []
     assert members.tick(60.0) == []
-    assert members.shards[0].state == "starting"
+    assert members.places.shards[0].state == "starting"
     assert len(ticks(members, 60.5, 71.0)) == 2
 
 
@@ -183,30 +129,3 @@ def test_there_are_only_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(members.workers) == {"worker-0", "worker-1"}
     members.leave_worker("worker-0")
     assert members.register_worker(9, "h", 9, "cpu", 0.0).name == "worker-2"
-
-
-def test_what_a_shard_tells_while_it_restores_is_compared_with_nothing() -> None:
-    members = make(1)
-    add(members, 0, 11)
-    told = []
-    for now, version in enumerate((0, 0, 500, 510, 520)):
-        if now == 1:
-            # It was told before that, and comes after it.
-            members.shard_ready(0, 11, version=500, now=1.0)
-        members.shard_beat(0, 11, ShardFigures(version=version, generation=2), float(now))
-        earlier = members.shards[0].earlier
-        told.append(earlier and earlier[1].version)
-    assert told == [None, None, None, 500, 510]
-
-
-def test_what_is_missing_is_named() -> None:
-    members = make(3)
-    add(members, 1, 1)
-    assert members.waiting_for_shards() == "shards 0, 2 to register; shard 1 at host:1 to start"
-    members.shard_watches(1, 1, 0.0)
-    assert members.waiting_for_shards() == "shards 0, 2 to register"
-    members.shard_ready(1, 1, version=0, now=0.0)
-    members.shard_stopped_watching(1, 1)
-    assert members.waiting_for_shards().endswith("shard 1 at host:1 to come back")
-    assert members.shards_there(STARTING_S) == 1
-    assert members.shards_there(STARTING_S + 0.1) == 0

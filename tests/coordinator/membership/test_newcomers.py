@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.membership.members import PER_ADDRESS, Worker
 from coordinator.membership.membership import MAX_ACTIVE, Membership
+from coordinator.membership.shard_places import ShardPlaces
 from psrpc.core.errors import ResourceExhausted
 
 FLOOD, FARM, OTHER = "ipv4:192.0.2.66", "ipv4:192.0.2.1", "ipv4:192.0.2.2"
@@ -15,7 +16,7 @@ class House:
     """A membership, and who had to go."""
 
     def __init__(self) -> None:
-        self.members = Membership(1, lease_s=10.0)
+        self.members = Membership(ShardPlaces(1), lease_s=10.0)
         self.displaced: list[Worker] = []
         self.now = 0.0
 

@@ -106,7 +106,7 @@ def test_health_and_signs_of_life_while_the_job_is_held_up(
         assert not client.heartbeat_shard(of_shard).unknown
     served.do(served.course.tick)
     assert served.course.members.workers[WORKER].state == "active"
-    assert served.course.members.shards[0].state == "starting"
+    assert served.course.members.places.shards[0].state == "starting"
 
 
 def test_what_a_sign_of_life_says_is_taken_down_afterwards(

@@ -11,7 +11,8 @@ from coordinator.checkpoints.cadence import REPEAT_S
 from coordinator.checkpoints.checkpoints import Checkpoints
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.work import Train, Wait
-from coordinator.membership.membership import LEASE_S, STARTING_S
+from coordinator.membership.membership import LEASE_S
+from coordinator.membership.shard_places import STARTING_S
 from coordinator.records.stored_values import ENDED
 from coordinator.transitions.stopping import FINISH_S, SAVE_S
 from psrpc.core.commands import Decision, Ended, SnapshotOrder
@@ -194,7 +195,7 @@ def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
     for _ in range(int(LEASE_S) + 2):
         coordinator.tick(1.0)
         coordinator.shards[1].beat()
-    assert coordinator.course.members.waiting_for_shards()
+    assert coordinator.course.members.places.waiting_for()
     assert phase(coordinator) == "stopping"
     coordinator.shards[0].beat()
     coordinator.settle()
