@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
-from coordinator.core.lifecycle import ENDED, FORMING
+from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
 from coordinator.core.standstill import Position
 from coordinator.core.work import MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
+from coordinator.job.shard_calls import ShardCalls
 from coordinator.membership.members import Shard, Worker
 from coordinator.records.store import Store
 from coordinator.records.stored_values import BARRED
-from coordinator.training.streams import Stream
-from psrpc.core.commands import Command, Ended
+from psrpc.core.commands import Ended
 from psrpc.core.errors import (
     AccessDenied,
     Forming,
@@ -34,13 +34,6 @@ from psrpc.core.errors import (
     StaleGeneration,
 )
 from psrpc.core.policy import Policy
-from psrpc.core.shard_reports import (
-    HeldReport,
-    HeldState,
-    ShardHeartbeat,
-    ShardRegistration,
-    SnapshotReport,
-)
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -73,11 +66,13 @@ class Engine:
 
     Attributes:
         authority: issues the sessions, grants and signatures that shards check.
+        shards: the calls of shards.
     """
 
     def __init__(self, course: JobRun, store: Store, authority: Authority | None = None) -> None:
         self.course = course
         self.authority = authority or Authority()
+        self.shards = ShardCalls(course)
         self._members = course.members
         self._store = store
 
@@ -85,91 +80,6 @@ class Engine:
     def run(self) -> Run:
         """The run, as of the present generation."""
         return self.course.run
-
-    # Shards.
-
-    def register_shard(self, shard: ShardRegistration) -> Run:
-        """Registers a shard. Raises AlreadyExists, InvalidArgument, StaleGeneration or
-        JobMismatch."""
-        index, address, host, pid = shard.shard, shard.address, shard.host, shard.pid
-        check_software(f"shard {index}", shard.software)
-        now = self.course.now()
-        if self._members.places.register(index, shard.incarnation, address, host, pid, now):
-            self._note("shard", str(index), shard.incarnation, address)
-            log.info("shard registered", shard=index, address=address, pid=pid, host=host)
-            self.course.shard_replaced(index)
-        return self.run
-
-    def report_shard_ready(self, index: int, standing: HeldReport, error: str) -> None:
-        """Records that a shard has begun a generation, or cannot. Raises StaleGeneration."""
-        holding, now = standing.holding, self.course.now()
-        self._members.places.seen(index, holding.incarnation, now)
-        self.course.check_generation(holding.generation)
-        if not error:
-            self._members.places.ready(index, holding.incarnation, holding.version, now)
-            log.info("shard ready", shard=index, version=holding.version)
-        self.course.shard_ready(index, standing, error)
-
-    def heartbeat_shard(self, beat: ShardHeartbeat) -> tuple[bool, bool]:
-        """Records a shard's heartbeat; a ``failure`` fails the job. Returns whether the shard has
-        to register again, and whether a ``leaving`` shard may go. Raises StaleGeneration."""
-        index, incarnation, figures = beat.shard, beat.incarnation, beat.figures
-        if not self._members.places.knows(index, incarnation):
-            return True, False
-        self._members.places.beat(index, incarnation, figures, self.course.now())
-        if index == 0 and self.course.stands(figures.generation):
-            self.course.training.take_totals(figures.epochs)
-        if beat.failure:
-            self.course.fail(f"{self._members.places.shards[index]} cannot go on: {beat.failure}")
-        self.course.departures.obeyed(index, figures.generation, beat.revoked)
-        return False, beat.leaving and self.course.departures.shard_may_go(index, incarnation)
-
-    @property
-    def saving(self) -> bool:
-        """Whether the job saves its state before it leaves."""
-        return self.course.departures.saving
-
-    def forming_waits_for(self) -> str:
-        """Returns what keeps shards from beginning, in words; empty once all have begun."""
-        return self.course.waiting_for() if self.course.phase in FORMING else ""
-
-    def watch_now(self, index: int, holding: HeldState) -> Stream:
-        """Opens a shard's command stream, which begins with the commands that the shard may have
-        missed. Give the stream to :meth:`watch_ended` when its connection ends. Raises
-        StaleGeneration."""
-        self._members.places.watches(index, holding.incarnation, self.course.now())
-        return self.course.watched(index, holding)
-
-    def watch_ended(self, stream: Stream) -> None:
-        """Closes a command stream after its connection, its process or the job has ended."""
-        if stream.told:
-            self._members.places.left(stream.shard, stream.incarnation)
-        if self.course.streams.close(stream):
-            self._members.places.stopped_watching(stream.shard, stream.incarnation)
-            self.course.unwatched(stream.shard)
-
-    async def watch(self, index: int, holding: HeldState) -> AsyncGenerator[Command, None]:
-        """Yields the commands for a shard, from those that it may have missed to the end of the
-        job. Raises StaleGeneration."""
-        stream = self.watch_now(index, holding)
-        try:
-            async for command in stream:
-                yield command
-        finally:
-            self.watch_ended(stream)
-
-    def report_snapshot(self, report: SnapshotReport) -> None:
-        """Records a shard's snapshot. Raises StaleGeneration, InvalidArgument."""
-        file = report.file
-        self._members.places.seen(file.shard, report.incarnation, self.course.now())
-        self.course.check_standing(report.generation)
-        outcome = self.course.training.orders.snapshots.report(report.name, file, report.error)
-        if file.shard == 0:
-            # Before the snapshot counts, which may be the last one.
-            self.course.training.take_totals(report.epochs)
-        self.course.checkpoints.reported(outcome)
-
-    # Workers.
 
     def register_worker(self, caller: WorkerRegistration) -> Worker:
         """Gives a worker an id and a session. Raises JobMismatch, AccessDenied (its process is
@@ -194,7 +104,7 @@ class Engine:
         )
         if worker.name not in known:
             self._members.opened(worker, self.authority.open_session(worker.name, certificate))
-            self._note("worker", worker.name, incarnation, host)
+            self.course.note_process("worker", worker.name, incarnation, host)
             log.info(
                 "worker registered",
                 worker=worker.name,
@@ -398,9 +308,3 @@ class Engine:
                 f"{worker.name} is barred for as long as this coordinator runs; that cannot be "
                 f"stored for the next one: {error}"
             )
-
-    def _note(self, role: str, member: str, incarnation: int, address: str) -> None:
-        try:
-            self._store.put_incarnation(role, member, incarnation, self.run.generation, address)
-        except sqlite3.Error as error:
-            self.course.warnings.add(f"{role} {member} cannot be stored: {error}")

@@ -21,16 +21,13 @@ from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.gauges import read_gauges
 from coordinator.training.job_state import JobState
-from coordinator.training.streams import Stream
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.checkpointing import Checkpointing
 from coordinator.transitions.departures import Departures
 from coordinator.transitions.stopping import DRAINED, Stopping
 from coordinator.transitions.stuck import Stuck
 from coordinator.transitions.waits import Assignments, JobWaits, held_up, waiting_for
-from psrpc.core.commands import Command
 from psrpc.core.errors import StaleGeneration
-from psrpc.core.shard_reports import HeldReport, HeldState
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
 
@@ -139,44 +136,12 @@ class JobRun(JobState):
         """Whether all connected shards and workers know that the job is over."""
         return not (self.members.places.present(self.now()) or self.members.active_workers)
 
-    # Shards.
-
-    def shard_replaced(self, shard: int) -> None:
-        """Handles a shard's replacement by another process."""
-        self.generations.formation.gone(shard)
-        self.streams.end(shard)
-        self.advance()
-
-    def watched(self, shard: int, holding: HeldState) -> Stream:
-        """Opens the command stream of a shard that holds ``holding``."""
-        self.generations.formation.stands(shard, holding)
-        missed: list[Command] = []
-        begin = self.generations.formation.told(shard)
-        if self.phase in ENDED:
-            missed.append(self.end())
-        elif begin is not None:
-            missed.append(begin)
-        elif self.complete:
-            missed += self.training.missed(shard)
-            missed += self.departures.missed(shard)
-        stream = self.streams.open(shard, holding.incarnation, missed)
-        self.advance()
-        return stream
-
-    def unwatched(self, shard: int) -> None:
-        """Handles the end of a shard's command stream."""
-        self.generations.formation.absent(shard)
-        self.bell.ring()
-
-    def shard_ready(self, shard: int, standing: HeldReport, error: str) -> None:
-        """Records that a shard has begun the present generation, or cannot. Raises
-        StaleGeneration."""
-        self.check_generation(standing.holding.generation)
-        if error:
-            self.generations.failed(shard, error)
-        else:
-            self.generations.begun(shard, standing)
-        self.advance()
+    def note_process(self, role: str, member: str, incarnation: int, address: str) -> None:
+        """Stores that a process has registered, for the next coordinator of the run."""
+        try:
+            self._store.put_incarnation(role, member, incarnation, self.run.generation, address)
+        except sqlite3.Error as error:
+            self.warnings.add(f"{role} {member} cannot be stored: {error}")
 
     # Work.
 

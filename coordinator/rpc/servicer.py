@@ -90,7 +90,7 @@ class Servicer(CoordinatorServicer):
     async def RegisterShard(
         self, request: pb.RegisterShardRequest, context: Any
     ) -> pb.RegisterShardResponse:
-        run = self._engine.register_shard(from_registration(request))
+        run = self._engine.shards.register(from_registration(request))
         self._note(
             "RegisterShard", context, shard=request.shard, at=request.address, host=request.host
         )
@@ -100,26 +100,26 @@ class Servicer(CoordinatorServicer):
         self, request: pb.ReportShardReadyRequest, _context: Any
     ) -> pb.ReportShardReadyResponse:
         error = sanitize(request.error)
-        self._engine.report_shard_ready(request.shard, from_ready(request), error)
+        self._engine.shards.report_ready(request.shard, from_ready(request), error)
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
         self, request: pb.HeartbeatShardRequest, context: Any
     ) -> pb.HeartbeatShardResponse:
-        unknown, saved = self._engine.heartbeat_shard(from_heartbeat(request))
+        unknown, saved = self._engine.shards.heartbeat(from_heartbeat(request))
         if request.failure and not unknown:
             self._note("shard failed", context, shard=request.shard, why=request.failure)
         return pb.HeartbeatShardResponse(
             unknown=unknown,
             saved=saved,
-            waiting_for=self._engine.forming_waits_for(),
-            saving=request.leaving and self._engine.saving,
+            waiting_for=self._engine.shards.forming_waits_for(),
+            saving=request.leaving and self._engine.course.departures.saving,
         )
 
     async def Watch(
         self, request: pb.WatchRequest, _context: Any
     ) -> AsyncIterator[pb.WatchResponse]:
-        commands = self._engine.watch(request.shard, from_held(request))
+        commands = self._engine.shards.watch(request.shard, from_held(request))
         async with aclosing(commands):
             async for command in commands:
                 yield to_command(self._engine.authority.with_keys(command))
@@ -127,7 +127,7 @@ class Servicer(CoordinatorServicer):
     async def ReportSnapshot(
         self, request: pb.ReportSnapshotRequest, _context: Any
     ) -> pb.ReportSnapshotResponse:
-        self._engine.report_snapshot(from_snapshot_report(request))
+        self._engine.shards.report_snapshot(from_snapshot_report(request))
         return pb.ReportSnapshotResponse()
 
     async def RegisterWorker(

@@ -109,19 +109,19 @@ class Shard:
         """Registers and watches, with what it holds."""
         engine = self.coordinator.engine
         where = (self.index, self.incarnation, f"h:{self.index}", "h", 1)
-        engine.register_shard(ShardRegistration(*where, SOFTWARE))
+        engine.shards.register(ShardRegistration(*where, SOFTWARE))
         self.watch()
 
     def watch(self) -> None:
         holding = HeldState(self.incarnation, self.generation, self.initialized, self.version)
-        self.stream = self.coordinator.engine.watch_now(self.index, holding)
+        self.stream = self.coordinator.engine.shards.watch_now(self.index, holding)
         self.coordinator.shards.append(self)
 
     def kill(self) -> None:
         """Its process is gone, and with it the connection."""
         assert self.stream is not None
         self.coordinator.shards.remove(self)
-        self.coordinator.engine.watch_ended(self.stream)
+        self.coordinator.engine.shards.watch_ended(self.stream)
 
     def next(self) -> Command | None:
         assert self.stream is not None
@@ -167,7 +167,7 @@ class Shard:
             self.version = begin.version
         holding = HeldState(self.incarnation, self.generation, self.initialized, self.version)
         engine = self.coordinator.engine
-        engine.report_shard_ready(self.index, HeldReport(holding, self.applied, {}), error)
+        engine.shards.report_ready(self.index, HeldReport(holding, self.applied, {}), error)
 
     def apply(self, decision: Decision) -> None:
         self.version += 1
@@ -194,7 +194,9 @@ class Shard:
         digest = hashlib.sha256(data).hexdigest()
         file = ShardFile(self.index, self.version, name, len(data), digest)
         engine = self.coordinator.engine
-        engine.report_snapshot(SnapshotReport(self.incarnation, self.generation, order.name, file))
+        engine.shards.report_snapshot(
+            SnapshotReport(self.incarnation, self.generation, order.name, file)
+        )
 
     def restore(self, checkpoint: str) -> None:
         path = self._run_dir / checkpoint / f"shard-{self.index}.safetensors"
@@ -207,7 +209,7 @@ class Shard:
         beat = ShardHeartbeat(
             self.index, self.incarnation, figures, **{"revoked": self.revoked, **more}
         )
-        return self.coordinator.engine.heartbeat_shard(beat)
+        return self.coordinator.engine.shards.heartbeat(beat)
 
     @property
     def _run_dir(self) -> Path:

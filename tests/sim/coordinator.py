@@ -310,7 +310,7 @@ class Coordinator:
         self._schedule.after(parked.again_at - now, self.process, self._settle)
 
     def _watch(self, request: pb.WatchRequest, reader: Process, respond: Respond) -> None:
-        stream = self.engine.watch_now(request.shard, from_held(request))
+        stream = self.engine.shards.watch_now(request.shard, from_held(request))
         connection = Connection(self._cluster.network, self.process, reader)
         connection.on_break = lambda: self._watch_ended(stream)
         self._streams.append((stream, connection))
@@ -318,7 +318,7 @@ class Coordinator:
 
     def _watch_ended(self, stream: Stream) -> None:
         self._streams = [item for item in self._streams if item[0] is not stream]
-        self.engine.watch_ended(stream)
+        self.engine.shards.watch_ended(stream)
         self._settle()
 
     # -- after everything that happens --------------------------------------------------------
@@ -365,7 +365,7 @@ class Coordinator:
                 connection.send(to_command(self.engine.authority.with_keys(command)))
                 if isinstance(command, Ended):
                     stream.told = stream.over = True
-                    self.engine.watch_ended(stream)
+                    self.engine.shards.watch_ended(stream)
         except ResourceExhausted as error:
             connection.end(error)
         if stream.over:

@@ -132,7 +132,7 @@ def test_a_worker_hears_that_its_generation_is_over_before_there_is_another(tmp_
         [shard], [_], [worker] = start_training(client)
         assert worker.heartbeat().generation == 1
         assert shard.heartbeat().waiting_for == ""
-        served.do(lambda: served.course.shard_replaced(0))
+        served.do(lambda: served.engine.shards.replaced(0))
         assert worker.heartbeat().generation == 2
 
 

@@ -297,7 +297,7 @@ def test_an_evaluation_whose_snapshot_fails_is_ordered_again(tmp_path: Path) -> 
         if order.keep and not failed:
             failed.append(order.name)
             incarnation = loop.coordinator.shards[0].incarnation
-            loop.coordinator.engine.report_snapshot(
+            loop.coordinator.engine.shards.report_snapshot(
                 SnapshotReport(incarnation, 1, order.name, ShardFile(0, 2), "ENOMEM")
             )
         else:

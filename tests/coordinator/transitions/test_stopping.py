@@ -41,7 +41,7 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     assert [shard.ended for shard in coordinator.shards] == [Ended(False, STOPPED)] * 2
     assert worker.lease() == Ended(False, STOPPED)
     coordinator.engine.cluster_now(worker.name)
-    coordinator.course.shard_replaced(0)
+    coordinator.engine.shards.replaced(0)
     with pytest.raises(NotReady):
         coordinator.engine.cluster_now(worker.name)
 
@@ -230,7 +230,7 @@ def refuse(coordinator: Coordinator, reason: str = "Input/output error") -> Snap
     assert isinstance(command, SnapshotOrder)
     file = ShardFile(first.index, first.version)
     generation = coordinator.course.run.generation
-    coordinator.engine.report_snapshot(
+    coordinator.engine.shards.report_snapshot(
         SnapshotReport(first.incarnation, generation, command.name, file, reason)
     )
     for shard in others:

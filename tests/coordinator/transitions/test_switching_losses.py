@@ -224,7 +224,9 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
         order = shard.next()
         assert isinstance(order, SnapshotOrder)
         file = ShardFile(shard.index, shard.version)
-        engine.report_snapshot(SnapshotReport(shard.incarnation, 1, order.name, file, "disk full"))
+        engine.shards.report_snapshot(
+            SnapshotReport(shard.incarnation, 1, order.name, file, "disk full")
+        )
     coordinator.settle()
     assert coordinator.course.run.policy == 1
     assert str(coordinator.course.changes).endswith("saving")
