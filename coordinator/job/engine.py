@@ -8,31 +8,23 @@ method has a synchronous twin that does everything but wait.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
+from coordinator.core.figures import WorkerHeartbeat
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
 from coordinator.core.standstill import Position
 from coordinator.core.work import MetricVariable, Report, Wait, Work
-from coordinator.job.authority import Authority, check_job, check_software
+from coordinator.job.authority import Authority
 from coordinator.job.job_run import JobRun
 from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.job.shard_calls import ShardCalls
-from coordinator.membership.members import Shard, Worker
+from coordinator.job.worker_sessions import WorkerSessions
+from coordinator.membership.members import Shard
 from coordinator.records.store import Store
-from coordinator.records.stored_values import BARRED
 from psrpc.core.commands import Ended
-from psrpc.core.errors import (
-    AccessDenied,
-    Forming,
-    InvalidArgument,
-    JobFailed,
-    NotReady,
-    StaleGeneration,
-)
+from psrpc.core.errors import Forming, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import Policy
 from psrpc.ops.logs import get_logger
 
@@ -67,77 +59,20 @@ class Engine:
     Attributes:
         authority: issues the sessions, grants and signatures that shards check.
         shards: the calls of shards.
+        sessions: the sessions of workers.
     """
 
     def __init__(self, course: JobRun, store: Store, authority: Authority | None = None) -> None:
         self.course = course
         self.authority = authority or Authority()
         self.shards = ShardCalls(course)
+        self.sessions = WorkerSessions(course, store, self.authority)
         self._members = course.members
-        self._store = store
 
     @property
     def run(self) -> Run:
         """The run, as of the present generation."""
         return self.course.run
-
-    def register_worker(self, caller: WorkerRegistration) -> Worker:
-        """Gives a worker an id and a session. Raises JobMismatch, AccessDenied (its process is
-        barred) or ResourceExhausted (workers that have done work hold all places)."""
-        incarnation, host, pid, device = caller.incarnation, caller.host, caller.pid, caller.device
-        certificate, secret, address = caller.certificate, caller.secret, caller.address
-        who = f"the worker with pid {pid} on {host}"
-        check_software(who, caller.software)
-        check_job(self.run, who, caller.job_sha256, caller.settings_sha256)
-        again = self._members.active_worker(incarnation, certificate, secret)
-        if again is not None and self.course.holds_attempt(again.name):
-            # The worker dropped a gradient that some shards may have staged. The next gradient may
-            # differ in bits, so it must be another attempt.
-            self.leave_worker(again.name, "it joins anew", fatal=False)
-        displaced = self._members.displaced_by(incarnation, address, certificate, secret)
-        if displaced is not None:
-            crowd = f"{displaced.address or 'its address'} has registered too many that do not work"
-            self.course.departures.dismiss(displaced.name, crowd)
-        known = set(self._members.workers)
-        worker = self._members.register_worker(
-            incarnation, host, pid, device, self.course.now(), certificate, secret, address
-        )
-        if worker.name not in known:
-            self._members.opened(worker, self.authority.open_session(worker.name, certificate))
-            self.course.note_process("worker", worker.name, incarnation, host)
-            log.info(
-                "worker registered",
-                worker=worker.name,
-                host=host,
-                pid=pid,
-                device=device,
-                certificate=certificate or None,
-            )
-            self.course.bell.ring()
-        return worker
-
-    def worker_of(self, session: bytes, certificate: str, serial: str = "") -> str:
-        """See :meth:`coordinator.membership.membership.Membership.worker_of`."""
-        return self._members.worker_of(session, certificate, serial)
-
-    def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
-        """Returns a worker's reports with the outcomes that the shards' receipts prove. Bars and
-        dismisses a worker that reports what it did not push. Leaves reports of a past generation
-        unchecked: they do not count.
-
-        Raises:
-            AccessDenied: a receipt is missing or wrong.
-        """
-        if not name or not self.course.stands(generation):
-            return list(reports)
-        shards = self.run.plan.shards
-        try:
-            return [self.authority.vouched(name, generation, one, shards) for one in reports]
-        except AccessDenied as error:
-            self.course.warnings.add(str(error))
-            self._bar(self._members.workers[name])
-            self.course.departures.dismiss(name, str(error))
-            raise
 
     def heartbeat_worker(self, name: str, beat: WorkerHeartbeat) -> tuple[bool, Ended | None]:
         """Records a worker's heartbeat. Returns whether it must register again, and the end of the
@@ -237,35 +172,6 @@ class Engine:
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.course.changes.ask(policy), policy
 
-    def revoke_worker(self, name: str, incarnation: int, reason: str, bar: bool) -> None:
-        """Ends a worker's session for an operator; with ``bar`` its process may not register again.
-        Raises InvalidArgument for a worker that this job does not have."""
-        worker = self._members.workers.get(name)
-        if worker is None:
-            raise InvalidArgument(
-                f"there is no worker {name!r}; `coordinator status` lists those of the job"
-            )
-        if incarnation not in (0, worker.incarnation):
-            return
-        if bar:
-            self._bar(worker)
-        self.course.departures.dismiss(name, reason or "revoked by an operator")
-
-    def certificates_revoked(self, serials: Collection[str]) -> None:
-        """Ends the sessions of the workers that called with these revoked certificates."""
-        for worker in list(self._members.workers.values()):
-            if worker.state == "active" and worker.serial in serials:
-                why = f"its certificate {worker.certificate} was revoked"
-                self.course.departures.dismiss(worker.name, why)
-
-    def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
-        """Removes a worker that leaves. With ``fatal`` the job fails with ``reason``."""
-        if self._members.leave_worker(name):
-            log.info("worker left", worker=name, why=reason)
-            if fatal:
-                self.course.fail(reason or f"{name} failed and gave no reason")
-            self.course.departures.worker_left(name)
-
     async def await_work(self, caller: Caller, received: int) -> Work:
         """Waits a while for work for a caller that there was none for. Raises StaleGeneration."""
         # Some may have come before this began to run.
@@ -298,13 +204,3 @@ class Engine:
                 f"the message is of policy {caller.policy}; it is {self.run.policy}"
             )
         return True
-
-    def _bar(self, worker: Worker) -> None:
-        self._members.bar(worker)
-        try:
-            self._store.put(BARRED, self._members.barred)
-        except sqlite3.Error as error:
-            self.course.warnings.add(
-                f"{worker.name} is barred for as long as this coordinator runs; that cannot be "
-                f"stored for the next one: {error}"
-            )

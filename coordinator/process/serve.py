@@ -133,7 +133,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
 
             def revoked(serials: list[str]) -> None:
                 audit.note("revoked", serials=serials)
-                loop.call_soon_threadsafe(engine.certificates_revoked, serials)
+                loop.call_soon_threadsafe(engine.sessions.certificates_revoked, serials)
 
             options.security.revocations.on_revoked = revoked
             options.security.revocations.share(run.run_dir, keeps=True)

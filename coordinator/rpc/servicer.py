@@ -70,7 +70,7 @@ class Servicer(CoordinatorServicer):
     def _worker(self, session: bytes, context: Any) -> str:
         """Returns the name of the calling worker; empty if this job does not know it."""
         peer = peer_of(context)
-        return self._engine.worker_of(session, peer.name, peer.serial)
+        return self._engine.course.members.worker_of(session, peer.name, peer.serial)
 
     def _caller(
         self,
@@ -82,7 +82,7 @@ class Servicer(CoordinatorServicer):
 
     def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
         """Returns the caller's reports with the outcomes that the shards' receipts prove."""
-        return self._engine.vouched(caller.name, caller.generation, read_reports(messages))
+        return self._engine.sessions.vouched(caller.name, caller.generation, read_reports(messages))
 
     async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
         return write_job(self._engine.run)
@@ -135,7 +135,7 @@ class Servicer(CoordinatorServicer):
     ) -> pb.RegisterWorkerResponse:
         address = context.peer().rpartition(":")[0]  # without the port
         registration = read_registration(request, peer_of(context).name, address)
-        worker = self._engine.register_worker(registration)
+        worker = self._engine.sessions.register(registration)
         self._note("RegisterWorker", context, worker=worker.name, host=request.host)
         return write_session(worker)
 
@@ -144,7 +144,7 @@ class Servicer(CoordinatorServicer):
     ) -> pb.HeartbeatWorkerResponse:
         worker = self._worker(request.session, context)
         beat = read_heartbeat(request, self._engine.run.plan.shards)
-        reports = self._engine.vouched(worker, beat.generation, beat.reports)
+        reports = self._engine.sessions.vouched(worker, beat.generation, beat.reports)
         unknown, ended = self._engine.heartbeat_worker(worker, replace(beat, reports=reports))
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,
@@ -212,7 +212,7 @@ class Servicer(CoordinatorServicer):
         self, request: pb.LeaveWorkerRequest, context: Any
     ) -> pb.LeaveWorkerResponse:
         worker = self._worker(request.session, context)
-        self._engine.leave_worker(worker, sanitize(request.reason), request.fatal)
+        self._engine.sessions.leave(worker, sanitize(request.reason), request.fatal)
         if request.fatal:
             self._note(
                 "LeaveWorker", context, worker=worker, fatal=sanitize(request.reason) or True
@@ -227,7 +227,7 @@ class Servicer(CoordinatorServicer):
     async def RevokeWorker(
         self, request: pb.RevokeWorkerRequest, context: Any
     ) -> pb.RevokeWorkerResponse:
-        self._engine.revoke_worker(
+        self._engine.sessions.revoke(
             request.worker, request.incarnation, sanitize(request.reason), request.bar
         )
         self._note("RevokeWorker", context, worker=request.worker, bar=request.bar)

@@ -229,7 +229,7 @@ class Worker:
     def join(self) -> None:
         """Registers, and asks where the shards are if they are ready."""
         engine = self.coordinator.engine
-        self.name = engine.register_worker(
+        self.name = engine.sessions.register(
             WorkerRegistration(self.incarnation, "h", 1, "cpu", SHA, SOFTWARE)
         ).name
         if self.coordinator.course.complete:

@@ -104,7 +104,7 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     held = worker.round()
     [first, second] = coordinator.shards
     first.kill()
-    coordinator.engine.leave_worker(worker.name, "told to stop", fatal=False)
+    coordinator.engine.sessions.leave(worker.name, "told to stop", fatal=False)
     assert second.next() == Revocation(1, "worker-0", (held.attempt,))
     first.watch()
     missed = [first.next(), first.next()]
@@ -124,7 +124,7 @@ def test_one_sign_of_life_may_say_that_several_workers_are_refused(tmp_path: Pat
     second = Worker(coordinator, 2)
     held = [worker.batches()[0].batch for worker in (first, second)]
     for worker in (first, second):
-        coordinator.engine.leave_worker(worker.name, "", fatal=False)
+        coordinator.engine.sessions.leave(worker.name, "", fatal=False)
     for shard in coordinator.shards:
         while (command := shard.next()) is not None:
             assert isinstance(command, Revocation)
@@ -142,7 +142,7 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
     coordinator, worker = start(tmp_path)
     # One that has never asked for work is revoked on no shard.
     Worker(coordinator, 9).batches()
-    coordinator.engine.leave_worker("worker-1", "", fatal=False)
+    coordinator.engine.sessions.leave("worker-1", "", fatal=False)
     coordinator.settle()
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
@@ -150,7 +150,7 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
     worker.join()
     worker.batches()
     first, second = coordinator.shards
-    coordinator.engine.leave_worker(worker.name, "", fatal=False)
+    coordinator.engine.sessions.leave(worker.name, "", fatal=False)
     second.obey()
     first.generation, first.revoked = 1, 1
     first.beat()

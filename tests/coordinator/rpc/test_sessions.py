@@ -249,7 +249,7 @@ def test_a_session_ends_with_its_certificate(job: Job) -> None:
     worker = job.served.course.members.workers[job.first.name]
     worker.serial = "5e1"
     other = job.join(5)
-    job.served.do(job.served.engine.certificates_revoked, ["5e1", "5e2"])
+    job.served.do(job.served.engine.sessions.certificates_revoked, ["5e1", "5e2"])
     assert (job.state(job.first), job.state(other)) == ("left", "active")
 
 

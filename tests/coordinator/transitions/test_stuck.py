@@ -155,7 +155,7 @@ def test_a_stuck_worker_that_has_left_and_is_forgotten_is_not_in_the_status(
         for _ in range(int(LEAST_S / SIGN_S) + 2):
             alive(coordinator, leaving, other, at=("computing", 1, 0.1))
     assert any("worker-0" in line for line in stuck(coordinator))
-    coordinator.engine.leave_worker(leaving.name, "it ends", fatal=False)
+    coordinator.engine.sessions.leave(leaving.name, "it ends", fatal=False)
     assert not any("worker-0" in line for line in stuck(coordinator))
     Worker(coordinator, 3)
     assert not any("worker-0" in line for line in stuck(coordinator))

@@ -59,7 +59,7 @@ def test_a_worker_that_is_lost_while_work_is_finished(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(SYNC))
     worker.round()
     ask(coordinator, "mode=async")
-    coordinator.engine.leave_worker(worker.name, "gone", fatal=False)
+    coordinator.engine.sessions.leave(worker.name, "gone", fatal=False)
     assert str(coordinator.course.changes).endswith(": draining"), "it may be staged still"
     coordinator.settle()
     # Nobody has it now, and so the round was not begun.
