@@ -77,7 +77,7 @@ class JobRun(JobState):
         gauges = read_gauges(self)
         self.training.progress.saw_skew(gauges.version_skew)
         self._curves.flush(gauges)
-        self.training.history.write(now)
+        self.training.epochs.history.write(now)
         self._waits.look(self.held_up(), now)
         self.advance()
 
@@ -123,7 +123,7 @@ class JobRun(JobState):
 
     def close(self) -> None:
         """Writes the remaining history and curves; no call may follow."""
-        self.training.history.write()
+        self.training.epochs.history.write()
         self._curves.close()
 
     @property
@@ -207,7 +207,7 @@ class JobRun(JobState):
             begun=self.complete,
             initialized=self.generations.formation.initialized,
             saved=saving.first_saved,
-            trained=self.training.trained,
+            trained=self.training.epochs.over,
             final_saved=saving.final.saved,
             final_evaluated=saving.final_evaluated,
         )
@@ -242,7 +242,7 @@ class JobRun(JobState):
             self.generations.cannot(f"generation {self.run.generation} to begin", error)
             return
         self.begun = self.run.generation
-        self.training.take_totals(standings[0].totals)
+        self.training.epochs.take_totals(standings[0].totals)
         self.checkpoints.restored(self.generations.source)
         lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
         if lost:
@@ -258,11 +258,11 @@ class JobRun(JobState):
             self.training.halt()
         if phase in ("finishing", "stopping", *ENDED):
             self.changes.drop()
-        stopped = self.training.stopped
+        stopped = self.training.epochs.stopped
         if phase == "done" and stopped is not None:
             self.reason = stopped.reason
         if phase in ENDED:
-            self.training.history.write()
+            self.training.epochs.history.write()
             self._at_end()
             try:
                 self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})

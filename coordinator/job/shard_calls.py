@@ -72,7 +72,7 @@ class ShardCalls:
             return True, False
         self._places.beat(index, incarnation, figures, self._course.now())
         if index == 0 and self._course.stands(figures.generation):
-            self._course.training.take_totals(figures.epochs)
+            self._course.training.epochs.take_totals(figures.epochs)
         if beat.failure:
             self._course.fail(f"{self._places.shards[index]} cannot go on: {beat.failure}")
         self._course.departures.obeyed(index, figures.generation, beat.revoked)
@@ -129,5 +129,5 @@ class ShardCalls:
         outcome = self._course.training.orders.snapshots.report(report.name, file, report.error)
         if file.shard == 0:
             # Before the snapshot counts, which may be the last one.
-            self._course.training.take_totals(report.epochs)
+            self._course.training.epochs.take_totals(report.epochs)
         self._course.checkpoints.reported(outcome)

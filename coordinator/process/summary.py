@@ -49,7 +49,7 @@ def summarize(course: JobRun) -> dict[str, Any]:
         "total_steps": span.total_steps,
         "epoch": course.epoch,
         "epochs": run.description.epochs,
-        "loss": _finite(training.loss),
+        "loss": _finite(training.watch.loss),
         "batches": span.batches,
         "examples": span.examples,
         "wall_s": round(course.now() - course.began, 3),
@@ -63,7 +63,7 @@ def summarize(course: JobRun) -> dict[str, Any]:
             {"evaluation": name, "global_step": step, **_plain(values)}
             for name, step, values in results
         ],
-        "history": [_plain(row.flat()) for row in training.history.rows],
+        "history": [_plain(row.flat()) for row in training.epochs.history.rows],
         "checkpoint": course.checkpoints.newest,
         "best": _best(course),
         "refused": refused(course),
@@ -106,11 +106,11 @@ def _best(course: JobRun) -> dict[str, Any] | None:
     otherwise the best epoch with a kept checkpoint, which an export does not select. ``by`` names
     the metric."""
     training, description = course.training, course.run.description
-    best = training.best if course.phase == "done" else None
+    best = training.epochs.best if course.phase == "done" else None
     restored = best is not None
     objective = description.stop_early.objective if restored and description.stop_early else None
     if not restored:
-        best, objective = training.kept, description.keep_best
+        best, objective = training.epochs.kept, description.keep_best
     if best is None or objective is None:
         return None
     return {

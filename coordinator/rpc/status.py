@@ -107,7 +107,7 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         steps_per_s=progress.steps.rate(now),
         batches_per_s=progress.batch_rate.rate(now),
         examples_per_s=progress.records.rate(now),
-        loss=training.loss,
+        loss=training.watch.loss,
         mean_staleness=progress.mean_staleness,
         shards=[_shard(course, shard, now) for shard in course.members.places.shards],
         workers=[

@@ -53,7 +53,7 @@ class Changes:
             raise NotReady(
                 f"the job is {job.phase}: it waits for {awaited}; its policy can be changed then"
             )
-        if job.phase != "training" or job.training.trained:
+        if job.phase != "training" or job.training.epochs.over:
             why = job.reason or "all its batches are done"
             raise JobFailed(f"the job is {job.phase} ({why}); its policy cannot be changed")
         number = job.run.policy + 1
@@ -64,10 +64,10 @@ class Changes:
     def advance(self) -> None:
         """Advances the change. Call it at every change and tick while the job trains."""
         training, rule = self._job.training, self._job.run.rule
-        if self.switch is None and rule is not None and training.rule_due:
+        if self.switch is None and rule is not None and training.epochs.rule_due:
             self._start(rule.policy, by_rule=True)
-        if self.switch is None and training.rate_due is not None:
-            self._start(self._job.run.settings, by_rule=True, rate=training.rate_due)
+        if self.switch is None and training.epochs.rate_due is not None:
+            self._start(self._job.run.settings, by_rule=True, rate=training.epochs.rate_due)
         if self.switch is None:
             return
         followed = self.switch.due(training, self._job.now())
@@ -134,7 +134,7 @@ class Switch:
     def due(self, training: Training, now: float) -> Followed | None:
         """Returns what to store, once all is finished, saved and evaluated; None before."""
         self._drained = training.drained
-        if not self._drained or training.trained:
+        if not self._drained or training.epochs.over:
             return None
         # Shards drop snapshots kept for evaluation when they begin again.
         self._saved = self._save.saved(training, now) and training.orders.evaluations.idle

@@ -62,7 +62,7 @@ class Checkpointing:
 
     def evaluated(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
         """Records an evaluation's results, from ``worker``. Raises InvalidArgument."""
-        self._job.training.merged(worker, evaluation, values)
+        self._job.training.epochs.merged(worker, evaluation, values)
         if self._job.run.description.keep_best is not None:
             # Its checkpoint was kept for it, and the best one may have changed.
             self._disk.retain(self._scores, self._in_use, self._warn)

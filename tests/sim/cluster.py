@@ -202,7 +202,7 @@ class Cluster:
     @property
     def history(self) -> list[EpochRow]:
         """What is known of each epoch."""
-        return self.course.training.history.rows
+        return self.course.training.epochs.history.rows
 
     @property
     def results(self) -> dict[str, dict[str, float]]:

@@ -232,10 +232,10 @@ class Invariants:
 
     def _check_paced(self, course: JobRun, work: Train | Round) -> None:
         """Where something depends on its results, an epoch is evaluated before the next begins."""
-        if not course.training.paced:
+        if not course.run.description.paced:
             return
         attempts = work.batches if isinstance(work, Train) else [work.attempt]
-        known = {row.epoch for row in course.training.history.rows if row.evaluation}
+        known = {row.epoch for row in course.training.epochs.history.rows if row.evaluation}
         for epoch in {attempt.batch.epoch for attempt in attempts}:
             if epoch and epoch - 1 not in known:
                 self.fail(f"epoch {epoch} begins, and the one before is not evaluated")

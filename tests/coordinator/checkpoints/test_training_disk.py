@@ -59,7 +59,7 @@ def test_what_the_disk_refuses_is_stored_later(
             full.setattr(parts.store, "put", refuse)
             full.setattr(parts.store, "put_checkpoint", refuse)
             training.notes.note_checkpoint(order, 1)
-            while not training.trained:
+            while not training.epochs.over:
                 parts.step()
             training.retry(0.0)
         assert training.failure is None
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
         name = f"step-{training.run.description.total_updates:08d}"
         with monkeypatch.context() as disk:
             disk.setattr(QueuedDisk, "prepare", lambda _, order: full(order))
-            while not training.trained:
+            while not training.epochs.over:
                 parts.round() if mode == "sync" else parts.step()
                 training.order_due()
             for now in (0.0, 10.0, 10.0):

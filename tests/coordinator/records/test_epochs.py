@@ -64,12 +64,14 @@ def begin(made: TrainingRun, generation: int, *epochs: int) -> Training:
 def test_an_epoch_is_a_row_once_all_of_its_records_are_counted(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 1, 0)
-        training.take_totals([EpochTotals(0, RECORDS - 1, (6.0, 7.0)), EpochTotals(1, 4, (1, 4))])
-        training.history.write()
+        training.epochs.take_totals(
+            [EpochTotals(0, RECORDS - 1, (6.0, 7.0)), EpochTotals(1, 4, (1, 4))]
+        )
+        training.epochs.history.write()
         assert rows(tmp_path) == [{"epoch": "1", "step": "2", "learning_rate": "0.5"}]
-        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
-        training.take_totals([EpochTotals(0, RECORDS, (99.0, 8.0))])
-        training.history.write()
+        training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+        training.epochs.take_totals([EpochTotals(0, RECORDS, (99.0, 8.0))])
+        training.epochs.history.write()
         [row] = rows(tmp_path)
         assert row == {"epoch": "1", "step": "2", "loss": "0.75", "learning_rate": "0.5"}
 
@@ -79,17 +81,17 @@ def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
         training = begin(make_training_run(tmp_path, store), 1, 0)
         evaluations = training.orders.evaluations
         for _ in range(2):
-            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0, 4.0, 8.0))])
+            training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0, 4.0, 8.0))])
         work = evaluations.lease("worker-0")
         assert isinstance(work, MergeWork)
         assert work.training
         assert [state.values for state in work.states] == [(6.0, 8.0), (4.0, 8.0)]
         assert evaluations.lease("worker-1") is None
-        training.merged("worker-1", work.evaluation, {"loss": 9.0, "accuracy": 0.0})
+        training.epochs.merged("worker-1", work.evaluation, {"loss": 9.0, "accuracy": 0.0})
         assert evaluations.lease("worker-0") == work, "it is still to be done"
-        training.merged("worker-0", work.evaluation, {"loss": 0.75, "accuracy": 0.5})
+        training.epochs.merged("worker-0", work.evaluation, {"loss": 0.75, "accuracy": 0.5})
         assert evaluations.idle
-        [row] = training.history.rows
+        [row] = training.epochs.history.rows
         assert row.training == {"loss": 0.75, "accuracy": 0.5}
         assert training.notes.results == []
 
@@ -106,9 +108,9 @@ def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_pa
             evaluations.lease("w")
             evaluations.report("w", name, 0, 2, ())
             evaluations.lease("w")
-            training.merged("w", name, {"loss": value, "accuracy": 1 - value})
-        training.take_totals([EpochTotals(1, RECORDS, (8.0, 8.0))])
-        training.history.write()
+            training.epochs.merged("w", name, {"loss": value, "accuracy": 1 - value})
+        training.epochs.take_totals([EpochTotals(1, RECORDS, (8.0, 8.0))])
+        training.epochs.history.write()
         found = [(r["epoch"], r["loss"], r["val_loss"], r["val_accuracy"]) for r in rows(tmp_path)]
         assert found == [
             ("1", "", "0.25", "0.75"),
@@ -130,21 +132,24 @@ def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: P
         evaluations.lease("w")
         evaluations.report("w", "epoch-1", 0, 2, ())
         evaluations.lease("w")
-        training.merged("w", "epoch-1", {"loss": 0.5})
-        training.history.write()
+        training.epochs.merged("w", "epoch-1", {"loss": 0.5})
+        training.epochs.history.write()
         assert [(r["step"], r["eval_step"]) for r in rows(tmp_path)] == [("2", "5"), ("4", "")]
-        assert training.history.rows[0].flat()["eval_step"] == 5
+        assert training.epochs.history.rows[0].flat()["eval_step"] == 5
         assert [row["eval_step"] for row in store.epochs()] == [5, None]
 
 
 def test_a_coordinator_that_was_restarted_goes_on_with_its_history(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 1, 0)
-        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+        training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 2, 0, 1)
-        training.take_totals([EpochTotals(1, RECORDS, (2.0, 8.0))])
-        assert [row.training for row in training.history.rows] == [{"loss": 0.75}, {"loss": 0.25}]
+        training.epochs.take_totals([EpochTotals(1, RECORDS, (2.0, 8.0))])
+        assert [row.training for row in training.epochs.history.rows] == [
+            {"loss": 0.75},
+            {"loss": 0.25},
+        ]
 
 
 def test_epochs_that_are_done_again_are_written_over(tmp_path: Path) -> None:
@@ -152,16 +157,16 @@ def test_epochs_that_are_done_again_are_written_over(tmp_path: Path) -> None:
         made = make_training_run(tmp_path, store)
         training = begin(made, 1, 0, 1)
         totals = [EpochTotals(0, RECORDS, (6.0, 8.0)), EpochTotals(1, RECORDS, (2.0, 8.0))]
-        training.take_totals(totals)
+        training.epochs.take_totals(totals)
         # A checkpoint of the first epoch is restored.
         begin(made, 2, 0)
-        assert [row.epoch for row in training.history.rows] == [0]
+        assert [row.epoch for row in training.epochs.history.rows] == [0]
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store), 3, 0, 1)
-        training.history.write()
+        training.epochs.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75", ""]
-        training.take_totals([EpochTotals(1, RECORDS, (4.0, 8.0))])
-        training.history.write()
+        training.epochs.take_totals([EpochTotals(1, RECORDS, (4.0, 8.0))])
+        training.epochs.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75", "0.5"]
 
 
@@ -177,16 +182,16 @@ def test_a_disk_that_refuses_delays_the_history(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
-            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+            training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
         assert "history of epoch 1 cannot be stored" in made.warnings.kept[0]
         training.notes.retry()
         assert [row["training"] for row in store.epochs()] == [{"loss": 0.75}]
 
         (tmp_path / "history.csv").mkdir()
-        training.history.write()
+        training.epochs.history.write()
         assert "history.csv cannot be written" in made.warnings.kept[-1]
         (tmp_path / "history.csv").rmdir()
-        training.history.write()
+        training.epochs.history.write()
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75"]
 
 
@@ -203,7 +208,7 @@ def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "put_epoch", refuse)
-            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+            training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
         assert made.warnings.kept
         begin(made, 2)
         training.notes.retry()
@@ -214,15 +219,15 @@ def test_it_is_in_the_curves(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         made = make_training_run(tmp_path, store)
         training = begin(made, 1, 0)
-        training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
-        assert training._curves.seen == ({"train_loss": 0.75}, 2)  # type: ignore[attr-defined]
+        training.epochs.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+        assert training.epochs._curves.seen == ({"train_loss": 0.75}, 2)  # type: ignore[attr-defined]
 
 
 def test_the_learning_rate_is_left_out_where_a_schedule_says_it(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         schedule = {"config": {"learning_rate": {"class_name": "CosineDecay"}}}
         training = begin(make_training_run(tmp_path, store, optimizer=schedule), 1, 0)
-        assert [row.learning_rate for row in training.history.rows] == [None]
+        assert [row.learning_rate for row in training.epochs.history.rows] == [None]
 
 
 @pytest.mark.parametrize("rate", [0.25, None])
@@ -235,14 +240,14 @@ def test_with_local_steps_the_learning_rate_is_the_workers(
             tmp_path, store, optimizer=SHARDS, local_steps=2, local_learning_rate=rate
         )
         training = begin(made, 1, 0)
-        assert [row.learning_rate for row in training.history.rows] == [rate]
+        assert [row.learning_rate for row in training.epochs.history.rows] == [rate]
 
 
 def test_a_summary_has_every_epoch(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path)
     course = coordinator.course
-    course.training.history.begin([0], course.run)
-    course.training.history.trained(0, {"loss": float("nan")})
+    course.training.epochs.history.begin([0], course.run)
+    course.training.epochs.history.trained(0, {"loss": float("nan")})
     summary = json.loads(json.dumps(summarize(course), allow_nan=False))
     assert [(row["epoch"], row["loss"]) for row in summary["history"]] == [(1, None)]
     coordinator.store.close()
@@ -252,10 +257,10 @@ def test_time_between_two_writes_grows_with_the_file(tmp_path: Path) -> None:
     clock = ManualClock()
     with Store(tmp_path / "ledger.sqlite") as store:
         training = begin(make_training_run(tmp_path, store, epochs=5000), 1, *range(4000))
-        training.history.write(clock.now())
-        training.take_totals([EpochTotals(3999, RECORDS, (6.0, 8.0))])
-        training.history.write(clock.now() + 1.9)
+        training.epochs.history.write(clock.now())
+        training.epochs.take_totals([EpochTotals(3999, RECORDS, (6.0, 8.0))])
+        training.epochs.history.write(clock.now() + 1.9)
         assert rows(tmp_path)[-1]["step"] == "8000"
         assert "loss" not in rows(tmp_path)[-1]
-        training.history.write(clock.now() + 2.0)
+        training.epochs.history.write(clock.now() + 2.0)
         assert rows(tmp_path)[-1]["loss"] == "0.75"

@@ -120,7 +120,7 @@ def test_a_run_stops_once_its_patience_is_over(tmp_path: Path, policy: Policy) -
     )
     assert not course.end().failed
     assert loop.trained == sorted([0, 1, 2, 3] * 4)
-    assert [row.evaluation for row in course.training.history.rows] == [
+    assert [row.evaluation for row in course.training.epochs.history.rows] == [
         {"loss": loss} for loss in LOSSES[:4]
     ]
     summary = summarize(course)
@@ -160,7 +160,7 @@ def test_every_epoch_is_evaluated_where_the_job_says_so(tmp_path: Path, policy: 
     loop.run()
     course = loop.coordinator.course
     assert loop.trained == sorted(list(range(9)) * 4)
-    assert [row.evaluation for row in course.training.history.rows] == [
+    assert [row.evaluation for row in course.training.epochs.history.rows] == [
         {"loss": loss} for loss in LOSSES
     ]
     assert course.training.notes.scores(course.run.description.keep_best)
@@ -198,7 +198,7 @@ def test_the_learning_rate_falls_at_a_definite_step_whoever_is_killed(
     loop.worker.join()
     loop.run()
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5, 4: 0.25}
-    rows = loop.coordinator.course.training.history.rows
+    rows = loop.coordinator.course.training.epochs.history.rows
     assert [row.learning_rate for row in rows] == [0.5, 0.5, 0.5, 0.25, 0.125]
     batches_per_step = 2 if policy.rounds else 1
     changes = [

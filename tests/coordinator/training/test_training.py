@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.checkpoints.snapshots import Failed, Taken
-from coordinator.core.work import EvaluationWork, MergeWork, Report
+from coordinator.core.work import Report
 from coordinator.records.store import Store
-from coordinator.schedule.evaluation import training_of
 from psrpc.core.commands import Command, Decision, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
@@ -52,7 +51,7 @@ def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
             [("step-00000004", True, True)],
         ]
         assert (tmp_path / "checkpoints" / ".tmp-step-00000003").is_dir()
-        assert training.trained
+        assert training.epochs.over
         training.order_due()
         assert len(parts.sent) == 4
 
@@ -64,17 +63,6 @@ def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -
         assert (training.span.step, training.span.batches, training.span.examples) == (1, 2, 0)
         assert training.progress.skipped == 2
         assert "epoch 1 positions 0..3 were skipped" in parts.warnings.kept[0]
-
-
-def test_data_that_is_not_finite_is_named_with_the_batch_that_was_skipped(tmp_path: Path) -> None:
-    with training_run(tmp_path) as parts:
-        parts.begin()
-        parts.step(skipped=True, not_finite="x has a NaN in record 37")
-        [said, *_] = parts.warnings.kept
-        assert said.endswith(
-            "were skipped: their gradient is NaN or infinite (w); look at the data: x has a NaN in "
-            "record 37"
-        )
 
 
 def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:
@@ -106,18 +94,6 @@ def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
         ]
 
 
-def test_finite_divergence_stops_the_job(tmp_path: Path) -> None:
-    with training_run(tmp_path, train_records=4000, epochs=1) as parts:
-        training = parts.begin()
-        for loss in [1.0] * 20 + [50.0] * 199:
-            parts.step(loss)
-        assert str(training.failure) == "None"
-        for _ in range(5):
-            parts.step(50.0)
-        assert "diverged" in str(training.failure)
-        assert parts.store.get("first_loss") == 1.0
-
-
 def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> None:
     with training_run(tmp_path, shards=2) as parts:
         training = parts.training
@@ -135,25 +111,6 @@ def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> 
         [attempt] = parts.lease()
         assert (attempt.batch.epoch, attempt.batch.first) == (1, 0)
         assert attempt.number == (1 << 40) + 1
-
-
-def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> None:
-    with training_run(tmp_path, eval_records=5000, unsummed_metrics=["most"]) as parts:
-        training = parts.begin()
-        for _ in range(3):
-            parts.step()
-        training.orders.evaluations.add_training(training_of(0), 3, (1.0, 1.0, 2.0))
-        assert isinstance(training.orders.evaluations.lease("w"), MergeWork)
-        training.merged("w", training_of(0), {"loss": 1.0, "most": 72.8})
-        assert training.history.rows[0].training == {"loss": 1.0}
-        training.order_due()
-        training.orders.evaluations.snapshot_taken("epoch-1")
-        task = training.orders.evaluations.lease("w")
-        # One task, in which it is right.
-        assert isinstance(task, EvaluationWork)
-        assert (task.start, task.stop) == (0, 5000)
-        [remark] = parts.run.description.remarks
-        assert remark.startswith("the states of most do not add up over batches: ")
 
 
 def test_steps_per_second_are_rounds_in_sync_mode(tmp_path: Path) -> None:
@@ -180,7 +137,7 @@ def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) 
         assert not list((tmp_path / "checkpoints").iterdir())
         training.begin(replace(parts.run, generation=2), [{}], [{}], version=1)
         assert training.span.step == 1
-        assert training.loss == 2.0
+        assert training.watch.loss == 2.0
         assert training.progress.batches == 6
         assert training.progress.steps_done == 3
         assert training.missed(0) == []
@@ -199,41 +156,6 @@ def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
         store.put_evaluation("epoch-0", 1, 3, {"loss": 0.5})
         parts = TrainingRun(make_run(tmp_path, generation=2), store)
         assert parts.begin(generation=3).notes.results == [("epoch-0", 3, {"loss": 0.5})]
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_epoch_is_evaluated_again_as_long_as_shards_hold_its_state(
-    tmp_path: Path, mode: str
-) -> None:
-    settings = {**(SYNC if mode == "sync" else {}), "eval_records": 8, "epochs": 5}
-    with training_run(tmp_path, **settings) as parts:
-        training = parts.begin()
-        records = parts.run.description.train_records
-        done = {epoch: IntervalSet([(0, records)]) for epoch in range(4)}
-        training.begin(replace(parts.run, generation=2), [done], [{}], version=8)
-        assert parts.warnings.kept == [
-            "3 epochs (the newest is 3) are not evaluated: its state is gone"
-        ]
-        training.order_due()
-        orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
-        assert [(o.name, o.global_step, o.keep) for o in orders] == [
-            ("epoch-4.g2", training.span.step, True)
-        ]
-
-
-@pytest.mark.parametrize("beyond", ["done", "partial"])
-def test_no_epoch_is_evaluated_in_the_state_of_another(tmp_path: Path, beyond: str) -> None:
-    with training_run(tmp_path, eval_records=8, epochs=5) as parts:
-        training = parts.begin()
-        done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
-        more = {**done, 4: IntervalSet([(0, 4)])}
-        shards = [more, more] if beyond == "done" else [done, more]
-        training.begin(replace(parts.run, generation=2), shards, [{}, {}], version=0)
-        assert parts.warnings.kept == [
-            "4 epochs (the newest is 4) are not evaluated: its state is gone"
-        ]
-        training.order_due()
-        assert not [o for o in parts.sent if isinstance(o, SnapshotOrder)]
 
 
 def test_a_trained_state_is_the_last_epochs_alone(tmp_path: Path) -> None:
