@@ -229,28 +229,12 @@ class Training:
             self.orders.order_due(self.span.step, over)
         self._warnings.take(self.orders)
 
-    def request_checkpoint(self) -> int:
-        """Requests a checkpoint of now or later; returns its number, for :meth:`is_saved`."""
-        return 0 if self.epochs.over else self.orders.request(self.span.step)
-
     def close(self) -> None:
         """Stops deciding, so that the final state can be saved. Async: the next generation repeats
         pushes that are still in flight."""
         if self._undecided is not None:
             self.orders.withdraw(self._undecided.snapshots)
         self._closed, self._undecided = True, None
-
-    def is_saved(self, number: int) -> bool:
-        """Whether the checkpoint of this number or a later one is committed; once training is done,
-        whether the final one is."""
-        if self.epochs.over:
-            return self.orders.saving.final.saved
-        return self.orders.is_saved(number)
-
-    def is_lost(self, number: int) -> bool:
-        """Whether the checkpoint of this number failed and no later one is committed. The final
-        one is never lost, since it is ordered again."""
-        return not self.epochs.over and self.orders.is_lost(number)
 
     def missed(self, shard: int) -> list[Command]:
         """Returns the commands that a shard may have missed without a command stream."""

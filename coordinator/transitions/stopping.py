@@ -69,8 +69,9 @@ class Stopping:
 
 
 class SaveRequest:
-    """A request for a checkpoint of the present training state or a later one, in one generation. A
-    failed one is ordered again after a pause, for as long as its owner asks. Not thread-safe."""
+    """A request for a checkpoint of the present training state or a later one, in one generation;
+    once training is done, for the final one. A failed one is ordered again after a pause, for as
+    long as its owner asks. Not thread-safe."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -80,14 +81,18 @@ class SaveRequest:
     def saved(self, training: Training, now: float) -> bool:
         """Whether that state is on disk; orders it when due. Call it at every change and tick, or
         periodically."""
+        orders = training.orders
         if self._number is None:
             if now < self._again_at:
                 return False
-            self._number = training.request_checkpoint()
+            self._number = 0 if training.epochs.over else orders.request(training.span.step)
         training.order_due()
-        if training.is_lost(self._number):
+        if training.epochs.over:
+            # A final one that failed is ordered again by itself.
+            return orders.saving.final.saved
+        if orders.is_lost(self._number):
             self._number = None
             self._failures += 1
             self._again_at = now + checkpoint_pause_s(self._failures)
             return False
-        return training.is_saved(self._number)
+        return orders.is_saved(self._number)

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.core.work import Report
+from coordinator.transitions.stopping import SaveRequest
 from psrpc.core.commands import Decision, Release, SnapshotOrder
 from psrpc.core.errors import CheckpointError
 from psrpc.core.shard_reports import ShardFile
@@ -101,7 +102,8 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
         assert refused == [name, f"{name}.r1"]
         assert training.failure is None
         assert "the final state cannot be saved" in parts.warnings.kept[0]
-        assert not training.is_saved(training.request_checkpoint())
+        request = SaveRequest()
+        assert not request.saved(training, 10.0)
         assert orders() == []
         training.retry(30.0)
         training.order_due()
@@ -113,7 +115,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
         assert isinstance(taken, Taken)
         assert training.orders.checked(taken) is taken
         training.orders.taken(final)
-        assert training.is_saved(0)
+        assert request.saved(training, 30.0)
         assert training.orders.evaluations.snapshots == ("epoch-1", final.name)
 
 

@@ -187,8 +187,8 @@ def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, 
     with training_run(tmp_path, **changes) as parts:
         training = parts.begin()
         parts.round() if mode == "sync" else parts.step()
-        number = training.request_checkpoint()
-        assert not training.is_saved(number)
+        number = training.orders.request(training.span.step)
+        assert not training.orders.is_saved(number)
         if mode == "sync":
             parts.round()
             order = parts.sent[-1].snapshots[0]  # type: ignore[union-attr]
@@ -196,10 +196,10 @@ def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, 
             training.order_due()
             order = parts.sent[-1]
         assert isinstance(order, SnapshotOrder)
-        assert not training.is_saved(number)
+        assert not training.orders.is_saved(number)
         training.orders.taken(order)
-        assert training.is_saved(number)
-        assert training.request_checkpoint() == number
+        assert training.orders.is_saved(number)
+        assert training.orders.request(training.span.step) == number
 
 
 def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: P
         parts.round()
         held = parts.lease() + parts.lease_another()
         training.close()
-        number = training.request_checkpoint()
+        number = training.orders.request(training.span.step)
         for attempt in held:
             training.commit("w", 1, Report(attempt.batch, attempt.number), 0.0)
         training.order_due()
@@ -216,4 +216,4 @@ def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: P
         assert isinstance(order, SnapshotOrder)
         assert (order.name, order.global_step) == ("step-00000001", 1)
         training.orders.taken(order)
-        assert training.is_saved(number)
+        assert training.orders.is_saved(number)
