@@ -171,9 +171,8 @@ class WorkerSession:
         self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
-        """Returns the cluster once all shards are ready; drops leases held before. Forming a
-        generation may take any time, since reading a large checkpoint takes minutes. Raises
-        ShardUnreachable if shards are away for longer than the connect timeout."""
+        """Returns the cluster once all shards are ready, which have any time to read a checkpoint;
+        drops leases held before. Raises ShardUnreachable if one is away for connect_timeout_s."""
         request = self.membership.get_cluster()
         away_since: float | None = None
         with self.waits.on("the shards"):
