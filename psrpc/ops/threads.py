@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -10,6 +11,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 _RANDOM = random.Random()
 """Separate from Python's global one, which a job seeds alike in every process for its layers."""
+
+os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 class Threads:
