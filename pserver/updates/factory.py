@@ -10,6 +10,7 @@ from typing import Any
 from pserver.updates.engine import EngineKind, UpdateEngine
 from psrpc.core.encoding import Encoding
 from psrpc.core.plan import Plan
+from psrpc.ops.process import may_choose_devices
 
 _SMALL_NBYTES = 4 << 20
 """Up to this size one thread updates a shard as fast as several, which wait for each other, for
@@ -39,10 +40,10 @@ def make_engine(
         from pserver.updates.numpy_engine import NumpyEngine
 
         return NumpyEngine(optimizer, plan, shard)
+    fresh = may_choose_devices()
     if "keras" not in sys.modules:
         # Arenas live in TensorFlow; a user's KERAS_BACKEND may name another backend.
         os.environ["KERAS_BACKEND"] = "tensorflow"
-    fresh = "tensorflow" not in sys.modules
     if fresh:
         # Shards update on the CPU. With a visible GPU TensorFlow would take its memory from the
         # workers, and start more slowly.

@@ -48,7 +48,10 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns ``environment`` plus our packages and missing allocator settings, for a child."""
     found = {**MALLOC_SETTINGS, **environment}
     if str(_PACKAGES) not in site.getsitepackages():
-        paths = [str(_PACKAGES), environment.get("PYTHONPATH", "")]
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if paths[0] != str(_PACKAGES):
+            # Once only: a child of a child must have the same environment.
+            paths.insert(0, str(_PACKAGES))
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return found
 
@@ -68,6 +71,29 @@ def quiet_grpc() -> None:
     """Silences gRPC's own lines on ports and handshakes, unless the environment sets its verbosity.
     Must precede the import of grpc, which reads the variable."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def tensorflow_has_begun() -> bool:
+    """Whether TensorFlow's runtime has begun in this process: with the first operation, or look at
+    the devices. Until then devices and threads can be chosen, and the process may be forked."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    return getattr(context, "_context", None) is not None
+
+
+_preloaded = {"here": False}
+
+
+def mark_preloaded() -> None:
+    """Records that this process is a fork in which TensorFlow is imported and has not begun."""
+    _preloaded["here"] = True
+
+
+def may_choose_devices() -> bool:
+    """Whether a process that needs TensorFlow for one purpose may hide devices from it: it is not
+    imported yet, or a fork has found it imported. In any other process it is the user's."""
+    if "tensorflow" not in sys.modules:
+        return True
+    return _preloaded["here"] and not tensorflow_has_begun()
 
 
 def resident_nbytes() -> int:
