@@ -1,0 +1,321 @@
+"""The fork server: imports TensorFlow once, and forks the processes that need it.
+
+``coordinator up`` starts it as ``python -m worker.cli.fork_server REQUESTS STATUS``, two inherited
+descriptors; see :mod:`psrpc.ops.fork_server` for the requests. On STATUS it writes :data:`READY`,
+or why it is of no use, in words. It has no threads of its own and serves one request at a time, and
+it ends when no client is left. It never runs user code.
+
+    server ── intermediate, ends at once ── the process, or its keeper ── the attended process
+
+The intermediate makes the process a child of the server's parent, a child subreaper. An attended
+process is the child of a keeper instead, which reports its exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setproctitle import setproctitle
+
+from psrpc.core.text import sanitize
+from psrpc.ops.fork_server import GO, MESSAGE_BYTES, ForkRequest
+from psrpc.ops.process import die_with_parent, mark_preloaded, quiet_grpc, tensorflow_has_begun
+
+READY = "ready"
+
+PRELOADED = (
+    "pserver.process.shard",
+    "pserver.updates.keras_engine",
+    "worker.describe.describe",
+    "worker.describe.tables",
+    "worker.loop.performer",
+    "worker.process.run",
+    "worker.runtime.devices",
+    "worker.step.keras_source",
+)
+"""Modules of ours that the commands import, TensorFlow among them for some. By name: the worker
+imports nothing of a shard's process."""
+
+_AT_IMPORT = re.compile(
+    r"(ABSL|BLIS|CUDA|GLIBC|GOTO|GRPC|HDF5|JAX|KERAS|KMP|LC|LD|MALLOC|MKL|NPY|NUMPY|NVIDIA|OMP"
+    r"|OPENBLAS|PROTOCOL_BUFFERS|TF|TF2|TPU|XLA)_.*|PYTHON.*|HOME|LANG|TZ"
+)
+"""Variables that libraries read when they are imported, the interpreter and the C library when the
+process starts."""
+
+_LATER = {"CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"}
+"""Those of them that TensorFlow reads when its runtime begins, in the fork."""
+
+_SHOWN_CHARS = 60
+"""Of the value of a variable, in a message."""
+
+_GPU = re.compile(r"/dev/(nvidia(\d+|ctl|-uvm)|kfd|dri/\w+)")
+
+
+def main() -> NoReturn:
+    """Serves the descriptors of the command line."""
+    requests, status = map(int, sys.argv[1:])
+    die_with_parent()
+    run_server(requests, status, load)
+
+
+def run_server(requests: int, status: int, imports: Callable[[], None]) -> NoReturn:
+    """Serves ``requests`` until no client is left, after ``imports`` has succeeded."""
+    own = dict(os.environ)
+    # Before the environment changes: the title takes its memory.
+    setproctitle(" ".join(sys.orig_argv))
+    with open(status, "w", encoding="utf-8") as words:
+        try:
+            imports()
+            why = why_unsafe()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        words.write(why or READY)
+    if not why:
+        added = {name: value for name, value in os.environ.items() if own.get(name) != value}
+        ForkServer(socket.socket(fileno=requests), own, added).serve()
+    os._exit(1 if why else 0)
+
+
+def load() -> None:
+    """Imports TensorFlow, Keras and the modules of the commands; starts nothing."""
+    from worker.runtime.quiet import import_tensorflow
+
+    quiet_grpc()
+    import_tensorflow()
+    import keras
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ImportError(f"Keras is set up for {backend}")
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+def why_unsafe() -> str:
+    """Returns why this process must not be forked, in words; empty if it may be. Threads and GPU
+    contexts do not survive a fork."""
+    if tensorflow_has_begun():
+        return "the import has begun TensorFlow's runtime"
+    for handle in _open_handles():
+        with contextlib.suppress(OSError):
+            device = str(Path(f"/proc/self/fd/{handle}").readlink())
+            if _GPU.fullmatch(device):
+                return f"the import has opened {device}"
+    return ""
+
+
+def import_difference(own: Mapping[str, str], asked: Mapping[str, str]) -> str:
+    """Returns the first variable that would make an import differ, in words; empty if none does."""
+    for name in sorted(own.keys() | asked.keys()):
+        if own.get(name) != asked.get(name) and name not in _LATER and _AT_IMPORT.fullmatch(name):
+            was, now = _shown(own.get(name)), _shown(asked.get(name))
+            return f"{name} was {was} at the import and is {now}"
+    return ""
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(sanitize(value, _SHOWN_CHARS))
+
+
+class ForkServer:
+    """Forks processes on request. Only for the main thread of a process without other threads."""
+
+    def __init__(
+        self, requests: socket.socket, own: Mapping[str, str], added: Mapping[str, str]
+    ) -> None:
+        """``own`` is the environment of the imports, ``added`` what they have set in it."""
+        self._requests = requests
+        self._own = own
+        self._added = added
+        self._inherited = _open_handles() - {requests.fileno()}
+
+    def serve(self) -> None:
+        """Serves until no client is left."""
+        while True:
+            said, handles, _, _ = socket.recv_fds(self._requests, 1, 4)
+            if not said:
+                return
+            try:
+                if len(handles) == 4:
+                    self._serve_one(*handles)
+            finally:
+                for handle in handles:
+                    os.close(handle)
+
+    def _serve_one(self, payload: int, control: int, stdout: int, stderr: int) -> None:
+        with socket.socket(fileno=os.dup(control)) as answers:
+            # A client that does not read its answers must not hold up the others.
+            answers.setblocking(False)
+            try:
+                size = os.fstat(payload).st_size
+                request = ForkRequest.decode(os.pread(payload, size, 0))
+                differs = import_difference(self._own, request.environment)
+                if differs:
+                    _answer(answers, error=differs)
+                    return
+                adopted, adopt = os.pipe()
+                try:
+                    self._fork(request, answers, stdout, stderr, adopted, adopt)
+                finally:
+                    os.close(adopted)
+                    os.close(adopt)
+            except (OSError, ValueError, TypeError) as error:
+                _answer(answers, error=f"the fork server cannot fork: {error}")
+
+    def _fork(
+        self,
+        request: ForkRequest,
+        answers: socket.socket,
+        stdout: int,
+        stderr: int,
+        adopted: int,
+        adopt: int,
+    ) -> None:
+        intermediate = os.fork()
+        if intermediate:
+            _, status = os.waitpid(intermediate, 0)
+            # From now on the process is a child of this one's parent.
+            if not status:
+                os.write(adopt, GO)
+            return
+        with _ending_process():
+            try:
+                orphan = os.fork()
+            except OSError as error:
+                _answer(answers, error=f"the fork server cannot fork: {error}")
+                os._exit(1)
+            if orphan:
+                os._exit(0)
+            os.setpgid(0, request.group)
+            os.close(adopt)
+            # Empty where the server was killed in between.
+            if os.read(adopted, len(GO)) != GO:
+                os._exit(1)
+            if request.attended:
+                _attend(answers)
+            _wait_for_go(answers)
+            # Closed below by number; what belongs to no object can have that number again.
+            answers.detach()
+            self._requests.detach()
+            self._become(request, stdout, stderr)
+
+    def _become(self, request: ForkRequest, stdout: int, stderr: int) -> NoReturn:
+        """Turns this fork into the process of ``request``, and ends with it."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        for handle, source in enumerate((null, stdout, stderr)):
+            os.dup2(source, handle)
+        for handle in _open_handles() - self._inherited - {0, 1, 2}:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        setproctitle(" ".join(request.command))
+        # What the imports have set would be set in a fresh process by the same imports.
+        os.environ.clear()
+        os.environ.update({**self._added, **request.environment})
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            # Python's own generator is seeded anew by itself.
+            numpy.random.seed()
+        mark_preloaded()
+        sys.argv = ["", *request.arguments]
+        _run(request)
+
+
+def _run(request: ForkRequest) -> NoReturn:
+    """Does what ``python -m`` does, and ends with the same exit status."""
+    status: object = 0
+    try:
+        os.chdir(request.directory)
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        status = error.code
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if isinstance(status, str):
+        sys.stderr.write(status + "\n")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status & 0xFF if isinstance(status, int) else int(status is not None))
+
+
+def _attend(answers: socket.socket) -> None:
+    """Forks the attended process and returns in it; this one stays behind as its keeper."""
+    try:
+        attended = os.fork()
+    except OSError as error:
+        _answer(answers, error=f"the fork server cannot fork: {error}")
+        os._exit(1)
+    if attended:
+        _, status = os.waitpid(attended, 0)
+        _answer(answers, status=os.waitstatus_to_exitcode(status))
+        os._exit(0)
+
+
+def _wait_for_go(answers: socket.socket) -> None:
+    """Introduces this process to the client; ends it if the client has given up."""
+    _answer(answers, pid=os.getpid())
+    answers.setblocking(True)
+    try:
+        said = answers.recv(MESSAGE_BYTES)
+    except ConnectionError:
+        said = b""
+    if said != GO:
+        os._exit(1)
+
+
+def _answer(answers: socket.socket, **words: Any) -> None:
+    # A client that gave up has closed its end.
+    with contextlib.suppress(OSError):
+        answers.send(json.dumps(words).encode()[:MESSAGE_BYTES])
+
+
+@contextlib.contextmanager
+def _ending_process() -> Iterator[None]:
+    """Ends this fork with an error that nothing else handles: it must not serve."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _open_handles() -> Set[int]:
+    """Returns the open descriptors, without the one that lists them."""
+    found = set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
+    with contextlib.suppress(OSError):
+        return {handle for handle in found if _is_open(handle)}
+    return found
+
+
+def _is_open(handle: int) -> bool:
+    try:
+        os.fstat(handle)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
