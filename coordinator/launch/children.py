@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from coordinator.launch.process_health import Sample
+from coordinator.launch.warm_start import ChildProcess, Launch, start_fresh
 from psrpc.core.text import sanitize, sanitize_lines
 from psrpc.files.storage import check_regular, open_regular
 
@@ -106,7 +106,7 @@ class _Child:
     name: str
     log: Path
     log_start: int
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
 
 
 class Children:
@@ -132,9 +132,17 @@ class Children:
         self.kill()
 
     def start(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        launch: Launch = start_fresh,
     ) -> int:
         """Starts a process whose output is appended to ``log``; returns its process id.
+
+        Args:
+            launch: starts the process as leader of a process group.
 
         Raises:
             OSError: the program or the log file cannot be opened.
@@ -143,16 +151,13 @@ class Children:
         log.parent.mkdir(parents=True, exist_ok=True)
         with _opened(log) as output:
             log_start = output.tell()
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                process_group=0,
-            )
+            process = launch(command, environment, output.fileno())
         self._alive[name] = _Child(name, log, log_start, process)
         return process.pid
+
+    def pids(self) -> set[int]:
+        """Returns the process ids of the children whose end was not reported yet."""
+        return {child.process.pid for child in self._alive.values()}
 
     def alive(self) -> list[str]:
         """Returns the names of the children whose end was not reported yet, in starting order."""

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import Cluster
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
+from coordinator.launch.warm_start import ChildProcess, WarmStart, start_fresh
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
 from psrpc.core.names import ADDRESS
@@ -132,8 +134,17 @@ class Fleet:
     """The children by name, and the coordinator's status of them. Not thread-safe; all children end
     with the ``with`` block."""
 
-    def __init__(self, cluster: Cluster, run_dir: Path) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        run_dir: Path,
+        warm_start: WarmStart | None = None,
+        note: Callable[[str], object] = lambda _line: None,
+    ) -> None:
+        """``warm_start`` is started already and outlives the fleet; ``note`` gets its messages."""
         self._cluster = cluster
+        self._warm_start = warm_start
+        self._note = note
         self._run_dir = run_dir
         self._starting = Starting(run_dir)
         self._children = Children()
@@ -177,14 +188,29 @@ class Fleet:
         else:
             command = self._cluster.members[name]
         log = self._run_dir / "logs" / f"{name}.log"
-        pid = self._children.start(name, command.arguments, log, command.environment)
+        launch = start_fresh if self._warm_start is None else self._launch_warm
+        pid = self._children.start(name, command.arguments, log, command.environment, launch)
         self._dead_workers.pop(pid, None)
         self._vitals.started(name, pid, time.monotonic())
 
-    def start_members(self) -> None:
-        """Starts all shards and workers."""
-        for name in self._cluster.members:
-            self.start(name)
+    def _launch_warm(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> ChildProcess:
+        assert self._warm_start is not None
+        return self._warm_start.start_process(
+            arguments, environment, output, self._run_dir, self._note
+        )
+
+    def waits_for_import(self, name: str) -> bool:
+        """Whether a shard or worker should start later, as a fork: TensorFlow is being imported."""
+        if self._warm_start is None or name == COORDINATOR:
+            return False
+        return self._warm_start.waits(self._cluster.members[name].arguments, self._run_dir)
+
+    @property
+    def members(self) -> list[str]:
+        """The names of all shards and workers."""
+        return list(self._cluster.members)
 
     def wait(self, seconds: float) -> list[Death]:
         """Returns the children that have ended, each once; waits up to ``seconds`` for one."""
@@ -192,6 +218,8 @@ class Fleet:
             self._died(exited, f"ended with {exited.how()}")
             for exited in self._children.wait(seconds)
         ]
+        if self._warm_start is not None:
+            self._warm_start.reap(self._children.pids())
         address = stamp(self._run_dir / ADDRESS)
         if COORDINATOR in self.alive and not self.serves and address not in (None, self._address):
             self._vitals.serves(time.monotonic())

@@ -60,6 +60,11 @@ class UpArguments(ListenerSecurityOptions):
         MAX_RESTARTS,
         metavar="N",
     )
+    warm_start: bool = option(
+        "each process imports TensorFlow by itself; default: one imports it, and the others are "
+        "forked from that",
+        default=True,
+    )
     slow_down: float = option(
         "a chaos switch: the last worker takes F times as long to compute, to see what a "
         "straggler does to the job; default: 1",

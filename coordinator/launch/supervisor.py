@@ -14,6 +14,7 @@ from coordinator.launch.commands import Cluster
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
 from coordinator.launch.process_health import COORDINATOR
 from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
+from coordinator.launch.warm_start import WarmStart
 from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
@@ -53,11 +54,16 @@ class Supervisor:
     """
 
     def __init__(
-        self, cluster: Cluster, run_dir: Path, screen: Screen, max_restarts: int = MAX_RESTARTS
+        self,
+        cluster: Cluster,
+        run_dir: Path,
+        screen: Screen,
+        max_restarts: int = MAX_RESTARTS,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._screen = screen
-        self._fleet = Fleet(cluster, run_dir)
+        self._fleet = Fleet(cluster, run_dir, warm_start, screen.note)
         self._restarts = Restarts(max_restarts)
         self._due: dict[str, float] = {}
         self._deaths: list[Death] = []
@@ -110,10 +116,15 @@ class Supervisor:
             outcome = self._ended(death)
             if outcome is not None:
                 return outcome
-        for name in [name for name, at in self._due.items() if at <= now]:
-            del self._due[name]
-            self._fleet.start(name)
+        self._start_due(now)
         return self._judge_deaths()
+
+    def _start_due(self, now: float) -> None:
+        """Starts the processes whose time has come, except those that wait for an import."""
+        for name in [name for name, at in self._due.items() if at <= now]:
+            if not self._fleet.waits_for_import(name):
+                del self._due[name]
+                self._fleet.start(name)
 
     def _expect_coordinator(self, now: float) -> None:
         """Starts shards and workers once the coordinator serves. Before that the coordinator
@@ -121,10 +132,12 @@ class Supervisor:
         if not self._fleet.serves:
             self._screen.waiting("the coordinator to read the job", now)
             return
-        self._screen.waiting("", now)
         if not self._served:
             self._served = True
-            self._fleet.start_members()
+            self._due.update(dict.fromkeys(self._fleet.members, now))
+            self._start_due(now)
+        late = any(at <= now and self._fleet.waits_for_import(n) for n, at in self._due.items())
+        self._screen.waiting("TensorFlow to be imported" if late else "", now)
 
     def _read_look(self) -> None:
         look = self._fleet.read_look()

@@ -25,6 +25,7 @@ from coordinator.launch.fleet import stamp
 from coordinator.launch.options import UpArguments
 from coordinator.launch.supervisor import Supervisor
 from coordinator.launch.targets import reserved_address, with_metrics
+from coordinator.launch.warm_start import WarmStart
 from coordinator.process.resume_checks import check_ledger
 from coordinator.records.run_directory import (
     check_free,
@@ -74,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
             address = held.enter_context(reserved_address())
             options = held.enter_context(reserved_dashboard(options))
             processes = cluster(options, os.environ, os.cpu_count() or 1, address)
+            warm_start = None
+            if options.warm_start:
+                # First of all: what follows takes less time than the import.
+                warm_start = held.enter_context(WarmStart(processes.coordinator.environment))
             processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
-            supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
+            supervisor = Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
             on_stop_signals(lambda _number: supervisor.stop())
             screen.note(f"run directory {run_dir}")
             cores = os.cpu_count() or 1
