@@ -35,7 +35,7 @@ from psrpc.ops.fork_server import (
 )
 from psrpc.ops.process import module_command
 
-WORKER, SHARD, COORDINATOR_MODULE = "worker.cli", "pserver.cli", "coordinator.cli"
+WORKER, SHARD, COORDINATOR = "worker.cli", "pserver.cli", "coordinator.cli"
 
 _READY = "ready"
 _STATUS_BYTES = 1024
@@ -196,7 +196,7 @@ class WarmStart:
             OSError: the program cannot be started.
         """
         self.look()
-        if module_of(command) == COORDINATOR_MODULE and self._client is not None:
+        if module_of(command) == COORDINATOR and self._client is not None:
             offer = self._client.fileno()
             return start_fresh(
                 command, {**environment, FORK_SERVER: str(offer)}, output, pass_fds=(offer,)

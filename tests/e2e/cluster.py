@@ -96,16 +96,21 @@ def members(run_dir: Path, role: str) -> list[int]:
     """The live shards (``pserver``), workers (``worker``) or the ``coordinator`` of a ``coordinator
     up``."""
     words = {
-        "coordinator": b"\0coordinator.cli\0serve\0",
-        "pserver": b"\0pserver.cli\0serve\0",
-        "worker": b"\0worker.cli\0run\0",
+        "coordinator": " coordinator.cli serve ",
+        "pserver": " pserver.cli serve ",
+        "worker": " worker.cli run ",
     }[role]
     found = []
     for pid in processes_of(run_dir):
         with suppress(OSError):
-            if words in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if words in command_line(pid):
                 found.append(pid)
     return found
+
+
+def command_line(pid: int) -> str:
+    """The words of a process's command line as ``ps`` shows them, which are one in a fork."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
 
 
 def maps(pid: int) -> str:

@@ -33,6 +33,7 @@ from tests.e2e.cluster import (
     by_hand,
     codes,
     command,
+    command_line,
     environment,
     processes_of,
     up,
@@ -252,11 +253,7 @@ def test_a_cluster_has_certificates_unasked_and_a_killed_supervisor_takes_it_alo
 def test_a_shard_that_may_not_be_started_again_is_named(tmp_path: Path) -> None:
     cluster = endless(tmp_path, "--max-restarts", "0", "--workers", "1")
     cluster.wait_for("training  epoch")
-    (shard,) = (
-        pid
-        for pid in processes_of(tmp_path)
-        if b"\0serve\0--shard\0001\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    (shard,) = (pid for pid in processes_of(tmp_path) if " serve --shard 1 " in command_line(pid))
     os.kill(shard, signal.SIGKILL)
     assert cluster.wait() == 1
     assert "shard-1" in cluster.text().strip().splitlines()[-1] or "shard 1" in cluster.text()
