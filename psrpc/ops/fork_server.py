@@ -189,7 +189,7 @@ class PendingFork:
             raise ForkServerLost("the fork server has ended")
         answer = json.loads(message)
         if "pid" not in answer:
-            raise ForkFailed(str(answer.get("error")))
+            raise ForkFailed(answer.get("error", "the new process has ended"))
         return int(answer["pid"])
 
     def go(self) -> None:

@@ -14,16 +14,14 @@ process is the child of a keeper instead, which reports its exit status.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import re
-import runpy
-import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +29,8 @@ from setproctitle import setproctitle
 
 from psrpc.core.text import sanitize
 from psrpc.ops.fork_server import GO, MESSAGE_BYTES, ForkRequest
-from psrpc.ops.process import die_with_parent, mark_preloaded, quiet_grpc, tensorflow_has_begun
+from psrpc.ops.process import die_with_parent, quiet_grpc, tensorflow_has_begun
+from worker.cli.forked import become, open_handles
 
 READY = "ready"
 
@@ -60,6 +59,8 @@ _LATER = {"CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THRE
 
 _SHOWN_CHARS = 60
 """Of the value of a variable, in a message."""
+
+_ERROR_CHARS = 500
 
 _GPU = re.compile(r"/dev/(nvidia(\d+|ctl|-uvm)|kfd|dri/\w+)")
 
@@ -102,6 +103,8 @@ def load() -> None:
         raise ImportError(f"Keras is set up for {backend}")
     for name in PRELOADED:
         importlib.import_module(name)
+    # A collection in a fork would write to the pages that it shares with the others.
+    gc.freeze()
 
 
 def why_unsafe() -> str:
@@ -109,7 +112,7 @@ def why_unsafe() -> str:
     contexts do not survive a fork."""
     if tensorflow_has_begun():
         return "the import has begun TensorFlow's runtime"
-    for handle in _open_handles():
+    for handle in open_handles():
         with contextlib.suppress(OSError):
             device = str(Path(f"/proc/self/fd/{handle}").readlink())
             if _GPU.fullmatch(device):
@@ -140,7 +143,7 @@ class ForkServer:
         self._requests = requests
         self._own = own
         self._added = added
-        self._inherited = _open_handles() - {requests.fileno()}
+        self._inherited = open_handles() - {requests.fileno()}
 
     def serve(self) -> None:
         """Serves until no client is left."""
@@ -173,7 +176,7 @@ class ForkServer:
                     os.close(adopted)
                     os.close(adopt)
             except (OSError, ValueError, TypeError) as error:
-                _answer(answers, error=f"the fork server cannot fork: {error}")
+                _refuse(answers, error)
 
     def _fork(
         self,
@@ -191,13 +194,10 @@ class ForkServer:
             if not status:
                 os.write(adopt, GO)
             return
-        with _ending_process():
-            try:
-                orphan = os.fork()
-            except OSError as error:
-                _answer(answers, error=f"the fork server cannot fork: {error}")
-                os._exit(1)
-            if orphan:
+        with _ending_process(answers):
+            # Held on, it would keep requests from failing after the server's end.
+            self._requests.close()
+            if os.fork():
                 os._exit(0)
             os.setpgid(0, request.group)
             os.close(adopt)
@@ -207,66 +207,14 @@ class ForkServer:
             if request.attended:
                 _attend(answers)
             _wait_for_go(answers)
-            # Closed below by number; what belongs to no object can have that number again.
+            # Closed below by number, which another file may have later.
             answers.detach()
-            self._requests.detach()
-            self._become(request, stdout, stderr)
-
-    def _become(self, request: ForkRequest, stdout: int, stderr: int) -> NoReturn:
-        """Turns this fork into the process of ``request``, and ends with it."""
-        null = os.open(os.devnull, os.O_RDONLY)
-        for handle, source in enumerate((null, stdout, stderr)):
-            os.dup2(source, handle)
-        for handle in _open_handles() - self._inherited - {0, 1, 2}:
-            with contextlib.suppress(OSError):
-                os.close(handle)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        setproctitle(" ".join(request.command))
-        # What the imports have set would be set in a fresh process by the same imports.
-        os.environ.clear()
-        os.environ.update({**self._added, **request.environment})
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            # Python's own generator is seeded anew by itself.
-            numpy.random.seed()
-        mark_preloaded()
-        sys.argv = ["", *request.arguments]
-        _run(request)
-
-
-def _run(request: ForkRequest) -> NoReturn:
-    """Does what ``python -m`` does, and ends with the same exit status."""
-    status: object = 0
-    try:
-        os.chdir(request.directory)
-        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-    except SystemExit as error:
-        status = error.code
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    if isinstance(status, str):
-        sys.stderr.write(status + "\n")
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status & 0xFF if isinstance(status, int) else int(status is not None))
+            become(request, stdout, stderr, self._inherited, self._added)
 
 
 def _attend(answers: socket.socket) -> None:
     """Forks the attended process and returns in it; this one stays behind as its keeper."""
-    try:
-        attended = os.fork()
-    except OSError as error:
-        _answer(answers, error=f"the fork server cannot fork: {error}")
-        os._exit(1)
+    attended = os.fork()
     if attended:
         _, status = os.waitpid(attended, 0)
         _answer(answers, status=os.waitstatus_to_exitcode(status))
@@ -288,33 +236,21 @@ def _wait_for_go(answers: socket.socket) -> None:
 def _answer(answers: socket.socket, **words: Any) -> None:
     # A client that gave up has closed its end.
     with contextlib.suppress(OSError):
-        answers.send(json.dumps(words).encode()[:MESSAGE_BYTES])
+        answers.send(json.dumps(words).encode())
+
+
+def _refuse(answers: socket.socket, error: BaseException) -> None:
+    _answer(answers, error=sanitize(f"the fork server cannot fork: {error}", _ERROR_CHARS))
 
 
 @contextlib.contextmanager
-def _ending_process() -> Iterator[None]:
-    """Ends this fork with an error that nothing else handles: it must not serve."""
+def _ending_process(answers: socket.socket) -> Iterator[None]:
+    """Ends this fork in any case: it must not go on as a second server."""
     try:
         yield
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        _refuse(answers, error)
     os._exit(1)
-
-
-def _open_handles() -> Set[int]:
-    """Returns the open descriptors, without the one that lists them."""
-    found = set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
-    with contextlib.suppress(OSError):
-        return {handle for handle in found if _is_open(handle)}
-    return found
-
-
-def _is_open(handle: int) -> bool:
-    try:
-        os.fstat(handle)
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":
