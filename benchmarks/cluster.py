@@ -154,7 +154,7 @@ class Cluster:
         found = []
         for proc in Path("/proc").glob("[0-9]*"):
             try:
-                line = (proc / "cmdline").read_bytes().split(b"\0")
+                line = (proc / "cmdline").read_bytes().replace(b"\0", b" ").split()
                 parent = (proc / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue

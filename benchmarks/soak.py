@@ -209,7 +209,8 @@ def _children(parent: int) -> list[tuple[int, str]]:
     found = []
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
-            line = (proc / "cmdline").read_bytes().decode().split("\0")
+            # Of a fork the whole line is one word.
+            line = (proc / "cmdline").read_bytes().decode().replace("\0", " ").split()
             of = int((proc / "stat").read_text().rpartition(")")[2].split()[1])
             role = next((role for role in ROLES if role in line), "")
             if of == parent and role:
