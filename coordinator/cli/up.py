@@ -19,8 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    from coordinator.launch import up
-    from psrpc.ops.logs import make_printing_safe
+    import os
+    from contextlib import ExitStack
 
-    make_printing_safe()
-    return up.run(args)
+    from coordinator.launch.commands import cluster_environment
+    from coordinator.launch.warm_start import WarmStart
+
+    with ExitStack() as held:
+        warm_start = None
+        if args.warm_start:
+            # Before the imports below, which take half a second.
+            warm_start = held.enter_context(WarmStart(cluster_environment(os.environ)))
+        from coordinator.launch import up
+        from psrpc.ops.logs import make_printing_safe
+
+        make_printing_safe()
+        return up.run(args, warm_start)

@@ -72,7 +72,7 @@ def cluster(
         cores: cores of this machine, which the workers share.
         address: HOST:PORT for the coordinator.
     """
-    common = _child_environment(environment)
+    common = cluster_environment(environment)
     # TensorFlow gives every operation as many threads as there are cores, too many for several
     # workers. It reads this variable only if neither the job nor an option sets a number.
     threads = str(max(1, cores // options.workers))
@@ -153,7 +153,9 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
     return command + _of_every_member(options, address)
 
 
-def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def cluster_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of all processes but the workers, which have a variable more, from
+    the environment of this process."""
     # The command line configures a child completely; variables may describe another cluster.
     own = {
         name: value

@@ -56,8 +56,12 @@ OWN_CERTIFICATES = 64
 """Maximum of workers with a certificate of their own, at 2 ms each; further ones share one."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
+def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
+    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+    Args:
+        warm_start: is started already.
+    """
     try:
         _check(args)
         asked = from_arguments(Role.OPERATOR, args)
@@ -75,10 +79,6 @@ def run(args: argparse.Namespace) -> int:
             address = held.enter_context(reserved_address())
             options = held.enter_context(reserved_dashboard(options))
             processes = cluster(options, os.environ, os.cpu_count() or 1, address)
-            warm_start = None
-            if options.warm_start:
-                # First of all: what follows takes less time than the import.
-                warm_start = held.enter_context(WarmStart(processes.coordinator.environment))
             processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
             on_stop_signals(lambda _number: supervisor.stop())

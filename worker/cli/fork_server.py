@@ -19,9 +19,10 @@ import importlib
 import json
 import os
 import re
+import select
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,22 +31,23 @@ from setproctitle import setproctitle
 from psrpc.core.text import sanitize
 from psrpc.ops.fork_server import GO, MESSAGE_BYTES, ForkRequest
 from psrpc.ops.process import die_with_parent, quiet_grpc, tensorflow_has_begun
-from worker.cli.forked import become, open_handles
+from worker.cli.forked import Imported, become, open_handles
 
 READY = "ready"
+
+DESCRIBING = ("worker.describe.describe", "worker.describe.tables", "worker.describe.model")
+"""Modules that ``worker describe`` imports, which comes first and which all others wait for."""
 
 PRELOADED = (
     "pserver.process.shard",
     "pserver.updates.keras_engine",
-    "worker.describe.describe",
-    "worker.describe.tables",
     "worker.loop.performer",
     "worker.process.run",
     "worker.runtime.devices",
     "worker.step.keras_source",
 )
-"""Modules of ours that the commands import, TensorFlow among them for some. By name: the worker
-imports nothing of a shard's process."""
+"""Modules that the other commands import. By name: the worker imports nothing of a shard's
+process."""
 
 _AT_IMPORT = re.compile(
     r"(ABSL|BLIS|CUDA|GLIBC|GOTO|GRPC|HDF5|JAX|KERAS|KMP|LC|LD|MALLOC|MKL|NPY|NUMPY|NVIDIA|OMP"
@@ -69,29 +71,38 @@ def main() -> NoReturn:
     """Serves the descriptors of the command line."""
     requests, status = map(int, sys.argv[1:])
     die_with_parent()
-    run_server(requests, status, load)
+    run_server(requests, status, load, PRELOADED)
 
 
-def run_server(requests: int, status: int, imports: Callable[[], None]) -> NoReturn:
-    """Serves ``requests`` until no client is left, after ``imports`` has succeeded."""
+def run_server(
+    requests: int, status: int, imports: Callable[[], None], more: Sequence[str] = ()
+) -> NoReturn:
+    """Serves ``requests`` until no client is left, after ``imports`` has succeeded; imports the
+    modules ``more`` while there is no request, and is ready after that."""
     own = dict(os.environ)
     # Before the environment changes: the title takes its memory.
     setproctitle(" ".join(sys.orig_argv))
+    server = ForkServer(socket.socket(fileno=requests), status, own)
     with open(status, "w", encoding="utf-8") as words:
         try:
             imports()
             why = why_unsafe()
+            for name in more if not why else ():
+                server.serve(wait=False)
+                importlib.import_module(name)
+                why = why or why_unsafe()
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
         words.write(why or READY)
     if not why:
-        added = {name: value for name, value in os.environ.items() if own.get(name) != value}
-        ForkServer(socket.socket(fileno=requests), own, added).serve()
+        # A collection in a fork would write to the pages that it shares with the others.
+        gc.freeze()
+        server.serve()
     os._exit(1 if why else 0)
 
 
 def load() -> None:
-    """Imports TensorFlow, Keras and the modules of the commands; starts nothing."""
+    """Imports TensorFlow, Keras and what describes a job; starts nothing."""
     from worker.runtime.quiet import import_tensorflow
 
     quiet_grpc()
@@ -101,10 +112,8 @@ def load() -> None:
     backend = keras.backend.backend()
     if backend != "tensorflow":
         raise ImportError(f"Keras is set up for {backend}")
-    for name in PRELOADED:
+    for name in DESCRIBING:
         importlib.import_module(name)
-    # A collection in a fork would write to the pages that it shares with the others.
-    gc.freeze()
 
 
 def why_unsafe() -> str:
@@ -136,29 +145,33 @@ def _shown(value: str | None) -> str:
 class ForkServer:
     """Forks processes on request. Only for the main thread of a process without other threads."""
 
-    def __init__(
-        self, requests: socket.socket, own: Mapping[str, str], added: Mapping[str, str]
-    ) -> None:
-        """``own`` is the environment of the imports, ``added`` what they have set in it."""
+    def __init__(self, requests: socket.socket, status: int, own: Mapping[str, str]) -> None:
+        """``own`` is the environment before the imports."""
         self._requests = requests
+        self._status = status
         self._own = own
-        self._added = added
-        self._inherited = open_handles() - {requests.fileno()}
 
-    def serve(self) -> None:
-        """Serves until no client is left."""
-        while True:
+    def serve(self, *, wait: bool = True) -> None:
+        """Serves until no client is left or, without ``wait``, as long as there are requests."""
+        # A fresh process has what the imports keep open, and what they set in the environment.
+        inherited = open_handles() - {self._requests.fileno(), self._status}
+        added = {name: value for name, value in os.environ.items() if self._own.get(name) != value}
+        poll = select.poll()
+        poll.register(self._requests, select.POLLIN)
+        while wait or poll.poll(0):
             said, handles, _, _ = socket.recv_fds(self._requests, 1, 4)
             if not said:
-                return
+                os._exit(0)
             try:
                 if len(handles) == 4:
-                    self._serve_one(*handles)
+                    self._serve_one(Imported(inherited, added), *handles)
             finally:
                 for handle in handles:
                     os.close(handle)
 
-    def _serve_one(self, payload: int, control: int, stdout: int, stderr: int) -> None:
+    def _serve_one(
+        self, imported: Imported, payload: int, control: int, stdout: int, stderr: int
+    ) -> None:
         with socket.socket(fileno=os.dup(control)) as answers:
             # A client that does not read its answers must not hold up the others.
             answers.setblocking(False)
@@ -171,7 +184,7 @@ class ForkServer:
                     return
                 adopted, adopt = os.pipe()
                 try:
-                    self._fork(request, answers, stdout, stderr, adopted, adopt)
+                    self._fork(request, imported, answers, (stdout, stderr), (adopted, adopt))
                 finally:
                     os.close(adopted)
                     os.close(adopt)
@@ -181,12 +194,12 @@ class ForkServer:
     def _fork(
         self,
         request: ForkRequest,
+        imported: Imported,
         answers: socket.socket,
-        stdout: int,
-        stderr: int,
-        adopted: int,
-        adopt: int,
+        output: tuple[int, int],
+        adoption: tuple[int, int],
     ) -> None:
+        adopted, adopt = adoption
         intermediate = os.fork()
         if intermediate:
             _, status = os.waitpid(intermediate, 0)
@@ -209,7 +222,7 @@ class ForkServer:
             _wait_for_go(answers)
             # Closed below by number, which another file may have later.
             answers.detach()
-            become(request, stdout, stderr, self._inherited, self._added)
+            become(request, imported, *output)
 
 
 def _attend(answers: socket.socket) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import NoReturn
 
 from setproctitle import setproctitle
@@ -17,19 +18,25 @@ from psrpc.ops.fork_server import ForkRequest
 from psrpc.ops.process import mark_preloaded
 
 
-def become(
-    request: ForkRequest, stdout: int, stderr: int, inherited: Set[int], added: Mapping[str, str]
-) -> NoReturn:
-    """Turns this fork into the process of ``request``, and ends with it.
+@dataclass(frozen=True)
+class Imported:
+    """Traces of the imports, which a fresh process would have as well.
 
-    Args:
-        inherited: the descriptors that a fresh process would have after its imports.
-        added: what the imports have set in the environment.
+    Attributes:
+        handles: the descriptors that they keep open, and those of the standard streams.
+        environment: the variables that they have set.
     """
+
+    handles: Set[int]
+    environment: Mapping[str, str]
+
+
+def become(request: ForkRequest, imported: Imported, stdout: int, stderr: int) -> NoReturn:
+    """Turns this fork into the process of ``request``, and ends with it."""
     null = os.open(os.devnull, os.O_RDONLY)
     for handle, source in enumerate((null, stdout, stderr)):
         os.dup2(source, handle)
-    for handle in open_handles() - inherited - {0, 1, 2}:
+    for handle in open_handles() - imported.handles - {0, 1, 2}:
         with contextlib.suppress(OSError):
             os.close(handle)
     signal.set_wakeup_fd(-1)
@@ -37,9 +44,8 @@ def become(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     setproctitle(" ".join(request.command))
-    # What the imports have set would be set in a fresh process by the same imports.
     os.environ.clear()
-    os.environ.update({**added, **request.environment})
+    os.environ.update({**imported.environment, **request.environment})
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         # Python's own generator is seeded anew by itself.

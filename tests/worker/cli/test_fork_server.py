@@ -14,7 +14,7 @@ import pytest
 from psrpc.ops import process
 from psrpc.ops.process import may_choose_devices
 from worker.cli import fork_server
-from worker.cli.fork_server import PRELOADED, import_difference, why_unsafe
+from worker.cli.fork_server import DESCRIBING, PRELOADED, import_difference, why_unsafe
 
 CONTEXT = "tensorflow.python.eager.context"
 
@@ -77,7 +77,7 @@ def test_only_a_fork_that_has_not_begun_may_hide_devices(monkeypatch: pytest.Mon
 
 
 def test_preloaded_modules_exist() -> None:
-    assert [name for name in PRELOADED if find_spec(name) is None] == []
+    assert [name for name in (*DESCRIBING, *PRELOADED) if find_spec(name) is None] == []
 
 
 def test_the_environment_of_a_child_of_a_child_is_the_same() -> None:
