@@ -83,6 +83,11 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
                 f"{name} and local_steps exclude each other, and the job has local_steps "
                 f"{job.local_steps}"
             )
+    if job.tables and policy.delay_compensation is not None:
+        raise InvalidSetting(
+            f"delay_compensation is {policy.delay_compensation!r}, but the model has embedding "
+            "tables: shards keep no earlier rows to correct a gradient by; leave it out"
+        )
 
 
 def _value(text: str) -> Any:

@@ -10,10 +10,11 @@ from coordinator.core.run import Followed
 from coordinator.core.work import EvaluationWork, MergeWork, Round, Wait
 from coordinator.records.stored_values import POLICIES
 from psrpc.core.commands import Begin
-from psrpc.core.errors import InvalidJob, JobFailed, NotReady, StaleGeneration
+from psrpc.core.errors import InvalidJob, InvalidSetting, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import PAIRS, SSP, SYNC, ask, do, finish, job, work, written
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start
+from tests.psrpc.rows import TABLES
 
 
 @pytest.mark.parametrize(("first", "then"), PAIRS, ids=str)
@@ -116,6 +117,17 @@ def test_what_local_steps_exclude(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(ASYNC, local_steps=2))
     with pytest.raises(InvalidJob, match="balance and local_steps exclude each other"):
         ask(coordinator, "mode=sync", "replicas=2", "balance=true")
+
+
+def test_what_embedding_tables_exclude(tmp_path: Path) -> None:
+    tables = [table.to_json() for table in TABLES]
+    coordinator, _ = start(tmp_path, **job(ASYNC, tables=tables))
+    with pytest.raises(InvalidSetting, match="'constant', but the model has embedding tables"):
+        ask(coordinator, "delay_compensation=constant")
+    with pytest.raises(InvalidSetting, match="'adaptive', but the model has embedding tables"):
+        ask(coordinator, "mode=ssp", "staleness=1", "delay_compensation=adaptive")
+    assert str(coordinator.course.changes) == ""
+    assert ask(coordinator, "staleness_lr=inverse") == (2, Policy(staleness_lr="inverse"))
 
 
 def test_a_job_that_does_not_train_says_so(tmp_path: Path) -> None:
