@@ -15,7 +15,9 @@ from coordinator.membership.shard_places import ShardPlaces
 from psrpc.core.errors import AccessDenied, ResourceExhausted, StaleGeneration
 
 LEASE_S = 10.0
-"""Silence in seconds after which a shard or worker counts as gone."""
+"""Silence in seconds after which a shard or worker counts as gone. Two heartbeats that time out and
+the wait for a third fit in it, so a member that is alive is not taken for gone: a test compares it
+with ``HEARTBEAT_S`` and the deadline of the call. Members are told it and do not use it."""
 
 KEPT_WORKERS = 200
 """Departed workers that are still remembered."""

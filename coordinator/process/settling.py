@@ -54,7 +54,8 @@ FREE_TO_CHANGE = (
     "stop_early",
     "unsummed_metrics",
 )
-"""Settings of a job that may change when a run continues."""
+"""Settings of a job that may change when a run that has not ended goes on without --resume. A change
+of any other is one of the job's identity, which --resume asks for."""
 
 
 class Options(Protocol):
