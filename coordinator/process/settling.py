@@ -54,8 +54,8 @@ FREE_TO_CHANGE = (
     "stop_early",
     "unsummed_metrics",
 )
-"""Settings of a job that may change when a run that has not ended goes on without --resume. A change
-of any other is one of the job's identity, which --resume asks for."""
+"""Settings of a job that may change when a run that has not ended goes on without --resume. Any
+other belongs to the job's identity, whose change --resume asks for."""
 
 
 class Options(Protocol):
