@@ -13,7 +13,7 @@ from coordinator.core.description import JobDescription
 from coordinator.records.ledger_file import DamagedLedger, damaged_ledger
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store
-from coordinator.records.stored_values import ENDED
+from coordinator.records.stored_values import ENDED, SAID
 from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.core.names import CHECKPOINTS
@@ -108,15 +108,16 @@ def check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str,
         )
 
 
-def left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    """Returns remarks on the settings that a resumed run was started with and that are not repeated
-    now."""
-    repeated = identity["overrides"]
+def left_out(known: Mapping[str, Any], said: Mapping[str, str]) -> list[str]:
+    """Returns remarks on the settings that a resumed run was started with and that are not ``said``
+    again."""
+    # A ledger of an earlier version has only those of the identity.
+    before = known.get(SAID, known.get("overrides", {}))
     return [
         f"the run was started with --set {key}={value}, which is not said now: what the job file "
         "says holds"
-        for key, value in known.get("overrides", {}).items()
-        if key not in repeated
+        for key, value in before.items()
+        if key not in said
     ]
 
 

@@ -29,6 +29,7 @@ from coordinator.records.stored_values import (
     GENERATION,
     IDENTITY,
     POLICIES,
+    SAID,
     SINCE,
     TWICE,
 )
@@ -152,7 +153,7 @@ def settle(
             )
             log.info("the policy has changed", to=str(followed), step=followed.step)
             policies, since = (*policies, followed), generation + 1
-        remarks = left_out(known or {}, identity)
+        remarks = left_out(known or {}, _said(options))
         now = policies[-1].settings if policies else stands.settings
         if now != stands.settings:
             remarks.append(f"the run goes on as {now}; it was {stands.settings}")
@@ -170,7 +171,7 @@ def settle(
             GENERATION: generation,
             SINCE: since,
             POLICIES: [one.to_json() for one in policies] or None,
-            IDENTITY: {"run_id": run_id, FIRST: first, **identity},
+            IDENTITY: {"run_id": run_id, FIRST: first, SAID: _said(options), **identity},
             ENDED: None,
             TWICE: twice or None,
         },
@@ -213,15 +214,19 @@ def overrides_for_workers(options: Options) -> tuple[str, ...]:
     return (*options.overrides, f"replicas={options.replicas}")
 
 
+def _said(options: Options) -> dict[str, str]:
+    """Returns the overrides by key, without those of the policy, which are compared as a whole."""
+    split = (override.partition("=") for override in overrides_for_workers(options))
+    return {key.strip(): value for key, _, value in split if key.strip() not in SETTINGS}
+
+
 def _identity(options: Options, description: JobDescription, plan: Plan) -> dict[str, Any]:
     """Returns the properties that identify a run's job, as JSON types."""
-    split = (override.partition("=") for override in overrides_for_workers(options))
-    overrides = {key.strip(): value for key, _, value in split}
     return {
         "job": description.name,
         "job_sha256": description.job_sha256,
         "policy": description.policy.to_json(),
-        "overrides": {k: v for k, v in overrides.items() if k not in (*FREE_TO_CHANGE, *SETTINGS)},
+        "overrides": {k: v for k, v in _said(options).items() if k not in FREE_TO_CHANGE},
         "data": description.data_fingerprint,
         "shards": plan.shards,
         "plan": plan.hash.hex(),

@@ -52,6 +52,9 @@ IDENTITY = "identity"
 FIRST = "first"
 """Key of the identity: the policy that the run began with."""
 
+SAID = "said"
+"""Key of the identity: the settings that the run was started with last, no part of its identity."""
+
 FIRST_LOSS = "first_loss"
 """The guard's reference loss, which a resumed job keeps; null until it is known."""
 
@@ -103,7 +106,12 @@ VALUES: Mapping[str, Check] = {
     IDENTITY: maybe(
         record(
             {"run_id": text},
-            {FIRST: _policy, "policy": maybe(_policy), "overrides": mapped(text)},
+            {
+                FIRST: _policy,
+                "policy": maybe(_policy),
+                "overrides": mapped(text),
+                SAID: mapped(text),
+            },
             more=True,
         )
     ),

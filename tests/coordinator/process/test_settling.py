@@ -211,6 +211,8 @@ def test_what_is_other_than_at_the_start_is_told_to_who_resumes(
     assert resumed(tmp_path, monkeypatch, ("epochs=2",)).remarks == (
         "the run was started with --set optimizer.learning_rate=0.05, which is not said now: what "
         "the job file says holds",
+        "the run was started with --set checkpoint_every=9, which is not said now: what the job "
+        "file says holds",
         "the run goes on as async; it was sync replicas=2",
     )
     # Since the last start it is said no more, and was changed while the run went on.
