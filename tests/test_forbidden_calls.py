@@ -64,6 +64,10 @@ ALLOWED = {
         "the job file is its user's own code, which a worker runs from its own disk; none of it "
         "comes over the network"
     ),
+    ("worker/cli/forked.py", "runpy.run_module"): (
+        "one of our commands, as `python -m` runs it in a fresh process; requests come over an "
+        "inherited socket without a path, which only `coordinator up` and its coordinator hold"
+    ),
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
