@@ -21,7 +21,13 @@ from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.core.names import inside
 from psrpc.core.plan import Plan
-from psrpc.core.shard_reports import AppliedEpoch, RowsFileEntry, ShardFile, SnapshotReport
+from psrpc.core.shard_reports import (
+    MAX_EPOCHS,
+    AppliedEpoch,
+    RowsFileEntry,
+    ShardFile,
+    SnapshotReport,
+)
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
 from psrpc.ops.threads import THREADS, Threads
@@ -161,7 +167,7 @@ class SnapshotFiles:
             generation,
             order.name,
             ShardFile(self.identity.shard, version),
-            epochs=tuple(epoch_totals(applied)),
+            epochs=tuple(epoch_totals(applied)[-MAX_EPOCHS:]),
         )
 
     def _inside(self, name: str) -> Path:

@@ -17,6 +17,9 @@ Positions: TypeAlias = Mapping[int, IntervalSet]
 MAX_WORKERS = 256
 """Most workers whose figures are kept apart."""
 
+MAX_EPOCHS = 1024
+"""Most epochs whose totals one report has: the newest ones. Older ones were reported before."""
+
 MAX_COUNTS = 256
 """Most entries of a histogram that are read. Shards send 64."""
 

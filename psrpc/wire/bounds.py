@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from psrpc.core.batch import MAX_VALUES
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.shard_reports import MAX_EPOCHS
 from psrpc.core.tables import MAX_IDS
 from psrpc.core.tensor_form import MAX_SHARDS
 from psrpc.wire.codec import MAX_CHUNK_BYTES
@@ -71,7 +72,7 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
         "waiting_for": TEXT,
         "failure": TEXT,
         "workers": WORKERS,
-        "epochs": 1024,
+        "epochs": MAX_EPOCHS,
     },
     "ReportSnapshotRequest": {
         "name": NAME,
@@ -79,7 +80,7 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
         "sha256": NAME,
         "error": TEXT,
         "rows": 1 << 12,
-        "epochs": 1024,
+        "epochs": MAX_EPOCHS,
     },
     "RowsFile": {"file": NAME, "sha256": NAME},
     "RegisterWorkerRequest": {

@@ -16,9 +16,11 @@ from pserver.snapshots.writer import MAX_PENDING, SnapshotFiles, SnapshotWriter
 from pserver.updates.engine import Slots
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import StaleGeneration
-from psrpc.core.shard_reports import SnapshotReport
+from psrpc.core.shard_reports import MAX_EPOCHS, AppliedEpoch, SnapshotReport
 from psrpc.files.storage import Disk, Written
 from psrpc.ops.tracing import tracing
+from psrpc.wire.bounds import check_bounds
+from psrpc.wire.shard_reports import to_snapshot_report
 from tests.pserver.shards import identity_of, plan_of
 
 PLAN = plan_of(size=8, state=False)
@@ -136,3 +138,15 @@ def test_a_checkpoint_is_a_span(tmp_path: Path, disk: SlowDisk) -> None:
     (span,) = exporter.get_finished_spans()
     assert span.name == "checkpoint"
     assert dict(span.attributes or {}) == {"pserver.shard": 0, "pserver.checkpoint": "step-1"}
+
+
+def test_a_job_of_thousands_of_epochs_reports_the_newest(tmp_path: Path) -> None:
+    files = SnapshotFiles(identity_of(), PLAN, "run-1", tmp_path, Disk())
+    applied = [
+        AppliedEpoch(epoch=epoch, applied=[[0, 8]], skipped=[], totals=[0.5, 8.0])
+        for epoch in range(3000)
+    ]
+    report = files.report(SnapshotOrder("step-1", 1), 1, 3000, applied)
+    assert [one.epoch for one in report.epochs] == list(range(3000 - MAX_EPOCHS, 3000))
+    message = to_snapshot_report(report)
+    check_bounds(message, message.ByteSize())
