@@ -37,7 +37,10 @@ class Assignments:
                 job.initializer = name
                 return InitializationWork()
         elif job.phase in ("training", "finishing"):
-            task = job.training.orders.evaluations.lease(name)
+            rounds = job.training.rounds
+            # An evaluation would keep the others of the round waiting for what this worker holds.
+            held = rounds is not None and rounds.holds(name)
+            task = None if held else job.training.orders.evaluations.lease(name)
             if task is not None:
                 job.training.idle_worker(name)
                 # Workers that waited for its clock need not any more.
