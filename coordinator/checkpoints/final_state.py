@@ -11,9 +11,9 @@ class FinalState:
 
     def __init__(self) -> None:
         self.known = False
-        """Whether it was evaluated already, as the state of an epoch."""
+        """True if it was evaluated already, as the state of an epoch."""
         self.saved = False
-        """Whether it is on disk (and kept, if it is evaluated)."""
+        """True once it is on disk (and kept, if it is evaluated)."""
         self.name: str | None = None
         """Of its snapshot, once ordered; None again if that fails."""
         self._refused = ""
@@ -24,7 +24,7 @@ class FinalState:
 
     @property
     def due(self) -> bool:
-        """Whether its snapshot may be ordered once training is done."""
+        """True if its snapshot may be ordered once training is done."""
         return self.name is None and not self._refused
 
     def order(self, name: str) -> str:

@@ -77,7 +77,8 @@ class ShardPlaces:
         return new
 
     def knows(self, index: int, incarnation: int) -> bool:
-        """Whether a process need not register: its place is taken, or it lost it to another."""
+        """Returns True for a process that need not register: its place is taken, or it lost the
+        place to another."""
         if not 0 <= index < len(self.shards):
             return True
         return self.shards[index].incarnation != 0 or incarnation in self._former[index]
@@ -152,7 +153,7 @@ class ShardPlaces:
 
     @property
     def away(self) -> bool:
-        """Whether a shard is missing, silent or without its command stream, so that an operator may
+        """True if a shard is missing, silent or without its command stream, so that an operator may
         have to start it. A shard that starts or restores is present."""
         return any(
             s.state not in ("starting", "ready") or (s.ready and not s.watching)

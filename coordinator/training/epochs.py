@@ -53,7 +53,7 @@ class Epochs:
 
     @property
     def over(self) -> bool:
-        """Whether every batch is done, or the run has stopped early."""
+        """True once every batch is done, or the run has stopped early."""
         if self._schedule is None:
             return False
         return self._schedule.finished or self._review.stopped is not None
@@ -93,7 +93,7 @@ class Epochs:
 
     @property
     def rule_due(self) -> bool:
-        """Whether the job has to switch to the policy that its rule names."""
+        """True if the job has to switch to the policy that its rule names."""
         return (
             self._run.rule is not None
             and self._schedule is not None
