@@ -31,8 +31,8 @@ def shells(tmp_path: Path) -> Iterator[ShellCluster]:
 
 
 def test_a_job_that_is_done(shells: ShellCluster) -> None:
-    shells.coordinator = shells.serving("read line < gate; exit 0")
-    shells.members = {"shard-0": "exit 0", "worker-a": "echo done > gate"}
+    shells.coordinator = shells.serving(ENDS)
+    shells.members = {"shard-0": STAYS, "worker-a": "echo done > gate"}
     assert shells.run() == Outcome(0)
 
 
