@@ -43,7 +43,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class ChildProcess(Protocol):
-    """What the supervisor needs of a process, fresh or forked; a ``subprocess.Popen``."""
+    """A process, fresh or forked, as the supervisor uses it; ``subprocess.Popen`` is one."""
 
     pid: int
 
