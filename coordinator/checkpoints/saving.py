@@ -89,6 +89,17 @@ class Saving:
         return self._first in self._done
 
     @property
+    def owes(self) -> bool:
+        """Whether a snapshot is due that waits for the next round's decision."""
+        return self._due or bool(self._epochs)
+
+    def orders_at(self, step: int) -> int | None:
+        """Returns the first step after ``step`` at which a checkpoint will be due; None if none is
+        due by steps."""
+        every = self._cadence.every.steps
+        return None if every is None else (step // every + 1) * every
+
+    @property
     def final_evaluated(self) -> bool:
         """Whether no evaluation is left to do, including the final one."""
         return self.final.name is not None and self._evaluations.idle

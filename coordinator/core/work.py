@@ -59,6 +59,14 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsLease:
+    """Compute these attempts in order, each from exactly its round, and stage them on all shards,
+    which know the decisions of these rounds: no commit."""
+
+    attempts: tuple[tuple[int, Attempt], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationWork:
     """Evaluate records ``[start, stop)`` of the evaluation data on a kept snapshot."""
 
@@ -95,7 +103,9 @@ class Wait:
     until: float | None = None
 
 
-Work: TypeAlias = InitializationWork | Train | Round | EvaluationWork | MergeWork | Wait | Ended
+TrainingWork: TypeAlias = Train | Round | RoundsLease | Wait
+
+Work: TypeAlias = InitializationWork | EvaluationWork | MergeWork | TrainingWork | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +147,7 @@ class Schedule(Protocol):
     def span(self) -> TrainingPosition:
         """The training position."""
 
-    def lease(
-        self, worker: str, now: float, received: int, workers: int, /
-    ) -> Train | Round | Wait:
+    def lease(self, worker: str, now: float, received: int, workers: int, /) -> TrainingWork:
         """Leases work to ``worker``. ``received`` is the greatest attempt that reached it;
         ``workers`` share what is left."""
 

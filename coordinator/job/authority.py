@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from coordinator.core.run import Run
 from coordinator.core.work import Report
 from psrpc.core.commands import KEY_BYTES, Attempt, Begin, Command, Keys
-from psrpc.core.errors import AccessDenied, JobMismatch
+from psrpc.core.errors import JobMismatch
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
     DECISION,
@@ -22,8 +21,8 @@ from psrpc.security.signatures import (
     SESSION,
     SessionIdentity,
     SignedDecision,
+    check_receipts,
     grant_of,
-    receipt_of,
     session_body,
 )
 
@@ -70,33 +69,16 @@ class Authority:
         """
         if report.too_stale:
             return report
-        skipped = False
-        for shard in range(shards):
-            receipt = report.receipts[shard] if shard < len(report.receipts) else b""
-            if not self._is_receipt(receipt, worker, generation, report, shard, skipped=False):
-                if not self._is_receipt(receipt, worker, generation, report, shard, skipped=True):
-                    raise AccessDenied(
-                        f"{worker} reports attempt {report.attempt} of {report.batch} as done, and "
-                        f"shard {shard} has not vouched for it",
-                        code="PS308",
-                    )
-                skipped = True
-        return replace(report, skipped=skipped)
-
-    def _is_receipt(
-        self,
-        receipt: bytes,
-        worker: str,
-        generation: int,
-        report: Report,
-        shard: int,
-        *,
-        skipped: bool,
-    ) -> bool:
-        expected = receipt_of(
-            self.keys.grant, worker, generation, report.batch, report.attempt, shard, skipped
+        skipped = check_receipts(
+            self.keys.grant,
+            worker,
+            generation,
+            report.batch,
+            report.attempt,
+            report.receipts,
+            shards,
         )
-        return hmac.compare_digest(receipt, expected)
+        return replace(report, skipped=skipped)
 
     def with_keys(self, command: Command) -> Command:
         """Adds the keys to an order to begin, by which the shard then checks workers."""

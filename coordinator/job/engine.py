@@ -46,11 +46,13 @@ def pause_s(work: Wait, now: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The calling worker and its view of the cluster. ``name`` is empty for an unknown session;
-    ``policy`` is None where it does not matter."""
+    ``policy`` is None where it does not matter. ``ahead``: it can compute rounds that are decided
+    ahead."""
 
     name: str
     generation: int
     policy: int | None = None
+    ahead: bool = False
 
 
 class Engine:
@@ -190,7 +192,7 @@ class Engine:
         if not self._admit(caller):
             return self.course.end()
         self._members.workers[caller.name].asked = True
-        return self.course.assignments.find(caller.name, received)
+        return self.course.assignments.find(caller.name, received, caller.ahead)
 
     def _admit(self, caller: Caller) -> bool:
         """Returns whether the job goes on. Raises StaleGeneration if the session is unknown or the

@@ -113,6 +113,13 @@ class Formation:
         self._told = [None] * len(self._told)
         self._ready.clear()
 
+    def stood(self, versions: Sequence[int]) -> None:
+        """Notes the versions of all shards, by index."""
+        self._holdings = [
+            replace(holding, version=version)
+            for holding, version in zip(self.holdings, versions, strict=True)
+        ]
+
     def initialize(self) -> None:
         """Notes that a worker has initialized every shard."""
         self._holdings = [replace(holding, initialized=True) for holding in self.holdings]

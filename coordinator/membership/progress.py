@@ -205,6 +205,11 @@ class Progress:
         if mine is not None:
             mine.pace.look(compute_s, mine.computed, mine.attempts, now)
 
+    def speeds(self) -> dict[str, float]:
+        """Returns examples per second of computing of the workers of which they are known."""
+        paces = {name: worker.pace.s_per_example for name, worker in self.workers.items()}
+        return {name: 1 / pace for name, pace in paces.items() if pace}
+
     def left(self, worker: str) -> None:
         """Notes that a worker is gone for good."""
         mine = self.workers.pop(worker, None)

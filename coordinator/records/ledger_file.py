@@ -34,6 +34,9 @@ CREATE TABLE IF NOT EXISTS incarnations (
 CREATE TABLE IF NOT EXISTS decisions (
     generation INTEGER NOT NULL, round INTEGER NOT NULL, decision TEXT NOT NULL,
     PRIMARY KEY (generation, round));
+CREATE TABLE IF NOT EXISTS decisions_ahead (
+    generation INTEGER NOT NULL, round INTEGER NOT NULL, decision TEXT NOT NULL,
+    PRIMARY KEY (generation, round));
 CREATE TABLE IF NOT EXISTS evaluations (
     evaluation TEXT NOT NULL, generation INTEGER NOT NULL, global_step INTEGER NOT NULL,
     results TEXT NOT NULL, PRIMARY KEY (evaluation, generation));

@@ -19,11 +19,14 @@ from coordinator.records.stored_values import (
     stored_decision,
     stored_name,
 )
-from psrpc.core.commands import Decision
+from psrpc.core.commands import Decision, RoundsAhead
 from psrpc.core.document import Check, anything, mapped, parse_json, real_or_nan, text, whole, wrong
 
 KEPT_DECISIONS = 8
 """Decisions that stay in the store; recovery needs only the newest."""
+
+KEPT_AHEAD = 4096
+"""Rounds decided ahead that stay in the store: more than are ever decided and not carried out."""
 
 KEPT_INCARNATIONS = 1000
 """Registered processes that the store keeps per role, the newest."""
@@ -120,22 +123,48 @@ class Store:
 
     def put_decision(self, decision: Decision) -> None:
         """Stores a decided round, idempotently. Only a stored decision may be sent."""
-        text = json.dumps(asdict(decision), separators=(",", ":"))
-        key = (decision.generation, decision.round)
         with self._file.transaction():
-            self._file.run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?)", *key, text)
+            self._insert("decisions", decision)
             self._file.run(
                 "DELETE FROM decisions WHERE generation < ? OR round <= ?",
                 *(decision.generation, decision.round - KEPT_DECISIONS),
             )
 
+    def put_ahead(self, ahead: RoundsAhead) -> None:
+        """Stores rounds that are decided ahead, or none of them, idempotently. Only stored
+        decisions may be sent; they may still not have been carried out."""
+        with self._file.transaction():
+            for decision in ahead.decisions:
+                self._insert("decisions_ahead", decision)
+            newest = ahead.decisions[-1].round
+            # Whatever their generation: shards may have gone on from them in a later one.
+            self._file.run("DELETE FROM decisions_ahead WHERE round <= ?", newest - KEPT_AHEAD)
+
     def last_decision(self, since: int) -> Decision | None:
-        """Returns the newest decision of generation ``since`` or later."""
-        row = self._file.run(
+        """Returns the newest decision of generation ``since`` or later, but for those made
+        ahead."""
+        return self._decision(
             "SELECT decision FROM decisions WHERE generation >= ? "
             "ORDER BY generation DESC, round DESC LIMIT 1",
             since,
-        ).fetchone()
+        )
+
+    def decision_ahead(self, since: int, number: int) -> Decision | None:
+        """Returns the newest decision of round ``number`` that was made ahead in generation
+        ``since`` or later."""
+        return self._decision(
+            "SELECT decision FROM decisions_ahead WHERE generation >= ? AND round = ? "
+            "ORDER BY generation DESC LIMIT 1",
+            *(since, number),
+        )
+
+    def _insert(self, table: str, decision: Decision) -> None:
+        text = json.dumps(asdict(decision), separators=(",", ":"))
+        row = (decision.generation, decision.round, text)
+        self._file.run(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", *row)
+
+    def _decision(self, query: str, *values: int) -> Decision | None:
+        row = self._file.run(query, *values).fetchone()
         return None if row is None else self._read(row[0], stored_decision, "decision")
 
     def put_evaluation(

@@ -22,6 +22,7 @@ from coordinator.core.work import (
     MetricVariable,
     Report,
     Round,
+    RoundsLease,
     Train,
     Wait,
     Work,
@@ -224,6 +225,9 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
                 signed = authority.sign(decision)
                 lease.round.decision.decision = signed.decision
                 lease.round.decision.signature = signed.signature
+        case RoundsLease():
+            for number, attempt in work.attempts:
+                lease.rounds.attempts.add(round=number, attempt=leased(attempt))
         case EvaluationWork():
             lease.evaluate.CopyFrom(
                 pb.EvaluateTask(

@@ -78,7 +78,9 @@ class Servicer(CoordinatorServicer):
         context: Any,
         policy: int | None = None,
     ) -> Caller:
-        return Caller(self._worker(request.session, context), request.generation, policy)
+        ahead = not isinstance(request, pb.ReportWorkRequest) and request.rounds_ahead
+        name = self._worker(request.session, context)
+        return Caller(name, request.generation, policy, ahead)
 
     def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
         """Returns the caller's reports with the outcomes that the shards' receipts prove."""

@@ -76,6 +76,11 @@ class OpenRound:
         return any(m.awaited for m in self.micros)
 
     @property
+    def drains(self) -> bool:
+        """Whether no more rounds are to begin."""
+        return self._draining
+
+    @property
     def drained(self) -> bool:
         """Whether nothing of it is in flight since :meth:`drain`."""
         return self._draining and not any(m.under_way for m in self.micros)
@@ -182,6 +187,12 @@ class OpenRound:
             self._cut, self._uncut = tuple(batches), Uncut(batches, self._batch_size)
         else:
             self.micros += [MicroBatch(batch) for batch in batches]
+
+    def adopt(self, micros: Sequence[MicroBatch]) -> None:
+        """Opens a round that was decided ahead, some of which may be committed."""
+        self._cut = ()
+        self.micros = list(micros)
+        self._commits = [micro for micro in micros if micro.committed is not None]
 
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an attempt that is not committed."""

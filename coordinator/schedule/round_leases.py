@@ -70,6 +70,11 @@ class RoundLeases:
         attempt = self._attempt(left, worker, now, number)
         return self._with_ahead(attempt, worker, now, number, workers)
 
+    def reserve(self, attempts: int) -> int:
+        """Numbers that many attempts, which others lease; returns the first number."""
+        first, self._next = self._next, self._next + attempts
+        return first
+
     def _with_ahead(
         self, attempt: Attempt, worker: str, now: float, number: int, workers: int
     ) -> RoundLease:

@@ -22,13 +22,14 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.core.work import Report, Round, TrainingPosition, Wait
+from coordinator.core.work import Report, Round, TrainingPosition, TrainingWork, Wait
+from coordinator.schedule.decided_ahead import DecidedAhead
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
 from coordinator.schedule.round_leases import RoundLeases
 from coordinator.schedule.speculation import SlowAttempts
-from psrpc.core.commands import Attempt, Decision, SnapshotOrder
+from psrpc.core.commands import Attempt, Decision, RoundsAhead, SnapshotOrder
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
@@ -79,6 +80,7 @@ class Rounds:
         self._examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._slow = SlowAttempts(policy, self._tally)
         self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt)
+        self.ahead = DecidedAhead(policy, generation)
         self._open.fill(self._todo)
 
     @property
@@ -94,7 +96,7 @@ class Rounds:
     @property
     def idle(self) -> bool:
         """Whether no worker holds an uncommitted attempt."""
-        return not self._open.awaited
+        return not self._open.awaited and not self.ahead
 
     @property
     def finished_epochs(self) -> list[int]:
@@ -114,7 +116,7 @@ class Rounds:
     @property
     def drained(self) -> bool:
         """Whether no round is in flight, nor will be."""
-        return self._open.drained
+        return self._open.drained and not self.ahead
 
     @property
     def span(self) -> TrainingPosition:
@@ -150,7 +152,7 @@ class Rounds:
         """Allows rounds of epochs before ``until_epoch``."""
         self._todo.extend(until_epoch)
         if not self._open:
-            self._open.fill(self._todo)
+            self._open_next()
 
     def drain(self) -> None:
         """Begins no more rounds; a round in flight is still decided."""
@@ -171,8 +173,27 @@ class Rounds:
         its deadline."""
         return [] if self.complete else self._slow.deadline.stragglers(self._open.micros, now)
 
-    def lease(self, worker: str, now: float, _received: int, workers: int) -> Round | Wait:
-        """See :meth:`RoundLeases.lease`."""
+    def look_ahead(
+        self, before: int | None, weights: Mapping[str, float], now: float
+    ) -> RoundsAhead | None:
+        """Decides rounds ahead if that is possible now, which must be stored before any worker is
+        leased a part of them. None must come ``before``; see :meth:`DecidedAhead.extend`."""
+        epoch = self._open.epoch
+        if epoch is None or self._open.drains or self._open.has_open:
+            return None
+        left = self._todo.left(epoch) - self._open.takes - self.ahead.batches
+        rounds = self.ahead.room(self._round, left, before, now)
+        if not rounds:
+            return None
+        first = self._leases.reserve(rounds * self._policy.taken)
+        return self.ahead.extend(rounds, self._round, self._todo, first, weights, now)
+
+    def lease(self, worker: str, now: float, received: int, workers: int) -> TrainingWork:
+        """Leases attempts of rounds that are decided ahead once the open one needs no worker more;
+        else see :meth:`RoundLeases.lease`."""
+        opened = self.ahead.opened is not None
+        if self.ahead and (opened or not (self._open.has_open or self._open.holds(worker))):
+            return self.ahead.lease(worker, received) or Wait(self.waiting_for())
         chosen = self._leases.lease(worker, now, self._round, workers)
         if chosen.attempt is None:
             return Wait(self.waiting_for(), chosen.until)
@@ -196,7 +217,7 @@ class Rounds:
             return None
         if micro is not None and report.attempt in micro.superseded:
             return None
-        if micro is None or round_number > self._round:
+        if micro is None or round_number > self._round or self.ahead.opened is not None:
             raise InvalidArgument(
                 f"commit of {report.batch} in round {round_number} by {worker}: no such attempt "
                 f"was handed out; the open round is {self._round}"
@@ -215,8 +236,8 @@ class Rounds:
         # The newest version at the time of the lease, or a newer one that the worker reports.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
+        self._committed(worker, micro.committed)
         self._open.commit(micro)
-        self._examples += 0 if report.skipped else report.batch.count
         self._tally.superseded += len(micro.attempts) - 1
         self._tally.late += held.round < self._round
         return micro.committed
@@ -248,20 +269,32 @@ class Rounds:
         self._decided.append(decision)
         self._round += 1
         self._slow.deadline.restart()
-        self._open.fill(self._todo)
+        self._open_next()
 
-    def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
-        """Returns nothing: in a round a commit finishes a batch."""
-        return []
+    def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
+        """Commits attempts of rounds that are decided ahead; returns the reports that count. Others
+        are committed one by one."""
+        self.tick(now)
+        counted = []
+        for report in reports:
+            micro = self.ahead.commit(worker, report)
+            if micro is None or micro.committed is None:
+                continue
+            self._committed(worker, micro.committed)
+            if micro in self._open.micros:
+                self._open.commit(micro)
+            counted.append(micro.committed)
+        return counted
 
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an uncommitted attempt."""
-        return self._open.holds(worker)
+        return self._open.holds(worker) or bool(self.ahead.held_by([worker]))
 
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
         only after :meth:`release`."""
         self._slow.forget(worker)
+        self.ahead.crew.left(worker)
         return self._open.revoke(worker)
 
     def release(self, worker: str) -> int:
@@ -274,7 +307,7 @@ class Rounds:
         Returns the workers to give up: where shards already hold two attempts of stuck workers, and
         have no room for a third, the one with the newer attempt."""
         self._leases.stuck = stuck = frozenset(stuck)
-        return self._open.twice_left_by(stuck)
+        return self.ahead.held_by(stuck) or self._open.twice_left_by(stuck)
 
     def take_finished_epochs(self) -> list[int]:
         """Returns the epochs whose last round was decided since the last call."""
@@ -286,6 +319,17 @@ class Rounds:
         if self.finished:
             return ""
         return self._open.waiting_for(self._round)
+
+    def _open_next(self) -> None:
+        ahead = self.ahead.next()
+        if ahead is not None:
+            self._open.adopt(ahead.micros)
+        else:
+            self._open.fill(self._todo)
+
+    def _committed(self, worker: str, report: Report) -> None:
+        self._examples += 0 if report.skipped else report.batch.count
+        self.ahead.crew.worked(worker)
 
     @property
     def _epoch(self) -> int:

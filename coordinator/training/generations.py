@@ -7,7 +7,7 @@ the disk. A new generation is stored before it is announced.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coordinator.checkpoints.choice import Chosen
@@ -17,9 +17,9 @@ from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import Origin, choose_origin, go_over, why_restore
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION, POLICIES, RESTORED, SINCE
-from psrpc.core.commands import Begin, Command
+from psrpc.core.commands import Begin, Command, Decision
 from psrpc.core.errors import CheckpointError
-from psrpc.core.shard_reports import HeldReport
+from psrpc.core.shard_reports import HeldReport, HeldState
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -108,6 +108,12 @@ class Generations:
         self.formation.dissolve()
         return True
 
+    def begin_again(self, versions: Sequence[int]) -> None:
+        """Has another generation formed of the present shards, which stand at these
+        ``versions``."""
+        self.formation.stood(versions)
+        self.formation.dissolve()
+
     def cannot(self, what: str, error: Exception) -> None:
         """Notes that the disk refuses ``what``, which is tried again."""
         self.refused_by_disk = f"{what}: {error}"
@@ -123,7 +129,7 @@ class Generations:
             step = run.followed[-1].step
             origin = go_over(holdings, run.settings, generation, run.policy, step)
             return self._raise(generation, origin, None)
-        decision = self._store.last_decision(run.since) if run.settings.rounds else None
+        decision = self._newest_decision(holdings) if run.settings.rounds else None
         noted = self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
@@ -199,6 +205,17 @@ class Generations:
             return "the newest good checkpoint to be found"
         return self.formation.waiting_for()
 
+    def _newest_decision(self, holdings: Sequence[HeldState]) -> Decision | None:
+        """Returns the decision that only some shards may have carried out, if there is one."""
+        versions = [holding.version for holding in holdings]
+        last = self._store.last_decision(self.run.since)
+        ahead = self._store.decision_ahead(self.run.since, max(versions) - 1)
+        if ahead is None or (last is not None and _order(last) >= _order(ahead)):
+            return last
+        # The rounds since the last one were decided ahead, each in the same generation as the one
+        # before or a later one.
+        return ahead if min(versions) < max(versions) else None
+
     def _check_versions(self) -> None:
         versions = {s.holding.version for s in self.standings}
         restored = self.run.restored
@@ -263,6 +280,10 @@ def _version(chosen: Chosen | None, run: Run) -> int | None:
     if chosen is None or chosen.restored.policy == run.policy:
         return None
     return chosen.restored.global_step
+
+
+def _order(decision: Decision) -> tuple[int, int]:
+    return decision.generation, decision.round
 
 
 def _words(begin: Begin) -> str:

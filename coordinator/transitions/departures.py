@@ -29,6 +29,8 @@ class Departures:
         self._lapses = FlapDetector()
         self._leaving: dict[tuple[int, int], SaveRequest] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
+        self._holds = False
+        """Whether the generation ends once every shard refuses the revoked workers."""
         self._untold: set[tuple[int, int]] = set()
         """Shards and incarnations that wait for the end of a drain."""
 
@@ -36,6 +38,7 @@ class Departures:
         """Begins a generation, which previously departed workers cannot reach."""
         self._leaving.clear()
         self._revocations.begin()
+        self._holds = False
 
     def worker_silent(self, name: str) -> None:
         """Revokes a worker that has fallen silent, and may only stand still."""
@@ -74,6 +77,8 @@ class Departures:
             free = self._revocations.obeyed(shard, revoked)
             for worker in free:
                 self._release(worker)
+            if free and self._holds and not self._revocations.waiting_for():
+                self._begin_again()
             if free:
                 self._advance()
 
@@ -111,6 +116,13 @@ class Departures:
         """Says which shards have to refuse which workers; empty when all do."""
         return self._revocations.waiting_for()
 
+    def _begin_again(self) -> None:
+        """Has another generation formed of the shards as they stand. They have forgotten the rounds
+        that were decided ahead, so that their versions do not rise any more."""
+        log.info("another generation begins: rounds were decided ahead for a worker that left")
+        shards = self._job.members.places.shards
+        self._job.generations.begin_again([shard.figures.version for shard in shards])
+
     def _release(self, name: str) -> None:
         """Opens the work of ``name``, which every shard refuses, to other workers."""
         opened = self._job.training.release(name)
@@ -121,6 +133,8 @@ class Departures:
     def _revoke(self, name: str, lost: bool) -> None:
         """Revokes a worker; other workers get its work once every shard refuses it."""
         job = self._job
+        holds = job.complete and job.phase not in ENDED and job.training.hold(name)
+        self._holds = self._holds or holds
         attempts = job.training.revoke(name, lost)
         # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:

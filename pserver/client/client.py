@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from pserver.client.exchanger import Exchanger
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
 from pserver.client.tries import Tries
 from pserver.core.assembly import shard_extents
-from pserver.core.requests import Outcome, PushResult
+from pserver.core.requests import Outcome, PushResult, StagedEverywhere
 from pserver.core.table_ids import RowsWanted, count
 from pserver.transport.transport import TransportChoice
 from pserver.transport.workspace import Workspace
@@ -213,6 +213,7 @@ class ShardClient:
         decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
         patience_s: float | None = None,
+        staged: Sequence[StagedEverywhere] = (),
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
@@ -220,6 +221,7 @@ class ShardClient:
             decision: of the round before the pulled one, from the lease; the shard applies it
                 first.
             rows: the table rows to read. With ``rows_only``, ``into`` stays as it is.
+            staged: attempts that all shards hold, for rounds that were decided ahead.
             patience_s: try once, and let the shard wait for the round no longer than that.
 
         Raises:
@@ -229,6 +231,7 @@ class ShardClient:
         """
         header = pb.ExchangeHeader()
         self._requests.fill_pull(header.pull, fence, source, decision)
+        self._requests.fill_staged(header.pull, staged)
         answer = self._exchange(header, into, wanted=rows, patience_s=patience_s)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
@@ -246,19 +249,27 @@ class ShardClient:
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
-        self, fence: types.Fence, push: GradientPush, into: Arrays, rows: RowsWanted | None = None
+        self,
+        fence: types.Fence,
+        push: GradientPush,
+        into: Arrays,
+        rows: RowsWanted | None = None,
+        round_number: int | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange, or in two when
-        one message cannot hold the ids of both."""
+        """:meth:`push` and :meth:`pull` of the newest values (async) or of a round (sync) in one
+        exchange, or in two when one message cannot hold the ids of both."""
         if (
             rows is not None
             and push.rows
             and (sum(len(r.ids) for r in push.rows.values()) + count(rows.pairs) > MAX_IDS)
         ):
             result = self.push(fence, push)
-            return result, self.pull(fence, None, into, rows=rows)
+            return result, self.pull(fence, round_number, into, rows=rows)
         header = pb.ExchangeHeader()
-        header.pull.newest = True
+        if round_number is None:
+            header.pull.newest = True
+        else:
+            header.pull.round = round_number
         self._requests.fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)

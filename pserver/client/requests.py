@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
+from pserver.core.requests import StagedEverywhere
 from pserver.core.table_ids import RowsWanted, add_table_ids, pushed_pairs, row_extents
 from pserver.transport.transport import Outgoing, Target
 from pserver.wire import streams
@@ -119,6 +120,13 @@ class Requests:
             header.round = source
         else:
             header.snapshot = source
+
+    def fill_staged(self, header: pb.PullRequest, staged: Sequence[StagedEverywhere]) -> None:
+        """Adds attempts that all shards hold to ``header`` in place."""
+        for one in staged:
+            attempt = one.attempt
+            batch = to_batch(attempt.batch)
+            header.staged.add(batch=batch, attempt=attempt.number, receipts=one.receipts)
 
     def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: GradientPush) -> None:
         """Fills ``header`` in place."""

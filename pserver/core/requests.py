@@ -71,10 +71,18 @@ class PushResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedEverywhere:
+    """An attempt that every shard holds, with their receipts, by shard."""
+
+    attempt: Attempt
+    receipts: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PullRequest:
     """The header of a pull. ``source`` is None for the newest values, a round, or the name of a
     snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.gate` has
-    identified the worker and checked ``signed``."""
+    identified the worker and checked ``signed`` and ``staged``."""
 
     fence: Fence
     worker: str
@@ -84,6 +92,7 @@ class PullRequest:
     rows: TableIds = ()
     rows_only: bool = False
     signed: SignedDecision | None = None
+    staged: tuple[StagedEverywhere, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

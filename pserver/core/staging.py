@@ -79,6 +79,8 @@ class Staging:
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
         self._held: dict[BatchId, dict[int, Staged]] = {}
+        self._everywhere: set[Attempt] = set()
+        """Those of them that all shards are known to hold."""
 
     def __len__(self) -> int:
         """Number of staged attempts. Any thread may call it: list() copies in one atomic step."""
@@ -126,10 +128,22 @@ class Staging:
         """Returns a staged attempt."""
         return self._held[attempt.batch][attempt.number]
 
-    def stage(self, attempt: Attempt, staged: Staged) -> None:
-        """Stages a new attempt, for which :meth:`admit` has returned True."""
+    def stage(self, attempt: Attempt, staged: Staged, everywhere: bool = False) -> None:
+        """Stages a new attempt, for which :meth:`admit` has returned True. ``everywhere``: there is
+        no other shard."""
         assert self.admit(attempt)
         self._held.setdefault(attempt.batch, {})[attempt.number] = staged
+        if everywhere:
+            self.confirm(attempt)
+
+    def confirm(self, attempt: Attempt) -> None:
+        """Notes that all shards hold an attempt; ignores one that is not staged here."""
+        if attempt.number in self._held.get(attempt.batch, {}):
+            self._everywhere.add(attempt)
+
+    def is_everywhere(self, attempt: Attempt) -> bool:
+        """Whether all shards are known to hold this attempt."""
+        return attempt in self._everywhere
 
     def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
         """Selects the gradients of the round that names ``attempts``. Changes nothing.
@@ -161,18 +175,22 @@ class Staging:
         """Removes one attempt and returns it, if staged."""
         held = self._held.get(attempt.batch, {})
         dropped = held.pop(attempt.number, None)
+        self._everywhere.discard(attempt)
         if dropped is not None and not held:
             del self._held[attempt.batch]
         return dropped
 
     def drop_all(self, batch: BatchId) -> list[Staged]:
         """Removes and returns all attempts of a micro-batch."""
-        return list(self._held.pop(batch, {}).values())
+        dropped = self._held.pop(batch, {})
+        self._everywhere.difference_update(Attempt(batch, number) for number in dropped)
+        return list(dropped.values())
 
     def clear(self) -> list[Staged]:
         """Removes and returns all attempts, so that the caller can reuse their buffers."""
         dropped = [s for attempts in self._held.values() for s in attempts.values()]
         self._held.clear()
+        self._everywhere.clear()
         return dropped
 
 

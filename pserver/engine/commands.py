@@ -10,10 +10,10 @@ from pserver.core.requests import Begun, RestoredState
 from pserver.engine.gate import Gate
 from pserver.engine.held_snapshots import SnapshotShelf
 from pserver.engine.intake import Intake
-from pserver.engine.parameters import Parameters
+from pserver.engine.parameters import Parameters, ShardPosition
 from pserver.engine.pulls import Pushes
 from pserver.engine.rounds import StagedRounds
-from psrpc.core.commands import Begin, Decision, Revocation, SnapshotOrder
+from psrpc.core.commands import Begin, Decision, Revocation, RoundsAhead, SnapshotOrder
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
 
@@ -98,6 +98,8 @@ class ShardCommands:
             self._pushes.forget(revocation.worker)
             for attempt in revocation.attempts:
                 self._rounds.drop(attempt)
+            # What the worker has in rounds that are decided ahead may be missing on another shard.
+            self._rounds.forget_ahead()
             revocations.number = revocation.number
             self._wake()
 
@@ -113,6 +115,24 @@ class ShardCommands:
                 for order in decision.snapshots:
                     self._shelf.take(order, self._held)
                 self._changed.notify_all()
+
+    def plan(self, ahead: RoundsAhead) -> None:
+        """Takes in rounds that are decided ahead, and applies those that are complete.
+
+        Raises:
+            StaleGeneration, ResourceExhausted: see :meth:`StagedRounds.plan`.
+        """
+        with self._changed:
+            self._rounds.plan(ahead)
+            if self._rounds.advance():
+                self._changed.notify_all()
+
+    def stand(self) -> ShardPosition:
+        """Forgets the rounds that were decided ahead, and returns the shard's present state, which
+        only commands change from then on. Call it before a command stream is opened."""
+        with self._changed:
+            self._rounds.forget_ahead()
+            return self._held.standing
 
     def take_snapshot(self, order: SnapshotOrder) -> None:
         """Takes a snapshot by ``order`` and passes it to the sink. A repeated order takes none."""

@@ -79,12 +79,12 @@ class ShardEngine:
         self._changed = threading.Condition()  # its lock, reentrant, is the shard's
         self._counters = Counters()
         self._rounds = StagedRounds(
-            identity.shard, self._held, self._counters, policy, clock, pool.release
+            identity.shard, self._held, self._counters, policy, clock, pool.release, plan.shards
         )
         self._pushes = Pushes(self._held, self._counters, policy, clock)
         self._shelf = SnapshotShelf(sink, self._changed)
         self._gate = Gate(identity, plan.hash, self._held, self._rounds)
-        self.credentials = Credentials(self._gate.admit, lambda: self._gate.identity)
+        self.credentials = Credentials(self._gate.admit, lambda: self._gate.identity, plan.shards)
         self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
@@ -150,18 +150,20 @@ class ShardEngine:
         timeout_s: float,
         encoding: Encoding,
         rows: RowsRequest | None = None,
+        wanted: int | None = None,
     ) -> tuple[PushResult, Values]:
-        """Does :meth:`push` and returns the newest values as well, atomically. Async only."""
+        """Does :meth:`push` and returns values as well. Async: the newest, atomically. Sync: those
+        of round ``wanted``, for which it waits at most ``timeout_s``."""
         # First: a worker that does not know the policy of this generation yet gets StaleGeneration.
         self._gate.admit_worker(request)
-        if self.identity.settings.rounds:
+        if self.identity.settings.rounds != (wanted is not None):
             raise InvalidArgument(
-                "a pull with a push is for async jobs and this one is sync; pull the next round"
+                "a pull with a push is of the newest values in async jobs, of a round in sync ones"
             )
         check_values(encoding)
         if rows is not None:
             rows = self._pulls.check_rows(rows)
-        result, values = self._push(request, arrival, timeout_s, encoding, rows)
+        result, values = self._push(request, arrival, timeout_s, encoding, rows, wanted)
         assert values is not None
         return result, values
 
@@ -172,11 +174,18 @@ class ShardEngine:
         timeout_s: float,
         pull: Encoding | None,
         rows: RowsRequest | None = None,
+        wanted: int | None = None,
     ) -> tuple[PushResult, Values | None]:
         with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
             result = self._accept(request, arrived, pulls=pull is not None)
-            return result, None if pull is None else self._pulls.newest(request, pull, rows)
+            if pull is None:
+                return result, None
+            if wanted is None:
+                return result, self._pulls.newest(request, pull, rows)
+        with self._changed:
+            self._waits.reached(request, wanted, timeout_s)
+            return result, self._pulls.newest(request, pull, rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""
@@ -186,9 +195,15 @@ class ShardEngine:
             skipped = self._held.applied.skipped(request.batch)
             return PushResult("already_applied", self._held.version, skipped=skipped)
         if self.identity.settings.rounds:
-            return self._rounds.stage(request, arrived)
+            result = self._rounds.stage(request, arrived)
+            self._advance()
+            return result
         with span("apply", shard=self.identity.shard, batch=request.batch):
             return self._pushes.apply(request, arrived, pulls)
+
+    def _advance(self) -> None:
+        if self._rounds.advance():
+            self._changed.notify_all()
 
     def pull(
         self,
@@ -211,6 +226,9 @@ class ShardEngine:
             if request.decision is not None:
                 self._waits.decided(request, request.decision.round, timeout_s)
                 self.commands.decide(request.decision)
+            if request.staged:
+                self._rounds.confirm(one.attempt for one in request.staged)
+                self._advance()
             if request.source is not None:
                 self._waits.reached(request, request.source, timeout_s)
             return self._pulls.newest(request, request.encoding, rows)
@@ -224,13 +242,16 @@ class ShardEngine:
         """Returns the shard's present state.
 
         Reads without the lock, so the values may be of two moments: a status request must not wait
-        for an update of a gigabyte."""
-        standing, revocations = self._held.standing, self._gate.revocations
+        for an update of a gigabyte. Revocations first: after one, the version rises by decisions
+        alone that the coordinator sends."""
+        revocations = self._gate.revocations
+        revoked = revocations.number
+        standing = self._held.standing
         return ShardReport(
             generation=standing.generation,
             version=standing.version,
             initialized=standing.initialized,
-            revoked=revocations.number if revocations.generation == standing.generation else 0,
+            revoked=revoked if revocations.generation == standing.generation else 0,
             nbytes=self.plan.shard_nbytes(self.identity.shard),
             counters=self._counters.reported(),
             staged_now=len(self._rounds),

@@ -25,6 +25,7 @@ from psrpc.security.signatures import (
     SessionIdentity,
     check_decision,
     check_grant,
+    check_receipts,
     read_session,
     receipt_of,
 )
@@ -125,7 +126,7 @@ class RoundWaits:
         if self._gate.identity.settings.backups:
             self._await(request, decided, timeout_s)
 
-    def reached(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
+    def reached(self, request: PushRequest | PullRequest, wanted: int, timeout_s: float) -> None:
         """Waits for round ``wanted``.
 
         Raises:
@@ -152,7 +153,7 @@ class RoundWaits:
         self._closed = True
         self._changed.notify_all()
 
-    def _await(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
+    def _await(self, request: PushRequest | PullRequest, wanted: int, timeout_s: float) -> None:
         def over() -> bool:
             self._gate.admit_worker(request)
             return self._held.version >= wanted or self._closed
@@ -167,14 +168,19 @@ class Credentials:
     a message that the engine admits afterwards was checked with the keys of its own generation."""
 
     def __init__(
-        self, admit: Callable[[Fence], object], identity: Callable[[], ShardIdentity]
+        self,
+        admit: Callable[[Fence], object],
+        identity: Callable[[], ShardIdentity],
+        shards: int,
     ) -> None:
         """Args:
         admit: raises if a message is not for this shard in its present state.
         identity: returns the shard's present identity.
+        shards: their number in the job.
         """
         self._admit = admit
         self._identity = identity
+        self._shards = shards
 
     def initialize(self, request: InitializeRequest, certificate: str) -> InitializeRequest:
         """Passes values from a worker that the coordinator told to send them; raises as
@@ -225,10 +231,17 @@ class Credentials:
         """Returns the pull with its worker and its decision filled in.
 
         Raises:
-            AccessDenied: this job's coordinator did not issue the session or the decision.
+            AccessDenied: this job's coordinator did not issue the session or the decision, or a
+                shard has not vouched for an attempt.
             StaleGeneration: as :meth:`push`.
         """
         session, keys = self._session(request.fence, certificate)
+        generation = request.fence.generation
+        for one in request.staged:
+            batch, number = one.attempt.batch, one.attempt.number
+            check_receipts(
+                keys.grant, session.worker, generation, batch, number, one.receipts, self._shards
+            )
         if request.signed is None:
             return replace(request, worker=session.worker)
         check_decision(keys.verify, request.signed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from pserver.core.counters import Counters
@@ -10,11 +10,20 @@ from pserver.core.requests import PushRequest, PushResult
 from pserver.core.staging import Missing, Staged, Staging, mean_rows, weighted_mean
 from pserver.engine.buffers import Arrived, Buffers
 from pserver.engine.parameters import Parameters
-from psrpc.core.commands import Attempt, Decision
-from psrpc.core.errors import NotReady, RoundPassed, StaleGeneration
+from psrpc.core.commands import Attempt, Decision, RoundsAhead
+from psrpc.core.errors import (
+    InvalidArgument,
+    NotReady,
+    ResourceExhausted,
+    RoundPassed,
+    StaleGeneration,
+)
 from psrpc.core.policy import Policy
 from psrpc.ops.clock import Clock
 from psrpc.ops.tracing import span
+
+MOST_AHEAD = 2048
+"""Maximum number of rounds that may be decided ahead."""
 
 
 class StagedRounds:
@@ -33,8 +42,9 @@ class StagedRounds:
         policy: Policy,
         clock: Clock,
         release: Callable[[Buffers], None],
+        shards: int,
     ) -> None:
-        """``release`` takes back the buffers of a staged gradient."""
+        """``release`` takes back the buffers of a staged gradient; ``shards`` is their number."""
         self._shard = shard
         self._me = f"shard {shard}"
         self._held = held
@@ -43,6 +53,9 @@ class StagedRounds:
         self._release = release
         self._policy = policy
         self._staging = Staging(policy.open)
+        self._alone = shards == 1
+        self._ahead: dict[int, Decision] = {}
+        """By round: the decisions that were made ahead."""
 
     def __len__(self) -> int:
         """Number of staged attempts. Any thread may call it."""
@@ -62,10 +75,15 @@ class StagedRounds:
                 f"a push of {request.batch} is for round {request.base_version};"
                 f" {self._me} is at round {version}"
             )
+        decided = self._ahead.get(version)
+        if decided is not None and request.attempt not in decided.attempts:
+            raise InvalidArgument(
+                f"{request.attempt} is not of round {version}, which was decided ahead"
+            )
         if self._staging.admit(request.attempt):
             if arrived is not None and arrived.rows:
                 self._held.tables.check(arrived.rows)
-            self._staging.stage(request.attempt, self._staged(request, arrived))
+            self._staging.stage(request.attempt, self._staged(request, arrived), self._alone)
             self._counters.staged += 1
         held = self._staging.held(request.attempt)
         return PushResult("staged", version, skipped=held.gradients is None)
@@ -111,6 +129,7 @@ class StagedRounds:
                 f"{self._me} cannot apply round {decision.round}: it waits for the decision of"
                 f" round {version}"
             )
+        self._ahead.pop(decision.round, None)
         applied = self._held.applied
         lacking = tuple(a for a in decision.attempts if not applied.contains(a.batch))
         decided = self._staging.decide(lacking)
@@ -141,9 +160,54 @@ class StagedRounds:
             self.clear()
         return True
 
+    def plan(self, ahead: RoundsAhead) -> None:
+        """Takes in rounds that are decided ahead. Call :meth:`advance` next.
+
+        Raises:
+            StaleGeneration: they are of another generation.
+            ResourceExhausted: more than :data:`MOST_AHEAD`.
+        """
+        generation, version, _ = self._held.standing
+        for decision in ahead.decisions:
+            if decision.generation != generation:
+                raise StaleGeneration(
+                    f"round {decision.round} was decided ahead in generation"
+                    f" {decision.generation}; {self._me} is in {generation}"
+                )
+            if decision.round >= version:
+                self._ahead[decision.round] = decision
+        if len(self._ahead) > MOST_AHEAD:
+            raise ResourceExhausted(
+                f"{len(self._ahead)} rounds are decided ahead; expected at most {MOST_AHEAD}"
+            )
+
+    def confirm(self, attempts: Iterable[Attempt]) -> None:
+        """Notes that all shards hold these attempts. Call :meth:`advance` next."""
+        for attempt in attempts:
+            self._staging.confirm(attempt)
+
+    def advance(self) -> bool:
+        """Applies the rounds that were decided ahead and are complete on all shards; returns
+        whether there was one."""
+        advanced = False
+        while (decision := self._ahead.get(self._held.version)) is not None:
+            applied = self._held.applied
+            if not all(
+                self._staging.is_everywhere(attempt) or applied.contains(attempt.batch)
+                for attempt in decision.attempts
+            ):
+                break
+            advanced = self.decide(decision) or advanced
+        return advanced
+
+    def forget_ahead(self) -> None:
+        """Applies no round any more without the coordinator's word."""
+        self._ahead.clear()
+
     def begin(self, policy: Policy) -> None:
         """Starts a generation under ``policy`` with nothing staged."""
         self.clear()
+        self.forget_ahead()
         self._policy = policy
         self._staging = Staging(policy.open)
 

@@ -235,8 +235,8 @@ class Coordination:
         raise _Over
 
     def _watch(self, engine: ShardEngine) -> CommandStream:
-        report = engine.report()
-        held = HeldState(self._incarnation, report.generation, report.initialized, report.version)
+        generation, version, initialized = engine.commands.stand()
+        held = HeldState(self._incarnation, generation, initialized, version)
         self._commands = self._client.watch(to_watch(self._shard, held))
         if self._unknown.is_set() or self._stopping.is_set():
             # The setting thread may have looked for the stream just before it existed.

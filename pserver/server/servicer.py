@@ -130,12 +130,16 @@ class Conversation:
         vouch = self._engine.credentials.vouch
         if not header.HasField("pull"):
             return vouch(request, self._engine.push(request, arrival, patience_s)), None
-        if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
-            raise InvalidArgument("a pull with a push is of the newest values")
+        source = header.pull.WhichOneof("source")
+        if source not in ("newest", "round") or header.pull.HasField("decision"):
+            raise InvalidArgument("a pull with a push is of the newest values or of a round")
+        round_number = header.pull.round if source == "round" else None
         encoding = streams.from_encoding(header.pull.encoding)
         only = header.pull.rows_only
         wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-        result, values = self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
+        result, values = self._engine.push_pull(
+            request, arrival, patience_s, encoding, wanted, round_number
+        )
         return vouch(request, result), values
 
     def _answer(

@@ -10,6 +10,7 @@ from pserver.core.requests import (
     PullRequest,
     PushRequest,
     PushResult,
+    StagedEverywhere,
     Values,
 )
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
@@ -83,6 +84,7 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
         from_table_ids(request.rows) if request.rows else (),
         request.rows_only,
         SignedDecision(signed.decision, signed.signature) if signed is not None else None,
+        tuple([StagedEverywhere(from_attempt(s), tuple(s.receipts)) for s in request.staged]),
     )
 
 

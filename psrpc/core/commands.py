@@ -55,6 +55,16 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsAhead:
+    """Decides rounds before their gradients are there, in rising order and all of one generation. A
+    shard applies each on its own, once it is at that round and all shards hold every attempt that
+    the decision names. It forgets them when it begins, revokes a worker or opens a command
+    stream."""
+
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Orders the shards to drop a kept snapshot."""
 
@@ -120,4 +130,4 @@ class Ended:
     reason: str = ""
 
 
-Command: TypeAlias = Decision | SnapshotOrder | Release | Begin | Revocation | Ended
+Command: TypeAlias = Decision | RoundsAhead | SnapshotOrder | Release | Begin | Revocation | Ended

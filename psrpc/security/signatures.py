@@ -8,7 +8,8 @@ What a worker passes on from the coordinator carries a proof that the worker can
   that coordinator and shards share, since one is checked for every push: 2 microseconds, where a
   signature takes 200;
 * a *receipt* says that a shard has the attempt, and whether with a gradient or as skipped. Made
-  with the same key, and checked by the coordinator: a worker cannot report what it did not push;
+  with the same key, and checked by the coordinator, or by the other shards where a round is decided
+  ahead: a worker cannot report what it did not push;
 * a *signed decision* is a round as the coordinator stored it. Ed25519, checked once for a round.
 
 The keys are new with each coordinator process and reach shards on their own command stream, with
@@ -20,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -104,6 +106,43 @@ def check_grant(
             f"{worker} sends {what}; that was not leased to it in generation {generation}",
             code="PS305",
         )
+
+
+def check_receipts(
+    key: bytes,
+    worker: str,
+    generation: int,
+    batch: BatchId,
+    attempt: int,
+    receipts: Sequence[bytes],
+    shards: int,
+) -> bool:
+    """Returns whether a shard has skipped the attempt, of which every shard has given a receipt.
+
+    Raises:
+        AccessDenied: the receipt of a shard is missing or wrong.
+    """
+    skipped = False
+    for shard in range(shards):
+        receipt = receipts[shard] if shard < len(receipts) else b""
+        outcome = next(
+            (
+                outcome
+                for outcome in (False, True)
+                if hmac.compare_digest(
+                    receipt, receipt_of(key, worker, generation, batch, attempt, shard, outcome)
+                )
+            ),
+            None,
+        )
+        if outcome is None:
+            raise AccessDenied(
+                f"{worker} reports attempt {attempt} of {batch} as done, and shard {shard} has "
+                "not vouched for it",
+                code="PS308",
+            )
+        skipped = skipped or outcome
+    return skipped
 
 
 def read_session(verify: bytes, token: bytes) -> SessionIdentity:

@@ -211,20 +211,28 @@ class Revocation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation")
+    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation", "rounds_ahead")
     DECISION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     decision: _types_pb2.Decision
     snapshot: _types_pb2.SnapshotOrder
     release_snapshot: str
     shutdown: Shutdown
     begin: Begin
     revocation: Revocation
-    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ...) -> None: ...
+    rounds_ahead: RoundsAhead
+    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., rounds_ahead: _Optional[_Union[RoundsAhead, _Mapping]] = ...) -> None: ...
+
+class RoundsAhead(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[_types_pb2.Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[_types_pb2.Decision, _Mapping]]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("failed", "reason")
@@ -453,18 +461,20 @@ class GetClusterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class LeaseWorkRequest(_message.Message):
-    __slots__ = ("generation", "policy", "done", "received", "session")
+    __slots__ = ("generation", "policy", "done", "received", "session", "rounds_ahead")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
     received: int
     session: bytes
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ...) -> None: ...
+    rounds_ahead: bool
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)
@@ -473,7 +483,7 @@ class LeaseWorkResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("generation", "policy", "initialize", "train", "round", "evaluate", "merge", "wait", "finished")
+    __slots__ = ("generation", "policy", "initialize", "train", "round", "evaluate", "merge", "wait", "finished", "rounds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +493,7 @@ class Lease(_message.Message):
     MERGE_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     initialize: InitializeWork
@@ -492,7 +503,8 @@ class Lease(_message.Message):
     merge: MergeEvaluation
     wait: Wait
     finished: Shutdown
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., initialize: _Optional[_Union[InitializeWork, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., round: _Optional[_Union[RoundWork, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., merge: _Optional[_Union[MergeEvaluation, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., finished: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    rounds: RoundsTask
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., initialize: _Optional[_Union[InitializeWork, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., round: _Optional[_Union[RoundWork, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., merge: _Optional[_Union[MergeEvaluation, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., finished: _Optional[_Union[Shutdown, _Mapping]] = ..., rounds: _Optional[_Union[RoundsTask, _Mapping]] = ...) -> None: ...
 
 class InitializeWork(_message.Message):
     __slots__ = ("grant", "first_rows")
@@ -525,6 +537,20 @@ class RoundWork(_message.Message):
     pull_next: bool
     ahead: _types_pb2.Attempt
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: _Optional[bool] = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
+
+class RoundsTask(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptAhead]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[AttemptAhead, _Mapping]]] = ...) -> None: ...
+
+class AttemptAhead(_message.Message):
+    __slots__ = ("round", "attempt")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: _types_pb2.Attempt
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("evaluation", "task", "snapshot", "start", "stop")
@@ -571,18 +597,20 @@ class Wait(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class CommitBatchRequest(_message.Message):
-    __slots__ = ("generation", "policy", "round", "report", "session")
+    __slots__ = ("generation", "policy", "round", "report", "session", "rounds_ahead")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     round: int
     report: BatchReport
     session: bytes
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ...) -> None: ...
+    rounds_ahead: bool
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ...) -> None: ...
 
 class CommitBatchResponse(_message.Message):
     __slots__ = ("lease",)

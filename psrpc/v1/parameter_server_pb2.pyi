@@ -50,7 +50,7 @@ class InitializeResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision")
+    __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision", "staged")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class PullRequest(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_ONLY_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     newest: bool
     round: int
@@ -67,7 +68,18 @@ class PullRequest(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
     rows_only: bool
     decision: _types_pb2.SignedDecision
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ...) -> None: ...
+    staged: _containers.RepeatedCompositeFieldContainer[StagedEverywhere]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedEverywhere, _Mapping]]] = ...) -> None: ...
+
+class StagedEverywhere(_message.Message):
+    __slots__ = ("batch", "attempt", "receipts")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    batch: _types_pb2.BatchId
+    attempt: int
+    receipts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., receipts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("version", "generation", "extents")

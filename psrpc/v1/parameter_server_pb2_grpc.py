@@ -100,8 +100,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """Any number of exchanges, one after another: each is a push, a pull, or in async mode a push and
-        then a pull of the newest values, as PushGradients and Pull would do them. An exchange is a
+        """Any number of exchanges, one after another: each is a push, a pull, or a push and then a pull, in
+        async mode of the newest values, in sync mode of a later round, as PushGradients and Pull would do
+        them. An exchange is a
         header and the chunks it announces, answered by a header and its chunks; the next one begins
         when the answer is complete. A worker keeps one call open per shard, for as long as its
         deadline allows, since setting a call up costs more than a small step; a client that comes

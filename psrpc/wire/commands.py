@@ -16,6 +16,7 @@ from psrpc.core.commands import (
     Keys,
     Release,
     Revocation,
+    RoundsAhead,
     SnapshotOrder,
 )
 from psrpc.core.errors import InvalidArgument, InvalidJob
@@ -32,6 +33,9 @@ def to_command(command: Command) -> pb.WatchResponse:
     match command:
         case Decision():
             return pb.WatchResponse(decision=to_decision(command))
+        case RoundsAhead():
+            rounds = pb.RoundsAhead(decisions=map(to_decision, command.decisions))
+            return pb.WatchResponse(rounds_ahead=rounds)
         case SnapshotOrder():
             return pb.WatchResponse(snapshot=to_order(command))
         case Release():
@@ -49,6 +53,8 @@ def from_command(message: pb.WatchResponse) -> Command | None:
     match message.WhichOneof("command"):
         case "decision":
             return from_decision(message.decision)
+        case "rounds_ahead":
+            return RoundsAhead(tuple(map(from_decision, message.rounds_ahead.decisions)))
         case "snapshot":
             return from_order(message.snapshot)
         case "release_snapshot":
@@ -78,7 +84,11 @@ def to_attempt(attempt: Attempt) -> types_pb2.Attempt:
     return types_pb2.Attempt(batch=to_batch(attempt.batch), attempt=attempt.number)
 
 
-def from_attempt(message: types_pb2.Attempt | parameter_server_pb2.PushHeader) -> Attempt:
+def from_attempt(
+    message: types_pb2.Attempt
+    | parameter_server_pb2.PushHeader
+    | parameter_server_pb2.StagedEverywhere,
+) -> Attempt:
     """Decodes an attempt. Raises InvalidArgument for an empty batch or one beyond 2^63."""
     batch = message.batch
     if batch.count < 1:

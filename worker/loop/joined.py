@@ -108,8 +108,9 @@ class Leases:
             return
         self._expected = True
         if following.exception() is None:
-            batches = following.result().train.batches
-            self._source.expect([from_batch(attempt.batch) for attempt in batches])
+            lease = following.result()
+            attempts = [*lease.train.batches, *(each.attempt for each in lease.rounds.attempts)]
+            self._source.expect([from_batch(attempt.batch) for attempt in attempts])
 
     def first_of_next(self) -> BatchId | None:
         """Returns the first batch of the next task, if known."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from pserver.client.client import PushResult, ShardClient
-from pserver.client.requests import GradientPush
+from pserver.client.client import ShardClient
 from psrpc.core.errors import RoundPassed
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import BUILDING
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.embedding.row_sets import ReceivedRows
 from worker.loop.commits import Commits
+from worker.loop.gradient_sender import GradientSender
 from worker.loop.joined import Joined, Joining
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol import actions as does
 from worker.protocol.conduct import conduct, drive
-from worker.step.gradient_source import GradientResult, GradientSource
+from worker.step.gradient_source import GradientSource
 
 log = get_logger()
 
@@ -67,11 +65,7 @@ class Performer:
         self._slow_down = slow_down
         self._built = False
         self._joined: Joined | None = None
-        self._result: GradientResult | None = None
-        # The round of the parameters that were received last; None means the newest.
-        self._round: int | None = None
-        # The table rows that the gradient was computed from.
-        self._used: ReceivedRows | None = None
+        self._sender = GradientSender(source, standing, self._times)
         self._stepping = False
         self._perform: dict[type[does.Action], Callable[[Any], object]] = {
             does.Register: self._register,
@@ -83,8 +77,9 @@ class Performer:
             does.Expect: self._expect,
             does.Pull: self._pull,
             does.Compute: self._compute,
-            does.PushPull: self._push_pull,
-            does.Push: self._push,
+            does.PushPull: lambda action: self._sender.push_pull(action, self._here),
+            does.Push: lambda action: self._sender.push(action, self._here),
+            does.PushNext: lambda action: self._sender.push_next(action, self._here),
             does.Settle: lambda action: self._source.settle(action.unused),
             does.TakeBack: lambda _action: self._source.take_back(),
             does.Done: self._done,
@@ -115,7 +110,7 @@ class Performer:
         except RoundPassed as passed:
             if not isinstance(action, does.Evaluate):
                 self._stepping = False
-                self._drop_gradient()
+                self._sender.drop()
                 log.info("the round went on without this micro-batch", reason=str(passed))
             raise
 
@@ -141,7 +136,7 @@ class Performer:
     def _give_up(self, finish: bool) -> None:
         """Releases everything that belongs to the joined generation."""
         joined, self._joined = self._joined, None
-        self._drop_gradient()
+        self._sender.leave()
         self._stepping = False
         if joined is not None:
             joined.close(finish=finish)
@@ -172,22 +167,11 @@ class Performer:
         self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
         if action.round is None and action.decision is None:
             with self._times.outside("network"):
-                self._receive(action)
+                self._sender.pull(action, self._here)
         else:
             self._begin_step()
-            self._receive(action)
+            self._sender.pull(action, self._here)
             self._times.took("pull")
-
-    def _receive(self, action: does.Pull) -> None:
-        fetcher = self._here.rows
-        # Rows received earlier are older than this pull.
-        fetcher.drop()
-        rows = fetcher.ahead(action.batch)
-        # The content of the spare set is undefined until the pull succeeds.
-        self._here.shards.pull(action.round, self._source.spare, action.decision, rows=rows)
-        fetcher.came(action.batch, rows)
-        self._round = action.round
-        self._source.swap(self._here.shards.version)
 
     def _compute(self, action: does.Compute) -> does.Computed:
         self._standing.check()
@@ -199,13 +183,13 @@ class Performer:
         given = self._source.read(action.batch)
         times.took("data")
         times.at(pb.WorkerPosition.PHASE_EXCHANGING)
-        self._used = self._here.rows.of(action.batch, given, self._round)
-        if self._used is not None:
+        used = self._here.rows.of(action.batch, given, self._sender.round)
+        if used is not None:
             times.took("pull")
         known = action.batch.count in self._sizes
         times.at(pb.WorkerPosition.PHASE_COMPUTING if known else pb.WorkerPosition.PHASE_COMPILING)
         with self._here.rows.prefetching(action.following):
-            result = self._source.gradient(action.batch, given, self._used)
+            result = self._source.gradient(action.batch, given, used)
         self._sizes.add(action.batch.count)
         computed_s = times.took("compute")
         if self._slow_down > 1:
@@ -216,63 +200,8 @@ class Performer:
             data = {"data": not_finite} if not_finite else {}
             text = "the gradient is NaN or infinite; the batch is skipped"
             log.warning(text, batch=str(action.batch), **data)
-        self._result = result
+        self._sender.result, self._sender.used = result, used
         return does.Computed(result.loss, result.finite, not_finite)
-
-    def _push_pull(self, action: does.PushPull) -> does.Pushed:
-        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
-        following = action.following or self._here.leases.first_of_next()
-        rows = self._here.rows.ahead(following)
-        results = self._here.shards.push_pull(self._pushes(action), self._source.spare, rows)
-        self._here.rows.came(following, rows)
-        self._round = None
-        self._source.swap(self._here.shards.version)
-        return self._pushed(results, max([result.staleness for result in results]))
-
-    def _push(self, action: does.Push) -> does.Pushed:
-        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
-        pushes = self._pushes(action)
-        results = self._here.shards.push(pushes)
-        self._times.took("push")
-        # Backup workers may stage gradients of parameters older than the open round's.
-        answers = zip(results, pushes, strict=True)
-        return self._pushed(results, max(0, *[r.version - p.base_version for r, p in answers]))
-
-    def _pushes(self, action: does.PushPull | does.Push) -> list[GradientPush]:
-        """Returns each shard's part of the gradient."""
-        result, bases = self._result, self._here.shards.bases(self._used)
-        batch, attempt, grant = action.batch, action.attempt, action.grant
-        if action.skip or result is None:
-            return [GradientPush(batch, attempt, base, None, grant=grant) for base in bases]
-        totals = _totals(result, batch.count)
-        return [
-            GradientPush(
-                batch,
-                attempt,
-                base,
-                result.gradients[shard],
-                result.rows[shard] if result.rows else None,
-                # Shard 0 keeps the totals of the epoch.
-                totals if shard == 0 else (),
-                grant,
-            )
-            for shard, base in enumerate(bases)
-        ]
-
-    def _pushed(self, results: Sequence[PushResult], staleness: int) -> does.Pushed:
-        self._drop_gradient()
-        # The exchanges with the shards run in parallel, so the slowest one counts.
-        apply_s = max([result.apply_us for result in results]) * 1e-6
-        self._times.applied(apply_s)
-        outcomes = [*enumerate(result.outcome for result in results)]
-        return does.Pushed(
-            staleness,
-            tuple([shard for shard, outcome in outcomes if outcome == "already_applied"]),
-            self._here.shards.asked_again,
-            tuple([shard for shard, outcome in outcomes if outcome == "too_stale"]),
-            apply_s,
-            tuple([result.receipt for result in results]),
-        )
 
     def _done(self, action: does.Done) -> None:
         self._times.took("push_pull")
@@ -283,18 +212,9 @@ class Performer:
     def _commit(self, action: does.Commit) -> does.Committed:
         committed = self._commits.commit(action, self._here)
         if committed.pulled:
-            self._round = action.round + 1
+            self._sender.round = action.round + 1
         return committed
 
     def _begin_step(self) -> None:
         self._times.begin()
         self._stepping = True
-
-    def _drop_gradient(self) -> None:
-        self._result = self._used = None
-
-
-def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
-    """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
-    totals = (result.loss * records, float(records), *result.metrics)
-    return totals if result.finite and all(map(math.isfinite, totals)) else ()

@@ -7,6 +7,7 @@ from functools import partial
 
 from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import GradientPush, PullInfo, Source
+from pserver.core.requests import StagedEverywhere
 from pserver.transport.workspace import Workspace
 from psrpc.core.errors import (
     CheckpointError,
@@ -115,6 +116,11 @@ class Router:
         ]
 
     @property
+    def count(self) -> int:
+        """Number of shards."""
+        return len(self._clients)
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """The version, per shard, of the parameters received last (newest or of a round), which
         gradients are computed from."""
@@ -148,15 +154,17 @@ class Router:
         decision: types_pb2.SignedDecision | None = None,
         *,
         rows: ReceivedRows | None = None,
+        staged: Sequence[StagedEverywhere] = (),
     ) -> None:
         """Receives parameters into ``into`` and table rows into ``rows``; without ``into`` only
         rows. ``source`` is None for the newest, a round's number (``decision`` is that of the
-        round before), or the name of a kept snapshot."""
+        round before), or the name of a kept snapshot. ``staged`` are attempts that all shards
+        hold, for rounds that were decided ahead."""
 
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
             return self._clients[shard].pull(
-                self._fences[shard], source, into or {}, decision, wanted
+                self._fences[shard], source, into or {}, decision, wanted, staged=staged
             )
 
         self._pulling = True
@@ -222,17 +230,23 @@ class Router:
         pushes: Sequence[GradientPush],
         into: Mapping[str, Array],
         following: ReceivedRows | None = None,
+        round_number: int | None = None,
     ) -> list[PushResult]:
-        """Applies a gradient on all shards, one part on each (async), and receives the newest
-        parameters and the rows for the ``following`` batch."""
+        """Applies a gradient on all shards, one part on each (async), or stages it (sync), and
+        receives the newest parameters, or those of a round, and the rows for the ``following``
+        batch."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
             client, fence = self._clients[shard], self._fences[shard]
-            return client.push_pull(fence, pushes[shard], into, wanted)
+            return client.push_pull(fence, pushes[shard], into, wanted, round_number)
 
         with span("push_pull", batch=pushes[0].batch, attempt=pushes[0].attempt):
-            answers = self._calls.call(push_pull, finishing=True)
+            self._pulling = round_number is not None
+            try:
+                answers = self._calls.call(push_pull, finishing=True)
+            finally:
+                self._pulling = False
         self._versions = [info.version for _, info in answers]
         if following is not None:
             following.versions = self.versions

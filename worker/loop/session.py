@@ -221,7 +221,14 @@ class WorkerSession:
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
         call = partial(self._client.commit_batch, request)
-        return lambda: self.persist(call, effect=what, finishing=True).lease
+
+        def commit() -> pb.Lease:
+            lease = self.persist(call, effect=what, finishing=True).lease
+            with self._lock:
+                self.membership.committed(request, lease)
+            return lease
+
+        return commit
 
     def report(self, done: WorkDone) -> None:
         """Reports finished work other than batches."""

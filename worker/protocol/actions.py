@@ -8,8 +8,9 @@ computed before may count.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from psrpc.core.batch import BatchId
 from psrpc.v1 import coordinator_pb2, types_pb2
@@ -80,7 +81,7 @@ class Pull(Action):
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
     of a round. The decision of the round before goes along, for shards that have not applied it.
     ``batch`` is computed next: the table rows that it needs may come along, and replace those that
-    came before.
+    came before. A round that was decided ``ahead`` may need long.
 
     Raises ``RoundPassed``.
     """
@@ -88,6 +89,7 @@ class Pull(Action):
     round: int | None = None
     decision: types_pb2.SignedDecision | None = None
     batch: BatchId | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,32 @@ class PushPull(Action):
 @dataclass(frozen=True, slots=True)
 class Push(Action):
     """Sync: have every shard stage the gradient, or with ``skip`` that the batch is skipped.
-    ``grant`` came with the attempt's lease. Answered by :class:`Pushed`.
+    ``grant`` came with the attempt's lease; ``ahead``: its round is decided already. Answered by
+    :class:`Pushed`.
 
     Raises ``RoundPassed``.
     """
 
     batch: BatchId
     attempt: int
+    skip: bool = False
+    grant: bytes = b""
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushNext(Action):
+    """Sync: do :class:`Push` for a round that was decided ahead, and receive the parameters of
+    ``round``, the next one that this worker has a micro-batch of, and the table rows for the batch
+    ``following``. Answered by :class:`Pushed`.
+
+    Raises ``RoundPassed``.
+    """
+
+    batch: BatchId
+    attempt: int
+    round: int
+    following: BatchId | None = None
     skip: bool = False
     grant: bytes = b""
 
@@ -177,7 +198,8 @@ class TakeBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class Done(Action):
-    """Async: report, with the next call, a batch that every shard has answered."""
+    """Report, with the next call, a batch that every shard has answered: async, and sync where its
+    round was decided ahead."""
 
     batch: DoneBatch
 
@@ -258,3 +280,10 @@ class Leave(Action):
 
     reason: str
     fatal: bool = False
+
+
+Conduct: TypeAlias = Generator[Action, Any, None]
+"""A part of a worker's protocol."""
+
+Leased: TypeAlias = Generator[Action, Any, coordinator_pb2.Lease]
+"""One that ends with the next lease."""

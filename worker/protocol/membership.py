@@ -172,6 +172,7 @@ class WorkerMembership:
             done=[done.message() for done in sent],
             # The coordinator must repeat dropped leases.
             received=0 if self._dropped else self._received,
+            rounds_ahead=True,
         )
         return LeaseRequest(request, sent)
 
@@ -182,8 +183,16 @@ class WorkerMembership:
             return
         # Evaluations come before repeated leases, so those are still to be requested.
         self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
-        newest = max((attempt.attempt for attempt in lease.train.batches), default=0)
-        self._received = max(self._received, newest)
+        self._take_in(lease)
+
+    def committed(self, asked: pb.CommitBatchRequest, lease: pb.Lease) -> None:
+        """Takes in the lease that came with the reply to ``asked``."""
+        if asked.generation == self.generation:
+            self._take_in(lease)
+
+    def _take_in(self, lease: pb.Lease) -> None:
+        attempts = [*lease.train.batches, *(each.attempt for each in lease.rounds.attempts)]
+        self._received = max([self._received, *(attempt.attempt for attempt in attempts)])
 
     def commit(self, round_number: int, done: DoneBatch) -> pb.CommitBatchRequest:
         """Returns the commit of an attempt that all shards hold (sync)."""
@@ -193,6 +202,7 @@ class WorkerMembership:
             policy=self.policy,
             round=round_number,
             report=done.message(),
+            rounds_ahead=True,
         )
 
     def report(self, done: WorkDone) -> pb.ReportWorkRequest:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from psrpc.core.batch import BatchId
-from worker.protocol.conduct import NextBatch
+from worker.protocol.micro_batches import NextBatch
 
 
 @pytest.mark.parametrize("stride", [10, 30])

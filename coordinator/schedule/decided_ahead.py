@@ -1,0 +1,239 @@
+"""Decides rounds before their gradients are there, so that no commit stands between two rounds.
+
+Where rounds are short, several are decided at a time: which micro-batches each has, and which
+worker's attempt counts. Shards get these decisions ahead and workers all their attempts, so that a
+step takes one exchange with each shard and nothing of the coordinator. The reports come later,
+several at a time, and the rounds are counted as they come.
+
+Such a decision is never changed. If a worker leaves that has an attempt in one, all shards first
+forget what they have not applied, and then another generation begins.
+
+Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from coordinator.core.work import Report, RoundsLease
+from coordinator.schedule.micro_batch import Held, MicroBatch
+from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.pace import Pace
+from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, Decision, RoundsAhead
+from psrpc.core.policy import Policy
+
+LEAST_ROUNDS = 2
+"""Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: longer ones do not need
+it, and wait better for a worker that needs long."""
+
+MOST_ATTEMPTS = 2048
+"""Most attempts that are decided at once: they go into one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAhead:
+    """A round that is decided ahead, with its micro-batches in batch-id order. ``last`` of those
+    that were decided at once."""
+
+    decision: Decision
+    micros: tuple[MicroBatch, ...]
+    last: bool
+
+    @property
+    def number(self) -> int:
+        """The version that its attempts are computed from."""
+        return self.decision.round
+
+
+class Crew:
+    """The workers of a generation that train. Not thread-safe."""
+
+    def __init__(self, needed: int) -> None:
+        """``needed`` workers can do without the others."""
+        self._needed = needed
+        self._asked: dict[str, bool] = {}
+        """Whether those that have asked for work can compute rounds that are decided ahead."""
+        self._worked: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """Those among which rounds are divided; empty while one cannot take part, or is needed and
+        has not done a micro-batch yet, which may take long."""
+        worked = self._asked.keys() & self._worked
+        ready = len(worked) >= min(len(self._asked), self._needed)
+        return sorted(worked) if ready and all(self._asked.values()) else []
+
+    def asks(self, worker: str, able: bool) -> None:
+        """Notes that ``worker`` asks for work; ``able``: of rounds that are decided ahead."""
+        self._asked[worker] = able
+
+    def worked(self, worker: str) -> None:
+        """Notes that ``worker`` has done a micro-batch."""
+        self._worked.add(worker)
+
+    def left(self, worker: str) -> None:
+        """Forgets a worker."""
+        self._asked.pop(worker, None)
+        self._worked.discard(worker)
+
+
+class DecidedAhead:
+    """The rounds after the open one that are decided already, and whether the open one is. Not
+    thread-safe.
+
+    Attributes:
+        crew: among which they are divided.
+        opened: the open round, if it was decided ahead.
+    """
+
+    def __init__(self, policy: Policy, generation: int) -> None:
+        self.crew = Crew(policy.taken)
+        self.opened: RoundAhead | None = None
+        self._generation = generation
+        self._taken = policy.taken
+        # The others choose by the time at which workers come.
+        self._allowed = not (policy.backups or policy.balance or policy.speculate)
+        self._queue: deque[RoundAhead] = deque()
+        self._pace = Pace()
+        self._closed = 0
+        self._due: dict[str, float] = {}
+        """When each worker's next micro-batch is due, in a time that passes with its speed."""
+        self._micros: dict[BatchId, MicroBatch] = {}
+        self._held: dict[str, list[tuple[int, Attempt, MicroBatch]]] = {}
+        """By worker, the round of each of its attempts."""
+
+    def __bool__(self) -> bool:
+        """Whether there are such rounds."""
+        return self.opened is not None or bool(self._queue)
+
+    def __iter__(self) -> Iterator[RoundAhead]:
+        """The open round, if it is one, and those after it."""
+        if self.opened is not None:
+            yield self.opened
+        yield from self._queue
+
+    @property
+    def batches(self) -> int:
+        """Number of micro-batches of the rounds after the open one."""
+        return sum(len(ahead.micros) for ahead in self._queue)
+
+    @property
+    def decisions(self) -> RoundsAhead:
+        """The decisions that a shard may have missed."""
+        return RoundsAhead(tuple(ahead.decision for ahead in self))
+
+    def room(self, opened: int, left: int, before: int | None, now: float) -> int:
+        """Returns how many more rounds may be decided now.
+
+        Args:
+            opened: number of the open round.
+            left: batches of its epoch that are in no round yet.
+            before: the round that must not be decided ahead, or None.
+        """
+        self._measure(now)
+        size = self._pace.next_size()
+        if not self._allowed or not self.crew.names or size < LEAST_ROUNDS:
+            return 0
+        if len(self._queue) > size:
+            return 0
+        first = opened + len(self._queue) + 1
+        # The last round of an epoch may order a snapshot.
+        most = [size, MOST_ATTEMPTS // self._taken, (left - 1) // self._taken]
+        return max(0, min(most if before is None else [*most, before - first]))
+
+    def extend(
+        self,
+        rounds: int,
+        opened: int,
+        todo: OpenBatches,
+        first_attempt: int,
+        weights: Mapping[str, float],
+        now: float,
+    ) -> RoundsAhead:
+        """Decides that many rounds more, of batches of ``todo``, with attempts from
+        ``first_attempt`` on. ``weights`` are the speeds of workers, in any unit, where known."""
+        first, number_of_attempt = opened + len(self._queue) + 1, first_attempt
+        decisions = []
+        for number in range(first, first + rounds):
+            micros, attempts = [], []
+            for worker in self._divide(weights):
+                batch = todo.take()
+                assert batch is not None
+                micro = MicroBatch(batch, {number_of_attempt: Held(worker, now, number)})
+                attempts.append(Attempt(batch, number_of_attempt))
+                self._held.setdefault(worker, []).append((number, attempts[-1], micro))
+                self._micros[batch] = micro
+                micros.append(micro)
+                number_of_attempt += 1
+            decision = Decision(self._generation, number, tuple(attempts))
+            self._queue.append(RoundAhead(decision, tuple(micros), number == first + rounds - 1))
+            decisions.append(decision)
+        return RoundsAhead(tuple(decisions))
+
+    def next(self) -> RoundAhead | None:
+        """Opens the next of these rounds, if there is one."""
+        self._closed += 1
+        for micro in self.opened.micros if self.opened is not None else ():
+            del self._micros[micro.batch]
+        self.opened = self._queue.popleft() if self._queue else None
+        return self.opened
+
+    def lease(self, worker: str, received: int) -> RoundsLease | None:
+        """Returns the attempts of ``worker`` above ``received``, those that have not reached it."""
+        attempts = tuple(
+            (number, attempt)
+            for number, attempt, _ in self._uncommitted(worker)
+            if attempt.number > received
+        )
+        return RoundsLease(attempts) if attempts else None
+
+    def commit(self, worker: str, report: Report) -> MicroBatch | None:
+        """Commits the attempt of a report; returns its micro-batch, None if it does not count."""
+        micro = self._micros.get(report.batch)
+        if micro is None or micro.committed is not None:
+            return None
+        held = micro.attempts.get(report.attempt)
+        if held is None or held.worker != worker:
+            return None
+        micro.committed, micro.base = replace(report, staleness=0), held.round
+        return micro
+
+    def held_by(self, workers: Collection[str]) -> list[str]:
+        """Returns those of the workers that hold an attempt."""
+        return sorted(worker for worker in workers if self._uncommitted(worker))
+
+    def _uncommitted(self, worker: str) -> list[tuple[int, Attempt, MicroBatch]]:
+        held = [one for one in self._held.get(worker, ()) if one[2].committed is None]
+        if held:
+            self._held[worker] = held
+        else:
+            self._held.pop(worker, None)
+        return held
+
+    def _divide(self, weights: Mapping[str, float]) -> list[str]:
+        """Returns the worker of each micro-batch of a round: over many rounds each has its share of
+        the speed of all."""
+        names = self.crew.names
+        known = [weights[name] for name in names if name in weights]
+        usual = sum(known) / len(known) if known else 1.0
+        began = min((self._due[name] for name in names if name in self._due), default=0.0)
+        due = [(self._due.get(name, began), name) for name in names]
+        heapq.heapify(due)
+        divided = []
+        for _ in range(self._taken):
+            at, name = due[0]
+            heapq.heapreplace(due, (at + usual / weights.get(name, usual), name))
+            divided.append(name)
+        self._due = {name: at for at, name in due}
+        return divided
+
+    def _measure(self, now: float) -> None:
+        if self._pace.since is None:
+            self._pace.since, self._closed = now, 0
+        elif self._closed:
+            self._pace.measure(self._closed, now)
+            self._closed = 0

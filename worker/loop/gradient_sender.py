@@ -1,0 +1,173 @@
+"""Sends the gradient of a worker to the shards, and receives parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from pserver.client.client import PushResult
+from pserver.client.requests import GradientPush
+from pserver.core.requests import StagedEverywhere
+from psrpc.core.commands import Attempt
+from psrpc.core.errors import NotReady
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.embedding.row_sets import ReceivedRows
+from worker.loop.joined import Joined
+from worker.loop.session import WorkerSession
+from worker.loop.step_times import StepTimes
+from worker.protocol import actions as does
+from worker.step.gradient_source import GradientResult, GradientSource
+
+
+class GradientSender:
+    """Performs the pulls and pushes of one worker. One thread uses it.
+
+    Attributes:
+        result: the gradient that the next push sends, or None.
+        used: the table rows that it was computed from.
+        round: that of the parameters that were received last; None means the newest.
+    """
+
+    def __init__(self, source: GradientSource, standing: WorkerSession, times: StepTimes) -> None:
+        self.result: GradientResult | None = None
+        self.used: ReceivedRows | None = None
+        self.round: int | None = None
+        self._source = source
+        self._standing = standing
+        self._times = times
+        self._staged: list[StagedEverywhere] = []
+        """Attempts that all shards hold, of which they know only from themselves."""
+
+    def drop(self) -> None:
+        """Drops the gradient."""
+        self.result = self.used = None
+
+    def leave(self) -> None:
+        """Drops all that belongs to the joined generation."""
+        self.drop()
+        self._staged.clear()
+
+    def pull(self, action: does.Pull, here: Joined) -> None:
+        """Performs :class:`worker.protocol.actions.Pull`."""
+        # Rows received earlier are older than this pull.
+        here.rows.drop()
+        rows = here.rows.ahead(action.batch)
+
+        def pull() -> None:
+            # The content of the spare set is undefined until the pull succeeds.
+            spare, staged = self._source.spare, self._staged
+            here.shards.pull(action.round, spare, action.decision, rows=rows, staged=staged)
+
+        if action.ahead:
+            # Others may need long, and this worker does not keep them waiting.
+            self._times.at(pb.WorkerPosition.PHASE_WAITING)
+            self._patiently(pull, action.round)
+        else:
+            pull()
+        self._staged.clear()
+        here.rows.came(action.batch, rows)
+        self._received(action.round, here)
+
+    def push_pull(self, action: does.PushPull, here: Joined) -> does.Pushed:
+        """Performs :class:`worker.protocol.actions.PushPull`."""
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        following = action.following or here.leases.first_of_next()
+        rows = here.rows.ahead(following)
+        results = here.shards.push_pull(self._pushes(action, here), self._source.spare, rows)
+        here.rows.came(following, rows)
+        self._received(None, here)
+        return self._pushed(results, max([result.staleness for result in results]), here)
+
+    def push(self, action: does.Push, here: Joined) -> does.Pushed:
+        """Performs :class:`worker.protocol.actions.Push`."""
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        pushes = self._pushes(action, here)
+        results = here.shards.push(pushes)
+        self._times.took("push")
+        # Backup workers may stage gradients of parameters older than the open round's.
+        answers = zip(results, pushes, strict=True)
+        staleness = max(0, *[r.version - p.base_version for r, p in answers])
+        pushed = self._pushed(results, staleness, here)
+        if action.ahead and len(results) > 1:
+            attempt = Attempt(action.batch, action.attempt)
+            self._staged.append(StagedEverywhere(attempt, pushed.receipts))
+        return pushed
+
+    def push_next(self, action: does.PushNext, here: Joined) -> does.Pushed:
+        """Performs :class:`worker.protocol.actions.PushNext`: one exchange with a single shard.
+        Several
+        shards have to be told that all of them hold the gradient, which comes with the pull."""
+        push = does.Push(action.batch, action.attempt, action.skip, action.grant, ahead=True)
+        if here.shards.count > 1:
+            pushed = self.push(push, here)
+            self.pull(does.Pull(action.round, batch=action.following, ahead=True), here)
+            self._times.took("commit")
+            return pushed
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        rows = here.rows.ahead(action.following)
+        pushes, spare = self._pushes(push, here), self._source.spare
+        results: list[PushResult] = []
+
+        def push_pull() -> None:
+            results[:] = here.shards.push_pull(pushes, spare, rows, action.round)
+
+        self._patiently(push_pull, action.round)
+        self._times.took("commit")
+        here.rows.came(action.following, rows)
+        self._received(action.round, here)
+        return self._pushed(results, 0, here)
+
+    def _patiently(self, exchange: Callable[[], None], number: int | None) -> None:
+        """Repeats ``exchange`` as long as the round does not come: other workers may need long."""
+        with self._standing.waits.on(f"the other micro-batches before round {number}"):
+            while True:
+                try:
+                    return exchange()
+                except NotReady:
+                    self._standing.check()
+
+    def _received(self, number: int | None, here: Joined) -> None:
+        self.round = number
+        self._source.swap(here.shards.version)
+
+    def _pushes(self, action: does.PushPull | does.Push, here: Joined) -> list[GradientPush]:
+        """Returns each shard's part of the gradient."""
+        result, bases = self.result, here.shards.bases(self.used)
+        batch, attempt, grant = action.batch, action.attempt, action.grant
+        if action.skip or result is None:
+            return [GradientPush(batch, attempt, base, None, grant=grant) for base in bases]
+        totals = _totals(result, batch.count)
+        return [
+            GradientPush(
+                batch,
+                attempt,
+                base,
+                result.gradients[shard],
+                result.rows[shard] if result.rows else None,
+                # Shard 0 keeps the totals of the epoch.
+                totals if shard == 0 else (),
+                grant,
+            )
+            for shard, base in enumerate(bases)
+        ]
+
+    def _pushed(self, results: Sequence[PushResult], staleness: int, here: Joined) -> does.Pushed:
+        self.drop()
+        # The exchanges with the shards run in parallel, so the slowest one counts.
+        apply_s = max([result.apply_us for result in results]) * 1e-6
+        self._times.applied(apply_s)
+        outcomes = [*enumerate(result.outcome for result in results)]
+        return does.Pushed(
+            staleness,
+            tuple([shard for shard, outcome in outcomes if outcome == "already_applied"]),
+            here.shards.asked_again,
+            tuple([shard for shard, outcome in outcomes if outcome == "too_stale"]),
+            apply_s,
+            tuple([result.receipt for result in results]),
+        )
+
+
+def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
+    """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
+    totals = (result.loss * records, float(records), *result.metrics)
+    return totals if result.finite and all(map(math.isfinite, totals)) else ()

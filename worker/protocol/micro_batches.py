@@ -1,0 +1,136 @@
+"""Decides what a worker does with micro-batches of the open round. Pure."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import PsError, RoundPassed, StaleGeneration
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.commands import from_batch
+from worker.protocol import actions as does
+from worker.protocol.actions import Conduct, Leased
+from worker.protocol.done import DoneBatch, Stopped
+
+
+class MicroBatches:
+    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease. If that will
+    be another one of the same round, as the last lease said, the worker computes it meanwhile."""
+
+    def __init__(self) -> None:
+        self._next = NextBatch()
+        self.pulled: int | None = None
+        """The round of the parameters at hand, if known."""
+        self._expected: BatchId | None = None
+        # The round and the attempt that were computed during a commit.
+        self._ahead: tuple[int, int, does.Computed] | None = None
+
+    def expect_nothing(self) -> None:
+        """Notes that other batches than its own were announced."""
+        self._expected = None
+
+    def run(self, work: pb.RoundWork) -> Leased:
+        """Runs ``work`` and following ones; returns the first lease of another kind."""
+        while True:
+            lease: pb.Lease = yield from self._run_micro_batch(work)
+            work = lease.round
+            if self._ahead is not None and self._ahead[:2] != (work.round, work.attempt.attempt):
+                # No shard will use it.
+                self._ahead = None
+                yield does.TakeBack()
+            if lease.WhichOneof("work") != "round":
+                return lease
+
+    def _run_micro_batch(self, work: pb.RoundWork) -> Leased:
+        batch, attempt = from_batch(work.attempt.batch), work.attempt.attempt
+        ahead = from_batch(work.ahead.batch) if work.HasField("ahead") else None
+        lease: pb.Lease
+        computed: does.Computed
+        try:
+            if self._ahead is not None:
+                (_, _, computed), self._ahead = self._ahead, None
+            else:
+                yield from self._expect(batch)
+                yield from self._receive(work, batch)
+                computed = yield does.Compute(batch)
+            # Other workers may still compute this round: time to read ahead.
+            guess = self._next.after(batch)
+            following = ahead or guess
+            if following is not None:
+                yield from self._expect(following)
+            pushed: does.Pushed = yield does.Push(
+                batch, attempt, not computed.finite, work.attempt.grant
+            )
+        except RoundPassed:
+            yield does.TakeBack()
+            lease = yield does.Lease()
+            return lease
+        # A shard that had the batch applied the round with another attempt; the others will too.
+        yield does.TakeBack() if pushed.had else does.Settle()
+        done = DoneBatch(
+            batch,
+            attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            receipts=pushed.receipts,
+            not_finite=computed.not_finite,
+        )
+        if ahead is not None:
+            lease = yield from self._commit_and_compute(work, done, ahead)
+            return lease
+        committed: does.Committed = yield does.Commit(work.round, done, work.pull_next)
+        if committed.pulled:
+            self.pulled = work.round + 1
+        return committed.lease
+
+    def _commit_and_compute(self, work: pb.RoundWork, done: DoneBatch, ahead: BatchId) -> Leased:
+        """Commits ``done`` and meanwhile computes the batch ``ahead``, of the same round."""
+        yield does.BeginCommit(work.round, done)
+        try:
+            computed: does.Computed = yield does.Compute(ahead)
+            self._ahead = work.round, work.ahead.attempt, computed
+        except RoundPassed:
+            yield does.TakeBack()
+        except (PsError, Stopped) as error:
+            # The coordinator must not hear that the worker leaves before it has the commit.
+            if not isinstance(error, StaleGeneration):
+                with suppress(PsError, Stopped):
+                    yield does.TakeCommit()
+            raise
+        lease: pb.Lease = yield does.TakeCommit()
+        return lease
+
+    def _expect(self, batch: BatchId) -> Conduct:
+        if batch != self._expected:
+            self._expected = batch
+            yield does.Expect((batch,), instead=True)
+
+    def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
+        """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
+        if self.pulled != work.round:
+            decision = work.decision if work.HasField("decision") else None
+            yield does.Pull(None if work.newest else work.round, decision, batch)
+            self.pulled = work.round
+
+
+class NextBatch:
+    """Guesses this worker's next micro-batch: as far from the current one as that is from the
+    last. Right for one worker, and for several at one pace. Pure.
+
+    A wrong guess costs reading a batch, so after one it stays silent until a guess would have been
+    right.
+    """
+
+    def __init__(self) -> None:
+        self._last: BatchId | None = None
+        self._guess: BatchId | None = None
+
+    def after(self, batch: BatchId) -> BatchId | None:
+        """Returns the batch to prepare during the work on ``batch``, or None."""
+        trusted = batch == self._guess
+        last, self._last = self._last, batch
+        self._guess = None
+        if last is not None and last.epoch == batch.epoch and batch.first > last.first:
+            self._guess = BatchId(batch.epoch, 2 * batch.first - last.first, batch.count)
+        return self._guess if trusted else None
