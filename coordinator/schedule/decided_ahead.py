@@ -36,12 +36,10 @@ MOST_ATTEMPTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class RoundAhead:
-    """A round that is decided ahead, with its micro-batches in batch-id order. ``last`` of those
-    that were decided at once."""
+    """A round that is decided ahead, with its micro-batches in batch-id order."""
 
     decision: Decision
     micros: tuple[MicroBatch, ...]
-    last: bool
 
     @property
     def number(self) -> int:
@@ -169,9 +167,8 @@ class DecidedAhead:
                 self._micros[batch] = micro
                 micros.append(micro)
                 number_of_attempt += 1
-            decision = Decision(self._generation, number, tuple(attempts))
-            self._queue.append(RoundAhead(decision, tuple(micros), number == first + rounds - 1))
-            decisions.append(decision)
+            decisions.append(Decision(self._generation, number, tuple(attempts)))
+            self._queue.append(RoundAhead(decisions[-1], tuple(micros)))
         return RoundsAhead(tuple(decisions))
 
     def next(self) -> RoundAhead | None:

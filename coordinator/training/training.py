@@ -329,8 +329,7 @@ class Training:
         self._undecided = None
         reports = rounds.reports()
         rounds.close(decision)
-        if opened is None or opened.last:
-            # Workers of the last one may have nothing to tell the shards any more.
+        if opened is None:
             self._send(decision)
         if any(not report.skipped for report in reports):
             self.watch.step_done(step, mean_loss(reports), 0)

@@ -248,6 +248,15 @@ class ShardClient:
         self._requests.fill_push(header.push, fence, push)
         return wire.from_push_result(self._exchange(header, None, push).push)
 
+    def confirm(self, fence: types.Fence, staged: Sequence[StagedEverywhere]) -> None:
+        """Tells the shard of attempts that all shards hold."""
+        header = pb.ExchangeHeader()
+        header.pull.rows_only = True
+        header.pull.encoding = types.ENCODING_PLAIN
+        self._requests.fill_pull(header.pull, fence, None, None)
+        self._requests.fill_staged(header.pull, staged)
+        self._exchange(header, None)
+
     def push_pull(
         self,
         fence: types.Fence,

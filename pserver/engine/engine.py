@@ -150,20 +150,18 @@ class ShardEngine:
         timeout_s: float,
         encoding: Encoding,
         rows: RowsRequest | None = None,
-        wanted: int | None = None,
     ) -> tuple[PushResult, Values]:
-        """Does :meth:`push` and returns values as well. Async: the newest, atomically. Sync: those
-        of round ``wanted``, for which it waits at most ``timeout_s``."""
+        """Does :meth:`push` and returns the newest values as well, atomically. Async only."""
         # First: a worker that does not know the policy of this generation yet gets StaleGeneration.
         self._gate.admit_worker(request)
-        if self.identity.settings.rounds != (wanted is not None):
+        if self.identity.settings.rounds:
             raise InvalidArgument(
-                "a pull with a push is of the newest values in async jobs, of a round in sync ones"
+                "the newest values were asked for with a push of a sync job; pull the next round"
             )
         check_values(encoding)
         if rows is not None:
             rows = self._pulls.check_rows(rows)
-        result, values = self._push(request, arrival, timeout_s, encoding, rows, wanted)
+        result, values = self._push(request, arrival, timeout_s, encoding, rows)
         assert values is not None
         return result, values
 
@@ -174,18 +172,11 @@ class ShardEngine:
         timeout_s: float,
         pull: Encoding | None,
         rows: RowsRequest | None = None,
-        wanted: int | None = None,
     ) -> tuple[PushResult, Values | None]:
         with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
             result = self._accept(request, arrived, pulls=pull is not None)
-            if pull is None:
-                return result, None
-            if wanted is None:
-                return result, self._pulls.newest(request, pull, rows)
-        with self._changed:
-            self._waits.reached(request, wanted, timeout_s)
-            return result, self._pulls.newest(request, pull, rows)
+            return result, None if pull is None else self._pulls.newest(request, pull, rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""

@@ -126,7 +126,7 @@ class RoundWaits:
         if self._gate.identity.settings.backups:
             self._await(request, decided, timeout_s)
 
-    def reached(self, request: PushRequest | PullRequest, wanted: int, timeout_s: float) -> None:
+    def reached(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
         """Waits for round ``wanted``.
 
         Raises:
@@ -153,7 +153,7 @@ class RoundWaits:
         self._closed = True
         self._changed.notify_all()
 
-    def _await(self, request: PushRequest | PullRequest, wanted: int, timeout_s: float) -> None:
+    def _await(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
         def over() -> bool:
             self._gate.admit_worker(request)
             return self._held.version >= wanted or self._closed

@@ -8,7 +8,7 @@ from threading import TIMEOUT_MAX, Timer
 
 import grpc
 
-from pserver.core.requests import PushResult, RowsRequest, Values
+from pserver.core.requests import PullRequest, PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds, from_bytes, from_table_ids
 from pserver.engine.engine import ShardEngine
 from pserver.transport.data_listener import DataListener
@@ -130,16 +130,23 @@ class Conversation:
         vouch = self._engine.credentials.vouch
         if not header.HasField("pull"):
             return vouch(request, self._engine.push(request, arrival, patience_s)), None
-        source = header.pull.WhichOneof("source")
-        if source not in ("newest", "round") or header.pull.HasField("decision"):
-            raise InvalidArgument("a pull with a push is of the newest values or of a round")
-        round_number = header.pull.round if source == "round" else None
+        if header.pull.HasField("decision"):
+            raise InvalidArgument("a decision comes with a pull alone")
         encoding = streams.from_encoding(header.pull.encoding)
         only = header.pull.rows_only
-        wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-        result, values = self._engine.push_pull(
-            request, arrival, patience_s, encoding, wanted, round_number
-        )
+        match header.pull.WhichOneof("source"):
+            case "newest":
+                wanted = RowsRequest(rows, places.rows, only) if rows or only else None
+                result, values = self._engine.push_pull(
+                    request, arrival, patience_s, encoding, wanted
+                )
+            case "round":
+                result = self._engine.push(request, arrival, patience_s)
+                number, fence, worker = header.pull.round, request.fence, request.worker
+                pull = PullRequest(fence, worker, number, None, encoding, rows, only)
+                values = self._engine.pull(pull, patience_s, places.rows)
+            case _:
+                raise InvalidArgument("a pull with a push is of the newest values or of a round")
         return vouch(request, result), values
 
     def _answer(

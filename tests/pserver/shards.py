@@ -16,7 +16,7 @@ from coordinator.job.authority import Authority
 from pserver.client.client import PushResult, RetryPolicy, ShardClient
 from pserver.client.requests import Arrays, GradientPush, PullInfo, Source
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import Snapshot
+from pserver.core.requests import Snapshot, StagedEverywhere
 from pserver.core.table_ids import RowsWanted
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
@@ -239,16 +239,22 @@ class SharingClient(ShardClient):
         decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
         patience_s: float | None = None,
+        staged: Sequence[StagedEverywhere] = (),
     ) -> PullInfo:
         mine = self.workspace.sets[0]
-        info = super().pull(fence, source, mine, decision, rows, patience_s)
+        info = super().pull(fence, source, mine, decision, rows, patience_s, staged)
         self._hand_over(self.workspace.sets[0], into)
         return info
 
     def push_pull(
-        self, fence: types.Fence, push: GradientPush, into: Arrays, rows: RowsWanted | None = None
+        self,
+        fence: types.Fence,
+        push: GradientPush,
+        into: Arrays,
+        rows: RowsWanted | None = None,
+        round_number: int | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        answer = super().push_pull(fence, push, self.workspace.sets[1], rows)
+        answer = super().push_pull(fence, push, self.workspace.sets[1], rows, round_number)
         self._hand_over(self.workspace.sets[1], into)
         return answer
 

@@ -230,6 +230,8 @@ class _Exchanger:
             None if gradient is None else gradient[ARENA].parts[0],
             tuple(rows[table].values for table, _ in request.rows),
             from_table_ids(header.pull.rows),
+            header.pull.round if header.pull.WhichOneof("source") == "round" else None,
+            header.patience_ms / 1000,
         )
 
     def _received(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
-from coordinator.core.work import Round, Train, Wait, Work
+from coordinator.core.work import Round, RoundsLease, Train, Wait, Work
 from coordinator.job.engine import POLL_S, Caller, Engine, pause_s
 from coordinator.job.job_run import JobRun
 from coordinator.process.settling import settle
@@ -282,7 +282,7 @@ class Coordinator:
                     return True
             if isinstance(last, Wait) and not late:
                 return False
-            if isinstance(last, Train | Round):
+            if isinstance(last, Train | Round | RoundsLease):
                 invariants.check_handed_out(self.engine.course, caller.name, last)
             if isinstance(last, Round) and last.decision is not None:
                 invariants.check_told(self._store, last.decision)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.work import Round, Train
+from coordinator.core.work import Round, RoundsLease, Train
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED, GENERATION
@@ -15,12 +15,12 @@ from pserver.core.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Begin, Command, Decision, SnapshotOrder
+from psrpc.core.commands import Begin, Command, Decision, RoundsAhead, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.network import RUN_DIR
-from tests.sim.policy_book import PolicyBook
+from tests.sim.policy_book import PolicyBook, attempts_of
 from tests.sim.schedule import Process
 from tests.sim.source import POSITIONS
 from tests.sim.table_book import TableBook
@@ -217,7 +217,9 @@ class Invariants:
         if values.generation != generation:
             self.fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
-    def check_handed_out(self, course: JobRun, worker: str, work: Train | Round) -> None:
+    def check_handed_out(
+        self, course: JobRun, worker: str, work: Train | Round | RoundsLease
+    ) -> None:
         """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
         second attempt at the same time is for who is stuck, or slow where that is asked for."""
         self._check_paced(course, work)
@@ -225,16 +227,16 @@ class Invariants:
             self.fail(f"{worker} is given {work} although it cannot reach all shards")
         if isinstance(work, Round):
             self._check_doubled(course, work)
-        for attempt in work.batches if isinstance(work, Train) else (work.attempt,):
+        for attempt in attempts_of(work):
             key = (course.run.generation, attempt.batch)
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
         self.policies.handed_out(course, worker, work)
 
-    def _check_paced(self, course: JobRun, work: Train | Round) -> None:
+    def _check_paced(self, course: JobRun, work: Train | Round | RoundsLease) -> None:
         """Where something depends on its results, an epoch is evaluated before the next begins."""
         if not course.run.description.paced:
             return
-        attempts = work.batches if isinstance(work, Train) else [work.attempt]
+        attempts = attempts_of(work)
         known = {row.epoch for row in course.training.epochs.history.rows if row.evaluation}
         for epoch in {attempt.batch.epoch for attempt in attempts}:
             if epoch and epoch - 1 not in known:
@@ -259,6 +261,7 @@ class Invariants:
         attempts = list(lease.train.batches)
         if lease.HasField("round"):
             attempts.append(lease.round.attempt)
+        attempts += [ahead.attempt for ahead in lease.rounds.attempts]
         for attempt in attempts:
             batch = attempt.batch
             given = (repr(worker.process), f"{batch.epoch}:{batch.first}")
@@ -274,13 +277,17 @@ class Invariants:
             self.policies.check_told(store, command)
         if isinstance(command, Decision):
             self._check_decision(store, command)
+        if isinstance(command, RoundsAhead):
+            for decision in command.decisions:
+                self._check_decision(store, decision)
 
     def _check_decision(self, store: Store, decision: Decision) -> None:
         stored = store.last_decision(decision.generation)
-        if stored is None or (stored.generation, stored.round) < (
+        known = stored is not None and (stored.generation, stored.round) >= (
             decision.generation,
             decision.round,
-        ):
+        )
+        if not known and store.decision_ahead(decision.generation, decision.round) != decision:
             self.fail(f"{decision} is told before it is stored")
         key = (decision.generation, decision.round)
         there = self._decided.get(key)

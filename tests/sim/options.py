@@ -186,7 +186,23 @@ def draw(random: Random) -> Options:
     # time, signals, ids that come again, and cuts.
     options = _with_interval(random, _with_tables(random, options))
     options = _with_recent(random, _with_signals(random, options))
-    return _with_cuts(random, options)
+    return _with_short_rounds(random, _with_cuts(random, options))
+
+
+def _with_short_rounds(random: Random, options: Options) -> Options:
+    """The same, maybe with rounds that are so short, and so many, that some are decided ahead."""
+    if not options.policy.rounds or options.then is not None or random.random() < 0.4:
+        return options
+    batches = random.choice((12, 16, MOST_BATCHES))
+    lacking = options.batches * options.batch_records - options.records
+    return replace(
+        options,
+        batches=batches,
+        epochs=1,
+        records=batches * options.batch_records - lacking,
+        batch_s=random.choice((0.002, 0.01, 0.03)),
+        checkpoint_every=random.choice((3, 6, 50, "0.5s", None)),
+    )
 
 
 def _with_signals(random: Random, options: Options) -> Options:

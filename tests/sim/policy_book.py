@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.core.run import Followed, Run
-from coordinator.core.work import Round, Train, TrainingPosition
+from coordinator.core.work import Round, RoundsLease, Train, TrainingPosition
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.records.stored_values import POLICIES
 from coordinator.schedule.ledger import Ledger
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
-from psrpc.core.commands import Begin, Decision
+from psrpc.core.commands import Attempt, Begin, Decision
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -130,17 +130,17 @@ class PolicyBook:
 
     def check_lease(self, lease: pb.Lease) -> None:
         """What is leased is of the mode that the number of its policy says."""
-        rounds = self.settings(lease.policy).rounds
-        if lease.HasField("round") != rounds and lease.WhichOneof("work") in ("round", "train"):
+        rounds, work = self.settings(lease.policy).rounds, lease.WhichOneof("work")
+        if work in ("round", "rounds", "train") and (work != "train") != rounds:
             self._fail(
                 f"{lease.WhichOneof('work')} was leased under policy {lease.policy}, which is "
                 f"{self.settings(lease.policy)}"
             )
 
-    def handed_out(self, course: JobRun, worker: str, work: Train | Round) -> None:
+    def handed_out(self, course: JobRun, worker: str, work: Train | Round | RoundsLease) -> None:
         """The coordinator leases: under the job's first policy, nothing that its rule leaves to
         the next; in ssp, nothing that is too far ahead."""
-        attempts = work.batches if isinstance(work, Train) else (work.attempt,)
+        attempts = attempts_of(work)
         if self._options.then is not None and course.run.policy == 1:
             for attempt in attempts:
                 if attempt.batch.epoch >= self._options.then_after:
@@ -204,3 +204,14 @@ class PolicyBook:
         then = self._options.then
         if then is not None and run.settings != then:
             self._fail(f"the job ends under {run.settings}; its rule says {then}")
+
+
+def attempts_of(work: Train | Round | RoundsLease) -> tuple[Attempt, ...]:
+    """The attempts that a worker is leased."""
+    match work:
+        case Train():
+            return work.batches
+        case Round():
+            return (work.attempt,)
+        case RoundsLease():
+            return tuple(attempt for _, attempt in work.attempts)

@@ -28,11 +28,14 @@ NDArray = npt.NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """What follows the header of an ``Initialize`` or a push: values or a gradient, the gradients
-    of the rows that the header names, and the ids of rows that a ``PushPull`` wants."""
+    of the rows that the header names, and the ids of rows that a ``PushPull`` wants: of the newest
+    version, or of ``round``, for which it waits ``patience_s``."""
 
     arena: NDArray | None
     rows: tuple[NDArray, ...] = ()
     wanted: TableIds = ()
+    round: int | None = None
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,7 @@ class Service:
                 request, patience_s = request
                 request = engine.credentials.pull(request, "")
                 if isinstance(request.source, int) or request.decision is not None:
-                    parked = _Parked(request, respond, self._schedule.now() + patience_s)
-                    self._pull(parked)
-                    if parked in self._parked:
-                        self._schedule.after(patience_s, self.process, self.changed)
+                    self._park(request, respond, patience_s)
                     return
                 answer = engine.pull(request, 0.0)
             elif method == "GetStatus":
@@ -108,6 +108,21 @@ class Service:
                     header = engine.credentials.push(header, "")
                     answer = engine.credentials.vouch(header, engine.push(header, sent, 0.0))
                     self._cluster.invariants.check_accepted(self._shard, header, answer)
+                elif tensors.round is not None:
+                    header = engine.credentials.push(header, "")
+                    result = engine.credentials.vouch(header, engine.push(header, sent, 0.0))
+                    self._cluster.invariants.check_accepted(self._shard, header, result)
+                    self._cluster.counts["rounds pulled with a push"] += 1
+                    pull = PullRequest(
+                        header.fence, header.worker, tensors.round, None, rows=tensors.wanted
+                    )
+
+                    def both(values: Any) -> None:
+                        respond(values if isinstance(values, PsError) else (result, values))
+
+                    self._park(pull, both, tensors.patience_s)
+                    self.changed()
+                    return
                 else:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
@@ -125,6 +140,12 @@ class Service:
             self.changed()
             respond(answer)
 
+    def _park(self, request: PullRequest, respond: Respond, patience_s: float) -> None:
+        parked = _Parked(request, respond, self._schedule.now() + patience_s)
+        self._pull(parked)
+        if parked in self._parked:
+            self._schedule.after(patience_s, self.process, self.changed)
+
     def _pull(self, parked: _Parked) -> None:
         assert self._shard.engine is not None
         try:
@@ -138,7 +159,7 @@ class Service:
             parked.respond(error)
         else:
             parked.respond(values)
-            if parked.request.decision is not None:
+            if parked.request.decision is not None or parked.request.staged:
                 self.changed()
 
     def changed(self, begun: bool = False) -> None:

@@ -98,7 +98,7 @@ class Worker:
         """Carries an action out, and looks at what it has come to."""
         self._doing = type(action).__name__
         invariants, source = self.cluster.invariants, self.source
-        if isinstance(action, does.Push | does.PushPull):
+        if isinstance(action, does.Push | does.PushPull | does.PushNext):
             for shard in range(self.cluster.options.shards):
                 part = self.cluster.witness.shard_part(source.parameters, shard)
                 invariants.policies.check_fresh(self.process, action.attempt, part)
@@ -112,6 +112,10 @@ class Worker:
                 invariants.check_pull(self, source.parameters, action.round)
             case does.PushPull():
                 invariants.check_pull(self, source.parameters, None)
+            case does.PushNext():
+                source.pulled = source.versions
+                invariants.check_pull(self, source.parameters, action.round)
+                self.cluster.counts["rounds decided ahead"] += 1
             case does.TakeCommit():
                 self.cluster.counts["computed ahead"] += 1
         return answer

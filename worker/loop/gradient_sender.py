@@ -93,6 +93,12 @@ class GradientSender:
             self._staged.append(StagedEverywhere(attempt, pushed.receipts))
         return pushed
 
+    def confirm(self, here: Joined) -> None:
+        """Performs :class:`worker.protocol.actions.Confirm`."""
+        if self._staged:
+            here.shards.confirm(self._staged)
+            self._staged.clear()
+
     def push_next(self, action: does.PushNext, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.PushNext`: one exchange with a single shard.
         Several

@@ -79,6 +79,7 @@ class Performer:
             does.Compute: self._compute,
             does.PushPull: lambda action: self._sender.push_pull(action, self._here),
             does.Push: lambda action: self._sender.push(action, self._here),
+            does.Confirm: lambda _action: self._sender.confirm(self._here),
             does.PushNext: lambda action: self._sender.push_next(action, self._here),
             does.Settle: lambda action: self._source.settle(action.unused),
             does.TakeBack: lambda _action: self._source.take_back(),

@@ -225,6 +225,13 @@ class Router:
         with span("push", batch=pushes[0].batch, attempt=pushes[0].attempt):
             return self._calls.call(push, finishing=True)
 
+    def confirm(self, staged: Sequence[StagedEverywhere]) -> None:
+        """Tells all shards which attempts all of them hold."""
+        clients, fences = self._clients, self._fences
+        self._calls.call(
+            lambda shard: clients[shard].confirm(fences[shard], staged), report_wait=False
+        )
+
     def push_pull(
         self,
         pushes: Sequence[GradientPush],

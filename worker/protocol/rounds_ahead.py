@@ -40,6 +40,7 @@ class RoundsAheadRunner:
                 rest = task.attempts[index + 1 :]
                 following = rest[0] if rest else None
                 yield from self._run_one(planned, following, at)
+            yield does.Confirm()
             if not asked:
                 yield does.LeaseAhead()
             lease: pb.Lease = yield does.TakeLease()
