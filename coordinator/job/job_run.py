@@ -189,7 +189,8 @@ class JobRun(JobState):
 
     def advance(self) -> None:
         """Takes the job as far as the facts allow, and wakes parked calls."""
-        if self.phase not in (*ENDED, "stopping") and self.generations.form_if_due():
+        ends = self.phase in ENDED or (self.phase == "stopping" and not self.generations.again)
+        if not ends and self.generations.form_if_due():
             self.departures.begin()
         self.warnings.take(self.generations)
         self.warnings.take(self._curves)

@@ -20,17 +20,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from coordinator.core.work import Report, Round, TrainingPosition, TrainingWork, Wait
 from coordinator.schedule.decided_ahead import DecidedAhead
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
+from coordinator.schedule.round_commits import RoundCommits
 from coordinator.schedule.round_leases import RoundLeases
 from coordinator.schedule.speculation import SlowAttempts
 from psrpc.core.commands import Attempt, Decision, RoundsAhead, SnapshotOrder
-from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 
@@ -77,10 +76,13 @@ class Rounds:
         self._rounds_left = sum(self._rounds_of(epoch) for epoch in range(epochs))
         self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
         self._finished_epochs: list[int] = []
-        self._examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._slow = SlowAttempts(policy, self._tally)
         self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt)
         self.ahead = DecidedAhead(policy, generation)
+        examples = sum(len(positions) for positions in done.values()) - skipped_records
+        self._commits = RoundCommits(
+            self._open, self.ahead, self._slow, self._tally, examples, backups=policy.backups
+        )
         self._open.fill(self._todo)
 
     @property
@@ -123,7 +125,7 @@ class Rounds:
         """The training position; the global step counts rounds."""
         batches = self._todo.batches + self._open.commits
         return TrainingPosition(
-            self._round, self.total_rounds, self._epoch, batches, self._examples
+            self._round, self.total_rounds, self._epoch, batches, self._commits.examples
         )
 
     @property
@@ -159,7 +161,7 @@ class Rounds:
         self._open.drain()
 
     def idle_worker(self, worker: str) -> None:
-        """Does nothing: rounds wait for micro-batches, not for workers."""
+        """Does nothing: rounds wait for micro-batches."""
 
     def tick(self, now: float) -> None:
         """Checks whether the open round lasts too long."""
@@ -176,8 +178,8 @@ class Rounds:
     def look_ahead(
         self, before: int | None, weights: Mapping[str, float], now: float
     ) -> RoundsAhead | None:
-        """Decides rounds ahead if that is possible now, which must be stored before any worker is
-        leased a part of them. None must come ``before``; see :meth:`DecidedAhead.extend`."""
+        """Decides rounds ahead if possible, to be stored before any worker is leased a part of
+        them: those ``before`` a round; see :meth:`DecidedAhead.extend`."""
         epoch = self._open.epoch
         if epoch is None or self._open.drains or self._open.has_open:
             return None
@@ -211,36 +213,7 @@ class Rounds:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
         """
         self.tick(now)
-        micro = self._open.find(report.batch)
-        passed = round_number < self._round
-        if passed and (micro is None or not self._policy.backups):
-            return None
-        if micro is not None and report.attempt in micro.superseded:
-            return None
-        if micro is None or round_number > self._round or self.ahead.opened is not None:
-            raise InvalidArgument(
-                f"commit of {report.batch} in round {round_number} by {worker}: no such attempt "
-                f"was handed out; the open round is {self._round}"
-            )
-        held = micro.held(report.attempt, worker)
-        if micro.committed is None or micro.committed.attempt != report.attempt:
-            self._slow.speeds.measure(held.worker, report.batch.count, now - held.since)
-            # Its worker begins what it holds besides only now.
-            self._open.begin_again(worker, now)
-        if micro.committed is not None:
-            if micro.committed.attempt != report.attempt:
-                # Its worker is done with it.
-                del micro.attempts[report.attempt]
-                micro.superseded.add(report.attempt)
-            return None
-        # The newest version at the time of the lease, or a newer one that the worker reports.
-        micro.base = max(held.round, round_number)
-        micro.committed = replace(report, staleness=self._round - micro.base)
-        self._committed(worker, micro.committed)
-        self._open.commit(micro)
-        self._tally.superseded += len(micro.attempts) - 1
-        self._tally.late += held.round < self._round
-        return micro.committed
+        return self._commits.commit(worker, round_number, report, self._round, now)
 
     def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
         """Returns the decision of the open round, which must be complete. Changes nothing; later
@@ -272,19 +245,9 @@ class Rounds:
         self._open_next()
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
-        """Commits attempts of rounds that are decided ahead; returns the reports that count. Others
-        are committed one by one."""
+        """Commits attempts of rounds that are decided ahead; returns the reports that count."""
         self.tick(now)
-        counted = []
-        for report in reports:
-            micro = self.ahead.commit(worker, report)
-            if micro is None or micro.committed is None:
-                continue
-            self._committed(worker, micro.committed)
-            if micro in self._open.micros:
-                self._open.commit(micro)
-            counted.append(micro.committed)
-        return counted
+        return self._commits.report(worker, reports)
 
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an uncommitted attempt."""
@@ -326,10 +289,6 @@ class Rounds:
             self._open.adopt(ahead.micros)
         else:
             self._open.fill(self._todo)
-
-    def _committed(self, worker: str, report: Report) -> None:
-        self._examples += 0 if report.skipped else report.batch.count
-        self.ahead.crew.worked(worker)
 
     @property
     def _epoch(self) -> int:

@@ -51,6 +51,8 @@ class Generations:
         self._changed = changed
         self.formed = False
         """Whether this process has formed a generation."""
+        self.again = False
+        """Whether another generation is to be formed of the same shards, which lose nothing."""
         self._standings: dict[int, HeldReport] = {}
         self._refused: dict[str, str] = {}
         self._choosing = False
@@ -111,6 +113,7 @@ class Generations:
     def begin_again(self, versions: Sequence[int]) -> None:
         """Has another generation formed of the present shards, which stand at these
         ``versions``."""
+        self.again = True
         self.formation.stood(versions)
         self.formation.dissolve()
 
@@ -175,6 +178,7 @@ class Generations:
         self.formation.begun(shard, standing.holding)
         if self.formation.complete and self.run.settings.rounds:
             self._check_versions()
+        self.again = self.again and not self.formation.complete
 
     def failed(self, shard: int, error: str) -> None:
         """Notes that a shard could not do its order: a checkpoint that it cannot restore is not

@@ -1,12 +1,11 @@
 """The work of one run: combines batches, rounds, snapshots and evaluations.
 
 Deterministic: time is passed in, commands go out through ``send``. The only other side effects are
-on the store and the disk; a round's decision is stored before it is sent.
+on the store and the disk.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,18 +14,19 @@ from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
 from coordinator.core.run import Run
 from coordinator.core.work import Report, TrainingPosition, TrainingWork, Wait
-from coordinator.membership.progress import Progress, mean_loss
+from coordinator.membership.progress import Progress
 from coordinator.records.curves import Curves
 from coordinator.records.epochs import EpochHistory
 from coordinator.records.notes import JobWarnings, Notes
 from coordinator.records.store import Store
-from coordinator.schedule.initial_work import InitialWork
 from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
+from coordinator.training.decisions import Decisions
 from coordinator.training.epochs import Epochs
+from coordinator.training.initial_work import InitialWork
 from coordinator.training.step_watch import StepWatch
-from psrpc.core.commands import Attempt, Command, Decision, RoundsAhead
+from psrpc.core.commands import Attempt, Command
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.shard_reports import Positions
 from psrpc.ops.clock import Clock
@@ -70,11 +70,7 @@ class Training:
             curves,
             warnings,
         )
-        self._undecided: Decision | RoundsAhead | None = None
-        """A decision that waits for the disk."""
-        self._closed = False
-        self._held = False
-        """Whether the generation ends as soon as no shard applies a round any more."""
+        self.decisions = Decisions(store, send, warnings, self.progress, self.epochs, self.watch)
         self._at_outset = False
         """Whether the state that the generation began with awaits evaluation, and no decision has
         come yet that could carry the order."""
@@ -105,13 +101,13 @@ class Training:
     def idle(self) -> bool:
         """Whether no worker holds unfinished work and no decision waits for the disk."""
         leased = self.schedule is not None and not self.schedule.idle
-        return not leased and self._undecided is None
+        return not leased and not self.decisions.waits
 
     @property
     def drained(self) -> bool:
         """Whether nothing is in flight, nor will be, since :meth:`drain`: all shards have the same
         batches, and no decision waits for the disk."""
-        return self.schedule is not None and self.schedule.drained and self._undecided is None
+        return self.schedule is not None and self.schedule.drained and not self.decisions.waits
 
     def begin(
         self, run: Run, applied: Sequence[Positions], skipped: Sequence[Positions], version: int
@@ -129,7 +125,7 @@ class Training:
         self._at_outset = self.epochs.begin(run, orders, schedule, bool(outset.partial))
         self.run, self.orders, self.schedule = run, orders, schedule
         self.watch.follow(run.settings)
-        self._undecided, self._closed, self._held = None, False, False
+        self.decisions.begin()
         self.progress.skipped = outset.batches_skipped(run)
 
     def drain(self) -> None:
@@ -139,23 +135,21 @@ class Training:
 
     def halt(self) -> None:
         """Ends the generation: decides no more rounds and gives up what was ordered."""
-        self._closed, self._undecided = True, None
+        self.decisions.halt()
         self.orders.give_up()
 
     def retry(self, now: float) -> None:
         """Retries the stores and saves that the disk refused, and looks for stragglers. Call it
         periodically."""
-        if self.schedule is not None and not (self._closed or self._held):
+        if self.schedule is not None and not self.decisions.over:
             self.schedule.tick(now)
             if not self.epochs.over:
                 self.orders.saving.look(self.span.step)
             self.epochs.retry()
         self.orders.saving.final.retry(now)
         self.notes.retry()
-        if isinstance(self._undecided, RoundsAhead):
-            self._store_ahead()
-        elif self._undecided is not None and self.rounds is not None:
-            self._decide(self.rounds, now)
+        if self.rounds is not None:
+            self.decisions.retry(self.rounds, self.orders, now)
 
     def lease(
         self, worker: str, now: float, received: int, workers: int, ahead: bool = False
@@ -165,11 +159,10 @@ class Training:
         assert self.schedule is not None
         if self.rounds is not None:
             self.rounds.ahead.crew.asks(worker, ahead)
-            self._look_ahead(self.rounds, now)
-            if isinstance(self._undecided, RoundsAhead):
-                return Wait("the decisions of the next rounds to be stored")
-        if self._held:
-            return Wait("another generation to begin")
+            if not self._at_outset and self.orders.evaluations.idle:
+                waits = self.decisions.look_ahead(self.rounds, self.orders, now)
+                if waits:
+                    return Wait(waits)
         work = self.schedule.lease(worker, now, received, workers)
         if isinstance(work, Wait):
             awaited = self.epochs.waiting_for()
@@ -229,32 +222,39 @@ class Training:
         rounds = self.rounds
         if rounds is None:
             raise InvalidArgument("this job is async: batches are reported with LeaseWork")
-        if self._closed or self._held:
+        if self.decisions.over:
             return
         if rounds.commit(worker, round_number, report, now) is None:
             self.progress.in_vain(worker, report)
             return
         self._batch_done(worker, report, now)
-        if rounds.complete:
-            self._decide(rounds, now)
+        self.decisions.decide(rounds, self.orders, now)
+
+    def _record_ahead(
+        self, rounds: Rounds, worker: str, reports: Sequence[Report], now: float
+    ) -> None:
+        """Records attempts of rounds that were decided ahead."""
+        if self.decisions.over:
+            return
+        for report in rounds.report(worker, reports, now):
+            self._batch_done(worker, report, now)
+        self.decisions.decide(rounds, self.orders, now)
 
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
-        if self._held:
+        if self.decisions.held:
             return
         waits = self.epochs.awaited is not None
         outset, self._at_outset = self._at_outset, False
         over = self.epochs.over
-        if self.rounds is None or over or self._closed or self.drained or waits or outset:
+        if self.rounds is None or over or self.decisions.closed or self.drained or waits or outset:
             self.orders.order_due(self.span.step, over)
         self._warnings.take(self.orders)
 
     def close(self) -> None:
         """Stops deciding, so that the final state can be saved. Async: the next generation repeats
         pushes that are still in flight."""
-        if isinstance(self._undecided, Decision):
-            self.orders.withdraw(self._undecided.snapshots)
-        self._closed, self._undecided = True, None
+        self.decisions.close(self.orders)
 
     def missed(self, shard: int) -> list[Command]:
         """Returns the commands that a shard may have missed without a command stream."""
@@ -262,97 +262,15 @@ class Training:
         if self.rounds is not None and self.rounds.decisions:
             # Decisions may order snapshots, for which the shard needs room.
             missed = [*self.orders.releases, *self.rounds.decisions]
-        if self.rounds is not None and self.rounds.ahead and self._sends_ahead:
-            missed.append(self.rounds.ahead.decisions)
+        if self.rounds is not None:
+            missed += self.decisions.missed(self.rounds)
         return missed + self.orders.missed(shard)
 
     def hold(self, worker: str) -> bool:
         """Decides no more rounds in this generation if some were decided ahead in which a departed
         ``worker`` has an attempt; returns whether that is so. Another generation has to begin once
         no shard applies any of them, see :mod:`coordinator.schedule.decided_ahead`."""
-        held = self.rounds is not None and bool(self.rounds.ahead.held_by([worker]))
-        self._held = self._held or held
-        return held
-
-    def _look_ahead(self, rounds: Rounds, now: float) -> None:
-        """Decides rounds ahead if that is possible."""
-        saving = self.orders.saving
-        busy = self._undecided is not None or self._closed or self._held or saving.owes
-        if busy or self._at_outset or not self.orders.evaluations.idle:
-            return
-        # The decision of the round that ends at a checkpoint's step carries its order.
-        ends_at = saving.orders_at(rounds.round)
-        before = None if ends_at is None else ends_at - 1
-        self._undecided = rounds.look_ahead(before, self.progress.speeds(), now)
-        self._store_ahead()
-
-    @property
-    def _sends_ahead(self) -> bool:
-        return not self._held and not isinstance(self._undecided, RoundsAhead)
-
-    def _store_ahead(self) -> None:
-        decided = self._undecided
-        if isinstance(decided, RoundsAhead) and self._stored(decided):
-            self._undecided = None
-            self._send(decided)
-
-    def _record_ahead(
-        self, rounds: Rounds, worker: str, reports: Sequence[Report], now: float
-    ) -> None:
-        if self._closed or self._held:
-            return
-        for report in rounds.report(worker, reports, now):
-            self._batch_done(worker, report, now)
-        if rounds.complete:
-            self._decide(rounds, now)
-
-    def _decide(self, rounds: Rounds, now: float) -> None:
-        if isinstance(self._undecided, RoundsAhead):
-            # The decisions of later rounds wait for the disk.
-            self._store_ahead()
-            if self._undecided is not None:
-                return
-        step, opened = rounds.round + 1, rounds.ahead.opened
-        if opened is not None:
-            decision = opened.decision
-            self.orders.saving.stepped(rounds.round, step, [])
-        elif self._undecided is None:
-            trained = rounds.ends_job
-            ended = [rounds.span.epoch] if rounds.ends_epoch else []
-            self.orders.saving.stepped(rounds.round, step, ended)
-            decision = rounds.decide(self.orders.with_decision(step, trained))
-            self._undecided = decision
-        else:
-            decision = self._undecided
-        if opened is None and not self._stored(decision):
-            return
-        self._undecided = None
-        reports = rounds.reports()
-        rounds.close(decision)
-        if opened is None:
-            self._send(decision)
-        if any(not report.skipped for report in reports):
-            self.watch.step_done(step, mean_loss(reports), 0)
-        self.progress.stepped(1, now)
-        self.epochs.finished(rounds.take_finished_epochs(), step)
-        self._warnings.take(self.orders)
-        if rounds.complete and not self._closed:
-            # Its commits came while the previous decision waited for the disk.
-            self._decide(rounds, now)
-
-    def _stored(self, decided: Decision | RoundsAhead) -> bool:
-        """Stores a decision, as it must be before it is sent: a restarted coordinator must not
-        decide otherwise."""
-        try:
-            if isinstance(decided, Decision):
-                self._store.put_decision(decided)
-            else:
-                self._store.put_ahead(decided)
-        except sqlite3.Error as error:
-            first = decided if isinstance(decided, Decision) else decided.decisions[0]
-            self._warnings.add(f"round {first.round} waits: its decision cannot be stored: {error}")
-            return False
-        return True
+        return self.rounds is not None and self.decisions.hold(self.rounds, worker)
 
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)

@@ -135,6 +135,7 @@ class Departures:
         job = self._job
         holds = job.complete and job.phase not in ENDED and job.training.hold(name)
         self._holds = self._holds or holds
+        job.generations.again = job.generations.again or holds
         attempts = job.training.revoke(name, lost)
         # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:

@@ -31,8 +31,13 @@ class Stopping:
         every change and tick while the job stops. ``newest`` is the checkpoint committed last,
         empty if there is none."""
         now, training = job.now(), job.training
-        if job.members.places.hoped_for(now) < job.run.plan.shards or not job.complete:
+        gone = job.members.places.hoped_for(now) < job.run.plan.shards
+        if gone or not (job.complete or job.generations.again):
             return self._give_up(job, newest, "a shard is gone")
+        if job.generations.again:
+            if now < self._finish_by:
+                return False
+            return self._give_up(job, newest, "another generation does not begin")
         if self._save is None:
             if not training.idle and now < self._finish_by:
                 return False

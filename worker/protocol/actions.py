@@ -163,8 +163,8 @@ class PushNext(Action):
 
 @dataclass(frozen=True, slots=True)
 class Confirm(Action):
-    """Sync: tell every shard that all of them hold the gradients pushed for rounds that were decided
-    ahead. A pull of such a round does that as well."""
+    """Sync: tell every shard that all of them hold the gradients pushed for rounds that were
+    decided ahead. A pull of such a round does that as well."""
 
 
 @dataclass(frozen=True, slots=True)

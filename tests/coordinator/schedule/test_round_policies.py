@@ -89,6 +89,7 @@ class Play:
             assert len(self.live[work.attempt.batch]) <= 2
             assert len(self.live) <= self.policy.open
         else:
+            assert isinstance(work, Wait)
             assert work.until is None or work.until > self.now
 
     def commit(self, worker: str, work: Round) -> None:
@@ -121,6 +122,7 @@ class Play:
             work = self.rounds.lease("last", self.now, 0, 1)
             if isinstance(work, Wait):
                 return
+            assert isinstance(work, Round)
             self.commit("last", work)
 
 
