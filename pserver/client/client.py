@@ -41,6 +41,7 @@ __all__ = [
     "RetryPolicy",
     "ShardClient",
     "Source",
+    "StagedEverywhere",
 ]
 
 DEADLINE_S = 60.0

@@ -130,23 +130,19 @@ class Conversation:
         vouch = self._engine.credentials.vouch
         if not header.HasField("pull"):
             return vouch(request, self._engine.push(request, arrival, patience_s)), None
-        if header.pull.HasField("decision"):
-            raise InvalidArgument("a decision comes with a pull alone")
+        source = header.pull.WhichOneof("source")
+        if source not in ("newest", "round") or header.pull.HasField("decision"):
+            raise InvalidArgument("a pull with a push is of the newest values or of a round")
         encoding = streams.from_encoding(header.pull.encoding)
         only = header.pull.rows_only
-        match header.pull.WhichOneof("source"):
-            case "newest":
-                wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-                result, values = self._engine.push_pull(
-                    request, arrival, patience_s, encoding, wanted
-                )
-            case "round":
-                result = self._engine.push(request, arrival, patience_s)
-                number, fence, worker = header.pull.round, request.fence, request.worker
-                pull = PullRequest(fence, worker, number, None, encoding, rows, only)
-                values = self._engine.pull(pull, patience_s, places.rows)
-            case _:
-                raise InvalidArgument("a pull with a push is of the newest values or of a round")
+        if source == "newest":
+            wanted = RowsRequest(rows, places.rows, only) if rows or only else None
+            result, values = self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
+        else:
+            result = self._engine.push(request, arrival, patience_s)
+            number, fence, worker = header.pull.round, request.fence, request.worker
+            pull = PullRequest(fence, worker, number, None, encoding, rows, only)
+            values = self._engine.pull(pull, patience_s, places.rows)
         return vouch(request, result), values
 
     def _answer(

@@ -59,7 +59,9 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "WorkerStaleness": {"worker": NAME, "counts": COUNTS},
     # parameter_server.proto
     "InitializeHeader": {"extents": EXTENTS, "grant": NAME},
-    "PullRequest": {"snapshot": NAME, "rows": EXTENTS},
+    "PullRequest": {"snapshot": NAME, "rows": EXTENTS, "staged": REPORTS},
+    "StagedEverywhere": {"receipts": MAX_SHARDS},
+    "StagedEverywhere.receipts": {"": NAME},
     "PushHeader": {"extents": EXTENTS, "rows": EXTENTS, "totals": MAX_VALUES, "grant": NAME},
     "Attach": {"nonce": NAME},
     "ExchangeHeader": {"push_at": EXTENTS, "pull_at": EXTENTS},

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from pserver.client.client import PushResult
+from pserver.client.client import PushResult, StagedEverywhere
 from pserver.client.requests import GradientPush
-from pserver.core.requests import StagedEverywhere
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import NotReady
 from psrpc.v1 import coordinator_pb2 as pb

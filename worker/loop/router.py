@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from pserver.client.client import PushResult, RetryPolicy, ShardClient
+from pserver.client.client import PushResult, RetryPolicy, ShardClient, StagedEverywhere
 from pserver.client.requests import GradientPush, PullInfo, Source
-from pserver.core.requests import StagedEverywhere
 from pserver.transport.workspace import Workspace
 from psrpc.core.errors import (
     CheckpointError,

@@ -97,9 +97,9 @@ PLAIN = types.ENCODING_PLAIN
         ),
         (
             lambda raw: pb.ExchangeHeader(
-                push=raw.push(skipped=True, extents=[]), pull=pb.PullRequest(round=1)
+                push=raw.push(skipped=True, extents=[]), pull=pb.PullRequest(snapshot="a")
             ),
-            "a pull with a push is of the newest values",
+            "a pull with a push is of the newest values or of a round",
         ),
         (
             lambda raw: pb.ExchangeHeader(

@@ -249,9 +249,11 @@ def test_a_shard_past_the_round_says_so(client: ShardClient) -> None:
         stage(client, B, 2, gradient(2))
 
 
-def test_push_pull_is_for_async_jobs(client: ShardClient) -> None:
+def test_a_sync_job_has_no_newest_values_with_a_push(client: ShardClient) -> None:
     push = leased("worker-1", A, 1, 0, part(PLAN, gradient(1)))
-    with pytest.raises(InvalidArgument, match="a pull with a push is for async jobs"):
+    with pytest.raises(
+        InvalidArgument, match="the newest values were asked for with a push of a sync job"
+    ):
         client.push_pull(fence_of(client), push, whole(PLAN))
 
 

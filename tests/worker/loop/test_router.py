@@ -121,12 +121,12 @@ def test_a_request_that_is_repeated_has_gone_once(monkeypatch: pytest.MonkeyPatc
     again = threading.Event()
     ask, pull = ShardClient.pull, ShardEngine.pull
 
-    def late(client: ShardClient, *request: Any) -> Any:
+    def late(client: ShardClient, *request: Any, **options: Any) -> Any:
         shard = client._shard
         if shard:
             assert again.wait(10)
         begun.add(shard)
-        return ask(client, *request)
+        return ask(client, *request, **options)
 
     def refuses_once(engine: ShardEngine, *request: Any) -> Any:
         if engine.identity.shard == 0 and not again.is_set():
