@@ -61,10 +61,12 @@ class RoundsAheadRunner:
                 at.pulled = None
                 yield does.Pull(planned.round, batch=batch, ahead=True)
                 at.pulled = planned.round
-            computed: does.Computed = yield does.Compute(batch, after)
+            ends = following is None or following.round != planned.round
+            # Rows that come while a batch is computed are of its round.
+            computed: does.Computed = yield does.Compute(batch, None if ends else after)
             self._last = number, computed
             skip = not computed.finite
-            if following is None or following.round == planned.round:
+            if following is None or not ends:
                 pushed = yield does.Push(batch, number, skip, grant, ahead=True)
             else:
                 at.pulled = None
