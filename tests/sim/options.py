@@ -199,6 +199,7 @@ def _with_short_rounds(random: Random, options: Options) -> Options:
         options,
         batches=batches,
         epochs=1,
+        skipped=tuple(index for index in options.skipped if index < batches),
         records=batches * options.batch_records - lacking,
         batch_s=random.choice((0.002, 0.01, 0.03)),
         checkpoint_every=random.choice((3, 6, 50, "0.5s", None)),
