@@ -37,11 +37,13 @@ class FencingOrders:
         self._pending: list[Revocation] = []
         self._obeyed = [0] * self._shards
 
-    def add(self, worker: str, attempts: Sequence[Attempt]) -> Revocation:
+    def add(
+        self, worker: str, attempts: Sequence[Attempt], *, ends_ahead: bool = False
+    ) -> Revocation:
         """Revokes ``worker``, which had these attempts in flight; returns the order for all
         shards."""
         self._number += 1
-        revocation = Revocation(self._number, worker, tuple(attempts))
+        revocation = Revocation(self._number, worker, tuple(attempts), ends_ahead)
         self._pending.append(revocation)
         return revocation
 

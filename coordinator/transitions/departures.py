@@ -139,6 +139,6 @@ class Departures:
         attempts = job.training.revoke(name, lost)
         # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:
-            job.streams.send(self._revocations.add(name, attempts))
+            job.streams.send(self._revocations.add(name, attempts, ends_ahead=holds))
             log.info("worker revoked", worker=name, batches=len(attempts))
         job.bell.ring()

@@ -98,8 +98,8 @@ class ShardCommands:
             self._pushes.forget(revocation.worker)
             for attempt in revocation.attempts:
                 self._rounds.drop(attempt)
-            # What the worker has in rounds that are decided ahead may be missing on another shard.
-            self._rounds.forget_ahead()
+            if revocation.ends_ahead:
+                self._rounds.forget_ahead()
             revocations.number = revocation.number
             self._wake()
 

@@ -58,8 +58,8 @@ class Decision:
 class RoundsAhead:
     """Decides rounds before their gradients are there, in rising order and all of one generation. A
     shard applies each on its own, once it is at that round and all shards hold every attempt that
-    the decision names. It forgets them when it begins, revokes a worker or opens a command
-    stream."""
+    the decision names. It forgets them when it begins, when a revocation says so and when it opens
+    a command stream."""
 
     decisions: tuple[Decision, ...]
 
@@ -115,11 +115,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Orders the shards to refuse a departed worker, and to drop these of its attempts."""
+    """Orders the shards to refuse a departed worker, and to drop these of its attempts;
+    ``ends_ahead``: and to apply no more rounds that were decided ahead, of which it has a part."""
 
     number: int
     worker: str
     attempts: tuple[Attempt, ...] = ()
+    ends_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

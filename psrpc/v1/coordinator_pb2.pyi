@@ -201,14 +201,16 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ..., verify_key: _Optional[bytes] = ..., grant_key: _Optional[bytes] = ...) -> None: ...
 
 class Revocation(_message.Message):
-    __slots__ = ("number", "worker", "attempts")
+    __slots__ = ("number", "worker", "attempts", "ends_ahead")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     number: int
     worker: str
     attempts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
-    def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
+    ends_ahead: bool
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., ends_ahead: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation", "rounds_ahead")

@@ -217,12 +217,14 @@ def to_revocation(revocation: Revocation) -> pb.Revocation:
         number=revocation.number,
         worker=revocation.worker,
         attempts=map(to_attempt, revocation.attempts),
+        ends_ahead=revocation.ends_ahead,
     )
 
 
 def from_revocation(message: pb.Revocation) -> Revocation:
     """Decodes the revocation of a worker. Raises InvalidArgument as :func:`from_attempt`."""
-    return Revocation(message.number, message.worker, tuple(map(from_attempt, message.attempts)))
+    attempts = tuple(map(from_attempt, message.attempts))
+    return Revocation(message.number, message.worker, attempts, message.ends_ahead)
 
 
 def to_shutdown(ended: Ended) -> pb.Shutdown:
