@@ -20,23 +20,21 @@ class StoreFile:
     """Databases with all tables and no rows: making tables takes longer than all that follows."""
 
     def __init__(self) -> None:
-        self.connection = self._spare.pop() if self._spare else None
+        # A new one is made without faults: a run must not depend on those before it.
+        self.connection = self._spare.pop() if self._spare else _Memory().make()
 
     def forget_the_end(self) -> None:
         """The run has not ended."""
-        if self.connection is not None:
-            self.connection.rollback()
-            self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
+        self.connection.rollback()
+        self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
 
     def close(self) -> None:
         """Nobody needs it any more."""
-        if self.connection is not None:
-            self.connection.rollback()
-            names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            for (name,) in names.fetchall():
-                self.connection.execute(f"DELETE FROM {name}")
-            self._spare.append(self.connection)
-            self.connection = None
+        self.connection.rollback()
+        names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        for (name,) in names.fetchall():
+            self.connection.execute(f"DELETE FROM {name}")
+        self._spare.append(self.connection)
 
 
 class FaultyStore(Store):
@@ -47,8 +45,27 @@ class FaultyStore(Store):
         self._file = _FaultyFile(file, faults)
 
 
+class _Memory(LedgerFile):
+    """The real one, on a database in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+
+    def make(self) -> sqlite3.Connection:
+        """Returns a new database with all tables and no rows."""
+        self.open()
+        assert self._connection is not None
+        return self._connection
+
+    def _make_private(self) -> None:
+        """Memory has no file."""
+
+    def _reserve(self) -> None:
+        """Memory needs no reserve."""
+
+
 class _FaultyFile(LedgerFile):
-    """The real one, on a database in memory. Its transactions are SQLite's; the process may die
+    """The real one, on a database that exists. Its transactions are SQLite's; the process may die
     before or after each statement, and the disk may refuse one."""
 
     def __init__(self, file: StoreFile, faults: Faults) -> None:
@@ -57,19 +74,9 @@ class _FaultyFile(LedgerFile):
         self._faults = faults
 
     def open(self) -> None:
-        if self._file.connection is None:
-            super().open()
-            self._file.connection = self._connection
-        else:
-            # What a dead process left open never happened.
-            self._file.connection.rollback()
-            self._connection = self._file.connection
-
-    def _make_private(self) -> None:
-        """Memory has no file."""
-
-    def _reserve(self) -> None:
-        """Memory needs no reserve."""
+        # What a dead process left open never happened.
+        self._file.connection.rollback()
+        self._connection = self._file.connection
 
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
         if statement.startswith(("SELECT", "ROLLBACK")):
