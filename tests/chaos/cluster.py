@@ -92,6 +92,13 @@ class Folders:
         self.gate = self.root / "gate"
         self.description = self.root / "description.json"
 
+    def open_gate(self, wanted: bool) -> None:
+        """Opens the gate, or closes it again: the job may have to go on for a moment only."""
+        if wanted:
+            self.gate.touch()
+        else:
+            self.gate.unlink(missing_ok=True)
+
 
 class Cluster:
     """Runs one job. One thread uses it, but for links' questions where a process is."""

@@ -46,6 +46,7 @@ class Record:
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
+        steps: its effect shows only if the job goes on.
         idle: its time has come, or is over, and there was nobody to hit.
         late: the job was over before.
         later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
@@ -57,6 +58,7 @@ class Record:
     began: float | None = None
     ended: float | None = None
     proof: str = ""
+    steps: bool = False
     idle: bool = False
     late: bool = False
     later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
@@ -79,7 +81,7 @@ class Injector:
     @property
     def over(self) -> bool:
         """Whether everything has been done and undone, so that the job may end. Where nobody uses
-        a link, a fault of it has to wait until somebody goes on."""
+        a link, a fault of it has to wait until somebody goes on: it is over for that time."""
         waiting = [r for r in self.records if r.ended is None and r.fault.step != ENDING]
         return not waiting or waiting[0].idle
 
@@ -112,7 +114,7 @@ class Injector:
             for undo in record.undo:
                 undo()
             record.ended = now
-        record.idle = age_s >= lasts_s and record.ended is None
+        record.idle = record.steps and age_s >= lasts_s and record.ended is None
 
     def _consider(self, record: Record, now: float, training: bool) -> None:
         assert self._last is not None
@@ -182,6 +184,8 @@ class Injector:
             left = [f"{p.name} ({p.status})" for p in told if p.status is not None]
             record.proof = f"drained {', '.join(left)}" if left else ""
 
+        # Processes leave though the job stands still; but no code of a job's is interrupted.
+        record.steps = self._cluster.options.tensorflow
         record.effective = lambda: all(p.status is not None for p in told)
         record.undo += [prove, *(partial(self._cluster.let_go, p.name) for p in processes)]
 
@@ -228,6 +232,8 @@ class Injector:
             elif not any(link.connections for link in links):
                 record.proof = "another fault has ended the connections"
 
+        # Silence shows where somebody speaks.
+        record.steps = True
         record.effective = lambda: any(effects()) or not any(link.connections for link in links)
         record.undo.append(undo)
 

@@ -187,8 +187,7 @@ class _Trial:
             ):
                 return False
             injector.advance(now, observer.step, observer.training)
-            if injector.over and self._operator.over and not self._folders.gate.exists():
-                self._folders.gate.touch()
+            self._folders.open_gate(injector.over and self._operator.over)
             time.sleep(TICK_S)
 
     def _describe_hang(self) -> list[str]:
