@@ -180,7 +180,9 @@ class Children:
     def send(self, name: str, number: signal.Signals) -> None:
         """Sends one child a signal; does nothing if it has ended."""
         if name in self._alive:
-            self._alive[name].process.send_signal(number)
+            # Popen.send_signal would reap a child that has just ended. Its number is its own until
+            # :meth:`_reap`.
+            os.kill(self._alive[name].process.pid, number)
 
     def stopped(self) -> list[str]:
         """Returns the children that are stopped (SIGSTOP)."""

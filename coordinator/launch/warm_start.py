@@ -51,10 +51,6 @@ class ChildProcess(Protocol):
         """Waits for the end and returns the exit status, -N for signal N."""
         ...
 
-    def send_signal(self, number: int, /) -> None:
-        """Sends a signal; does nothing if the process was reaped."""
-        ...
-
 
 Launch = Callable[[Sequence[str], Mapping[str, str], int], ChildProcess]
 """Starts a process: its command line, its environment, and the descriptor of its output."""

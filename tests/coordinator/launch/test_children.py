@@ -96,6 +96,14 @@ def test_a_request_to_stop_lets_a_child_clean_up(shells: Shells) -> None:
     assert exited.status == 7
 
 
+def test_a_signal_to_a_child_that_has_ended_leaves_its_end_to_be_reported(shells: Shells) -> None:
+    pid = shells.start("worker-0", "exit 7")
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    shells.children.send("worker-0", signal.SIGTERM)
+    (exited,) = shells.children.poll()
+    assert (exited.pid, exited.status) == (pid, 7)
+
+
 def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
     ready = shells.fifo("ready")
     never = shells.fifo("never")
