@@ -272,8 +272,10 @@ def served(
     transport: Transport = "calls",
     deadline_s: float = 60.0,
     rows_nbytes: int = 0,
+    falls_back: bool = False,
 ) -> Iterator[ShardClient]:
-    """The shard behind a real server on a free port, and a client that tries once."""
+    """The shard behind a real server on a free port, and a client that tries once. Tensors must
+    have travelled by ``transport``, or by calls if it ``falls_back`` in the end."""
     shard = engine.identity.shard
     data_port = 0 if transport == "data connection" else None
     with ShardServer(shard, "127.0.0.1:0", data_port=data_port) as server:
@@ -292,3 +294,5 @@ def served(
         )
         with client:
             yield client
+            found = client.transport
+            assert found is None or found.kind == ("calls" if falls_back else transport), found

@@ -56,9 +56,11 @@ def data_of(client: ShardClient) -> DataConnection | None:
 
 
 @contextmanager
-def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
+def ready(retry: RetryPolicy = ONE_TRY, *, falls_back: bool = False) -> Iterator[ShardClient]:
     """A client of an initialized shard, with its data connection."""
-    with served(engine_of(PLAN), retry, transport="data connection") as client:
+    with served(
+        engine_of(PLAN), retry, transport="data connection", falls_back=falls_back
+    ) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         client.pull(fence_of(client), None, whole(PLAN))
         assert data_of(client) is not None
@@ -89,7 +91,7 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when something between them forgets it: nobody says why, and the call stands."""
-    with ready(PERSISTENT) as client:
+    with ready(PERSISTENT, falls_back=True) as client:
         broken, standing = data_of(client), client._exchanger._transport
         assert broken is not None
         assert isinstance(standing, WorkerData)
@@ -121,7 +123,7 @@ def test_where_nobody_can_connect_the_call_carries_everything(
         return expected
 
     monkeypatch.setattr(DataListener, "expect", elsewhere)
-    with served(engine_of(PLAN), transport="data connection") as client:
+    with served(engine_of(PLAN), transport="data connection", falls_back=True) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
