@@ -74,6 +74,7 @@ class JobDescription:
     warmup_epochs: float = 0.0
     tables: tuple[TableSpec, ...] = ()
     rows_nbytes: int = 0
+    prefetch_rows: bool = False
     first_rows: str = ""
     full_checkpoint_every: int = FULL_EVERY
     slots: tuple[str, ...] | None = None

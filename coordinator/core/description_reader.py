@@ -92,6 +92,7 @@ def read_description(document: Any) -> JobDescription:
         warmup_epochs=read.positive("warmup_epochs"),
         tables=tuple(map(_table, read.checked("tables", maybe(listed(anything))) or ())),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
+        prefetch_rows=read.checked("prefetch_rows", maybe(flag)) or False,
         first_rows=read.checked("first_rows", maybe(text)) or "",
         stop_early=_on_plateau(StopEarly, read.checked("stop_early", STOP_EARLY)),
         reduce_lr=_on_plateau(ReduceLr, read.checked("reduce_lr", REDUCE_LR)),

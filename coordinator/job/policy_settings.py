@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.core.description import JobDescription
 from psrpc.core.errors import InvalidSetting
-from psrpc.core.policy import SETTINGS, Policy, fitting
+from psrpc.core.policy import SETTINGS, Policy, check_prefetch, fitting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
@@ -88,6 +88,8 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
             f"delay_compensation is {policy.delay_compensation!r}, but the model has embedding "
             "tables: shards keep no earlier rows to correct a gradient by; leave it out"
         )
+    if job.prefetch_rows:
+        check_prefetch(policy)
 
 
 def _value(text: str) -> Any:

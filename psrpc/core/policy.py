@@ -242,6 +242,15 @@ class Policy:
         return " ".join([self.mode, *(f"{k}={_shown(v)}" for k, v in self.changed().items())])
 
 
+def check_prefetch(policy: Policy) -> None:
+    """Refuses a ``policy`` for a job with ``prefetch_rows``. Raises InvalidSetting."""
+    if policy.max_staleness == 0:
+        raise InvalidSetting(
+            "prefetch_rows receives rows before the last update, and max_staleness is 0: every "
+            "second batch would be refused and computed again; expected max_staleness of 1 or more"
+        )
+
+
 ASYNC = Policy()
 """Applies every gradient on arrival."""
 

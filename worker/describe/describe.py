@@ -141,6 +141,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "evaluate_every_epoch": job.evaluate_every_epoch,
         "intra_op_threads": job.intra_op_threads,
         "wire_dtype": job.wire_dtype,
+        "prefetch_rows": job.prefetch_rows,
         "compression": job.compression,
         "topk": job.topk,
         "total_updates": job.total_updates(),

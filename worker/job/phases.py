@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.core.policy import SETTINGS, Mode, Policy, fitting
+from psrpc.core.policy import SETTINGS, Mode, Policy, check_prefetch, fitting
 
 
 class PolicyFields(Protocol):
@@ -155,11 +155,9 @@ def _check_prefetch(job: PolicyFields, policies: list[Policy]) -> None:
             f"prefetch_rows is for mode async or ssp, but mode is {job.mode!r}: a round is "
             "computed from its own version of every row"
         )
-    if job.prefetch_rows and any(policy.max_staleness == 0 for policy in policies):
-        raise InvalidSetting(
-            "prefetch_rows receives rows before the last update, and max_staleness is 0: every "
-            "second batch would be refused and computed again; expected max_staleness of 1 or more"
-        )
+    if job.prefetch_rows:
+        for policy in policies:
+            check_prefetch(policy)
 
 
 def _refuse(job: PolicyFields, name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import PAIRS, SSP, SYNC, ask, do, finish, job, work, written
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start
 from tests.psrpc.rows import TABLES
+from tests.worker.job.test_job import make_job
 
 
 @pytest.mark.parametrize(("first", "then"), PAIRS, ids=str)
@@ -128,6 +130,17 @@ def test_what_embedding_tables_exclude(tmp_path: Path) -> None:
         ask(coordinator, "mode=ssp", "staleness=1", "delay_compensation=adaptive")
     assert str(coordinator.course.changes) == ""
     assert ask(coordinator, "staleness_lr=inverse") == (2, Policy(staleness_lr="inverse"))
+
+
+def test_what_rows_received_ahead_exclude(tmp_path: Path) -> None:
+    """In the words that a job is refused with before it begins."""
+    with pytest.raises(InvalidSetting) as refused:
+        make_job(prefetch_rows=True, max_staleness=0).policy()
+    coordinator, _ = start(tmp_path, **job(ASYNC, prefetch_rows=True))
+    with pytest.raises(InvalidSetting, match=f"^{re.escape(str(refused.value))}$"):
+        ask(coordinator, "max_staleness=0")
+    assert str(coordinator.course.changes) == ""
+    assert ask(coordinator, "max_staleness=1") == (2, Policy(max_staleness=1))
 
 
 def test_a_job_that_does_not_train_says_so(tmp_path: Path) -> None:
