@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 NET = "10.213"
 """The first half of all addresses."""
+
+_NAME = re.compile(r"psrpc-(\d+)-(\d)-\w+")
+"""A namespace: the process that made it, which of its networks it is of, and its place."""
 
 _COUNT = itertools.count()
 
@@ -25,7 +30,7 @@ def why_impossible() -> str:
     if shutil.which("ip") is None:
         return "needs ip, on Debian: apt-get install iproute2"
     try:
-        with Network("probe", []):
+        with Network([]):
             return ""
     except subprocess.CalledProcessError as error:
         return f"no network namespaces here: {error.cmd}: {error.stderr.strip()}"
@@ -34,14 +39,15 @@ def why_impossible() -> str:
 class Network:
     """A star: each place has a namespace and reaches the others through the hub's."""
 
-    def __init__(self, name: str, places: Sequence[str]) -> None:
-        """``name`` has at most five letters."""
-        self._prefix = f"{name}{os.getpid() % 100000}{next(_COUNT) % 10}"
-        self._hub = f"{self._prefix}-hub"
+    def __init__(self, places: Sequence[str]) -> None:
+        """``places`` are at most nine."""
+        self._pid, self._number = os.getpid(), next(_COUNT) % 10
+        self._hub = self._namespace("hub")
         self._places = list(places)
         self._made: list[str] = []
 
     def __enter__(self) -> Network:
+        remove_left_ones()
         try:
             self._make(self._hub)
             self._in(self._hub, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
@@ -57,10 +63,7 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A namespace is gone some time after it was deleted, and its interfaces with it.
-        for made in (["link", f"{self._prefix}n0"], *(["netns", name] for name in self._made)):
-            command = ["ip", made[0], "del", made[1]]
-            subprocess.run(command, check=False, capture_output=True, timeout=30)
+        _remove(_interface(self._pid, self._number, "n0"), self._made)
 
     def address(self, place: str) -> str:
         """The host that ``place`` is for the others."""
@@ -83,7 +86,7 @@ class Network:
         _ip("-n", self._hub, "rule", verb, "priority", "100", *where, "blackhole")
 
     def _namespace(self, place: str) -> str:
-        return f"{self._prefix}-{place}"
+        return f"psrpc-{self._pid}-{self._number}-{place}"
 
     def _make(self, namespace: str) -> None:
         _ip("netns", "add", namespace)
@@ -92,7 +95,7 @@ class Network:
 
     def _link(self, number: int, namespace: str | None) -> None:
         """A pair of interfaces, the hub's and that of ``namespace``, or of the caller's."""
-        near, far = f"{self._prefix}h{number}", f"{self._prefix}n{number}"
+        near, far = (_interface(self._pid, self._number, f"{end}{number}") for end in "hn")
         _ip("link", "add", near, "netns", self._hub, "type", "veth", "peer", "name", far)
         where: tuple[str, ...] = ()
         if namespace is not None:
@@ -107,6 +110,26 @@ class Network:
 
     def _in(self, namespace: str, *command: str) -> None:
         _run("ip", "netns", "exec", namespace, *command)
+
+
+def remove_left_ones() -> None:
+    """Removes the networks of processes that were killed: all have the same addresses."""
+    listed = subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True, timeout=30)
+    for found in _NAME.finditer(listed.stdout):
+        pid, number = int(found[1]), int(found[2])
+        if not Path(f"/proc/{pid}").exists():
+            _remove(_interface(pid, number, "n0"), [found[0]])
+
+
+def _interface(pid: int, number: int, end: str) -> str:
+    # The kernel allows 15 characters.
+    return f"ps{pid}{number}{end}"
+
+
+def _remove(interface: str, namespaces: Sequence[str]) -> None:
+    # A namespace is gone some time after it was deleted, and its interfaces with it.
+    for made in (["link", "del", interface], *(["netns", "del", name] for name in namespaces)):
+        subprocess.run(["ip", *made], check=False, capture_output=True, timeout=30)
 
 
 def _ip(*arguments: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -122,7 +123,7 @@ class Job:
 @contextmanager
 def running(folder: Path, policy: Policy) -> Iterator[Job]:
     with ExitStack() as stack:
-        network = stack.enter_context(Network("cut", PLACES))
+        network = stack.enter_context(Network(PLACES))
         yield Job(folder, network, stack, policy)
 
 
@@ -168,3 +169,25 @@ def test_a_job_goes_on_without_a_worker_that_is_cut_off_from_a_shard(
         job.finish()
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert summary["phase"] == "done"
+
+
+def test_a_network_that_a_killed_process_left_is_in_nobodys_way() -> None:
+    code = "import os; from tests.e2e.namespaces import Network; Network(['a']).__enter__()"
+    killed = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(os.getpid(), flush=True); os._exit(9)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert killed.returncode == 9, killed.stderr
+    left = f"psrpc-{killed.stdout.strip()}-0-a"
+    assert left in namespaces()
+    with Network(["a"]):
+        assert left not in namespaces()
+
+
+def namespaces() -> str:
+    command = ["ip", "netns"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
