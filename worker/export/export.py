@@ -44,8 +44,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
         import_tensorflow()
         # Keras prints many lines on stdout about the export.
         with redirected(STDOUT, STDERR):
-            needed = export(job, Path(checkpoint), to, settings)
-            advice = _advice(job, to, needed)
+            advice = export(job, Path(checkpoint), to, settings)
     except Exception as error:
         if isinstance(error, UserCodeFailed):
             sys.stderr.write(error.user_traceback)
@@ -59,44 +58,44 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
     return 0
 
 
-def _advice(job: str, to: str, needed: list[str]) -> str:
-    """Returns how to load the export; empty if its name is enough."""
-    from worker.export.check import how_served, loading, why_not_loaded
+def _advice(job: str, to: str, written: Path) -> str:
+    """Returns how to load the export that was ``written``; empty if its name is enough.
 
-    written = location(to)
+    Raises:
+        InvalidJob: Keras cannot load it.
+    """
+    from worker.export.check import how_served, loading, own_names, why_not_loaded
+
     if save_name(to) == "saved_model":
-        call = how_served(written) if isinstance(written, Path) else ""
+        call = how_served(written) if isinstance(location(to), Path) else ""
         # Two statements: the loaded object must not be collected before the call.
         return f"to use {to}: model = tf.saved_model.load({to!r}); {call}" if call else ""
     if save_name(to) != "keras":
         return ""
-    options: dict[str, bool] = {}
-    refused = ""
-    if isinstance(written, Path):
-        module = job_module(Path(job).absolute())
-        refused = why_not_loaded(written, module)
-        if not refused:
-            options, refused = loading(written, module, needed)
-    if refused and options:
+    module = job_module(Path(job).absolute())
+    needed = own_names(written)
+    options, refused = loading(written, module, needed)
+    if refused and not options:
+        raise InvalidJob(
+            f"--to {to} would be a file that keras.models.load_model cannot load: "
+            f"{why_not_loaded(written, module) or refused}; export a SavedModel (--to DIR/), or "
+            "the values alone (--to MODEL.weights.h5) and load them into a model that is made as "
+            "the job does and called on a batch, which builds its layers (build() may not): "
+            "model(x); model.load_weights('MODEL.weights.h5'); or give the class a get_config(), "
+            "or **kwargs in __init__ that it passes on"
+        )
+    own = f", custom_objects={_named(needed)}" if needed else ""
+    if refused:
         given = "".join(f", {name}={value}" for name, value in options.items())
-        own = f", custom_objects={_named(needed)}" if needed else ""
         return (
             f"keras.models.load_model({to!r}{own}) fails: {refused}; load it with "
             f"keras.models.load_model({to!r}{given}{own})"
         )
-    if refused:
-        return (
-            f"keras.models.load_model cannot load {to}: {refused}; make the model as the job does, "
-            "call it on a batch, which builds its layers (build() may not), and load the values: "
-            f"model(x); model.load_weights({to!r}); or give the class a get_config(), or "
-            "**kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
-            "needs none of it"
-        )
     if not needed:
         return ""
     return (
-        f"{to} names the job's own objects; load it with keras.models.load_model({to!r}, "
-        f"custom_objects={_named(needed)}); a SavedModel (--to DIR/) needs none of it"
+        f"{to} names the job's own objects; load it with keras.models.load_model({to!r}{own}); a "
+        "SavedModel (--to DIR/) needs none of it"
     )
 
 
@@ -104,34 +103,59 @@ def _named(needed: list[str]) -> str:
     return f"{{{', '.join(f'{name!r}: {name}' for name in needed)}}}"
 
 
-def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
-    """Exports as :func:`export_main`; returns the names of the job's own objects that Keras needs
-    with the file.
+def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> str:
+    """Exports as :func:`export_main`; returns how to load the export, empty if its name is enough.
 
     Embedding tables are exported whole: as Keras's own Embedding in a Keras file, as variables in
     a SavedModel; growing tables only there. If the optimizer keeps moving averages of the
     parameters, these are exported, as Keras does at the end of ``fit``.
 
     Raises:
-        InvalidJob: the job cannot be built, or the checkpoint is of another model.
+        InvalidJob: the job cannot be built, the checkpoint is of another model, or Keras cannot
+            load the file.
         CheckpointError: the checkpoint cannot be read, or the operating system refused.
         InvalidArgument: ``to`` has no known form, or exists already.
         PsError: the export differs from the checkpoint; ``to`` is unchanged.
     """
+    target = location(to)
+    save_name(to)
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
+    _check_target(target, to)
+    write = _writer(job, checkpoint, to, settings)
+    try:
+        # All or nothing: write next to the target, then rename.
+        beside = target.parent if isinstance(target, Path) else None
+        with tempfile.TemporaryDirectory(dir=beside, prefix=".export-") as folder:
+            written = Path(folder) / Path(to).name
+            write(written)
+            # Keras loads the file to see whether it can: there need not be two models.
+            del write
+            advice = _advice(job, to, written)
+            if isinstance(target, Path):
+                written.rename(target)
+            else:
+                upload(written, target)
+            return advice
+    except OSError as error:
+        raise CheckpointError(
+            f"--to {to} cannot be written: {disk_reason(error)}", code=disk_code(error)
+        ) from error
+
+
+def _writer(job: str, checkpoint: Path, to: str, settings: Sequence[str]) -> Callable[[Path], None]:
+    """Returns the function that writes the model of ``job``, in the form of ``to``; it holds the
+    model."""
     import keras
 
     from psrpc.checkpoint.checkpoint import exported_variables
     from psrpc.checkpoint.manifest import read_manifest
     from worker.embedding.lookups import holding
-    from worker.export.check import check_held, check_written, own_names
+    from worker.export.check import check_held, check_written
     from worker.export.tables import plain_keras, whole_tables
     from worker.step.replica import Replica
 
     kind = save_name(to)
-    target = location(to)
-    if not checkpoint.is_dir():
-        raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
-    _check_target(target, to)
     manifest = read_manifest(checkpoint)
     values = exported_variables(checkpoint, manifest)
     tables, grown = whole_tables(checkpoint, manifest)
@@ -155,23 +179,12 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         # such a file, since it expects an optimizer's variables.
         model.compiled = False
     save = _saver(model, kind, to, _signature(replica.example), bool(tables))
-    try:
-        # All or nothing: write next to the target, then rename.
-        beside = target.parent if isinstance(target, Path) else None
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".export-") as folder:
-            written = Path(folder) / Path(to).name
-            _write(save, written, to)
-            check_written(written, kind, {name: tables[name] for _, name in held})
-            needed = own_names(written) if kind == "keras" else []
-            if isinstance(target, Path):
-                written.rename(target)
-            else:
-                upload(written, target)
-            return needed
-    except OSError as error:
-        raise CheckpointError(
-            f"--to {to} cannot be written: {disk_reason(error)}", code=disk_code(error)
-        ) from error
+
+    def write(path: Path) -> None:
+        _write(save, path, to)
+        check_written(path, kind, {name: tables[name] for _, name in held})
+
+    return write
 
 
 def _check_target(target: Path | str, to: str) -> None:

@@ -117,7 +117,7 @@ def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> 
     checkpoint = write_checkpoint(tmp_path, replica, averages)
     expected = flat_values(replica, scale=2 if averages else 1)
 
-    assert export(str(path), checkpoint, str(tmp_path / "m.keras")) == []
+    assert export(str(path), checkpoint, str(tmp_path / "m.keras")) == ""
     loaded = keras.models.load_model(tmp_path / "m.keras")
     # A loaded model's paths begin elsewhere; the order of variables is the same.
     for variable, mine in zip(loaded.variables, replica.model.variables, strict=True):
@@ -252,7 +252,7 @@ def half(x):
     keras.models.load_model(to, custom_objects=given)
 
 
-def test_a_model_that_keras_cannot_make_again_is_said_to_be_so(
+def test_a_model_that_keras_cannot_make_again_is_refused_as_a_keras_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And what is advised instead works."""
@@ -269,16 +269,18 @@ class Net(keras.Model):
     path.write_text(path.read_text().replace("def dense", own + "\ndef dense", 1))
     checkpoint = write_checkpoint(tmp_path, trained := Replica(load_job(path).job))
     to = str(tmp_path / "m.keras")
-    assert export_main(str(path), str(checkpoint), to) == 0
-    said = capfd.readouterr().out
-    assert said.startswith(f"keras.models.load_model cannot load {to}: ")
+    assert export_main(str(path), str(checkpoint), to) == 2
+    assert not list(tmp_path.glob("*m.keras"))
+    said = capfd.readouterr().err
+    assert f"--to {to} would be a file that keras.models.load_model cannot load: " in said
     assert "Net.__init__() got an unexpected keyword argument" in said
-    assert "custom_objects" not in said
-    assert f"model.load_weights({to!r})" in said
+    assert "a SavedModel (--to DIR/), or the values alone (--to MODEL.weights.h5)" in said
+    for form in ("served/", "m.weights.h5"):
+        assert export_main(str(path), str(checkpoint), f"{tmp_path}/{form}") == 0
     expected = flat_values(trained, 1)
-    assert "call it on a batch, which builds its layers (build() may not)" in said
+    assert "called on a batch, which builds its layers (build() may not)" in said
     built = Replica(load_job(path).job)
-    built.model.load_weights(to)
+    built.model.load_weights(tmp_path / "m.weights.h5")
     for spec, variable in model_variables(built.model):
         np.testing.assert_array_equal(variable.numpy(), expected[spec.name])
     with_kwargs = path.read_text().replace("__init__(self)", "__init__(self, **kwargs)")
