@@ -33,6 +33,7 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.core.tables import Ids, Rows
+from psrpc.core.text import counted
 
 
 def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
@@ -134,9 +135,11 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
         )
     if request.skipped:
         if request.extents or request.rows:
+            # The extents of rows come last, where there are any.
+            arenas = max(0, len(request.extents) - len(request.rows))
             raise InvalidArgument(
-                f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
-                " expected none"
+                f"a skipped push of {request.batch} announces {counted(arenas, 'arena')} and rows"
+                f" of {counted(len(request.rows), 'table')}; expected neither"
             )
         if request.totals:
             raise InvalidArgument(f"a skipped push of {request.batch} has totals; expected none")

@@ -222,12 +222,13 @@ class Pulls:
     def newest(
         self, request: PushRequest | PullRequest, encoding: Encoding, rows: RowsRequest | None
     ) -> Values:
-        """Returns the present values. Without rows, records that the worker computes from them."""
-        if rows is not None:
+        """Returns the present values, and unless only rows are asked for, records that the worker
+        computes from them."""
+        if rows is not None and rows.only:
             return self._newest_rows(rows, encoding)
         values = self._held.values(encoding)
         self._pushes.pulled(request.worker, values)
-        return values
+        return values if rows is None else self._newest_rows(rows, encoding)
 
     def look_up(self, name: str, ids: Ids) -> LookedUp:
         """Returns the newest rows of a table.

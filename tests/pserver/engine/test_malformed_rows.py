@@ -136,7 +136,7 @@ def test_headers_of_rows_that_do_not_fit(
 
 def test_a_skipped_push_names_no_rows(shard: BareShard) -> None:
     header = shard.header(skipped=True, extents=[])
-    assert "announces 0 arenas; expected none" in shard.push(header)
+    assert "announces 0 arenas and rows of 1 table; expected neither" in shard.push(header)
     assert unchanged(shard)
 
 

@@ -33,6 +33,7 @@ from tests.pserver.bare_engine import (
     shard_of,
     value,
 )
+from tests.pserver.rows_cases import USER, ids_of, tables_plan, wanting
 from tests.pserver.shards import (
     INITIAL,
     TRANSPORTS,
@@ -220,6 +221,23 @@ def test_the_time_of_updates_is_measured() -> None:
     assert push(engine, B, 1, generation=2).apply_us == 0
     engine.commands.decide(decision((B, 1), number=1, generation=2))
     assert engine.report().counters.apply_s == 0.5
+
+
+def test_what_came_with_rows_is_what_a_stale_gradient_is_corrected_by() -> None:
+    plan = tables_plan()
+    engine = engine_of(plan, policy=Policy(delay_compensation="constant"))
+    with served(engine) as client:
+        client.initialize(fence_of(client), counting(plan), INITIAL)
+        fences = {worker: fence_of(client, worker=worker) for worker in ("a", "b")}
+        for own in fences.values():
+            client.pull(own, None, whole(plan), rows=wanting(client, {USER: ids_of(1)}))
+        ones = part(plan, whole(plan, 1.0))
+        for n, (worker, own) in enumerate(fences.items()):
+            pushed = leased(worker, BatchId(0, n, 1), 1, 0, ones)
+            assert client.push(own, pushed).outcome == "applied"
+        status = client.get_status()
+        assert list(status.staleness_counts) == [1, 1]
+        assert status.uncompensated == 0
 
 
 def test_a_status_says_all_of_it() -> None:
