@@ -59,7 +59,7 @@ class ToCoordinator(CoordinatorClient):
         self._process = process
         self._fibers = self.threads = fibers
         self._answered = answered
-        self._under_way: set[Call] = set()
+        self._under_way: dict[Call, None] = {}
         self._stub: Any = _Names()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class _Exchanger:
         self._shard = shard
         self._sent = sent
         self._given_up = ""
-        self._under_way: set[Call] = set()
+        self._under_way: dict[Call, None] = {}
 
     def close(self) -> None:
         """An exchange that is under way fails."""

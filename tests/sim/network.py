@@ -114,7 +114,7 @@ class Network:
         method: str,
         request: Any,
         deadline_s: float,
-        under_way: set[Call] | None = None,
+        under_way: dict[Call, None] | None = None,
     ) -> Effect:
         """The effect of one try of a call, which is in ``under_way`` for so long.
 
@@ -182,7 +182,7 @@ class Call:
         method: str,
         request: Any,
         deadline_s: float,
-        under_way: set[Call] | None,
+        under_way: dict[Call, None] | None,
     ) -> None:
         self._network = network
         self._task = task
@@ -200,7 +200,7 @@ class Call:
     def begin(self) -> None:
         """Sends it."""
         if self._under_way is not None:
-            self._under_way.add(self)
+            self._under_way[self] = None
         network = self._network
         faults = network.faults
         network.remember(self._address, self._method, self._request)
@@ -294,7 +294,7 @@ class Call:
         if not self._done:
             self._done = True
             if self._under_way is not None:
-                self._under_way.discard(self)
+                self._under_way.pop(self, None)
             self._task.resume(value)
 
     def _text(self, why: str) -> str:

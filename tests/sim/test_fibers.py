@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 from psrpc.core.errors import NotReady, PsError
+from tests.sim.calls import ToCoordinator
+from tests.sim.faults import Faults
 from tests.sim.fibers import Fibers
+from tests.sim.network import COORDINATOR, Network, Respond
 from tests.sim.schedule import Process, Schedule, Steps
 
 
@@ -116,3 +121,35 @@ def test_threads_of_a_process_that_stands_still_go_on_with_it() -> None:
     threads.schedule.after(0.5, None, threads.process.stop)
     threads.schedule.after(3.0, None, threads.process.go_on)
     assert threads.run(work) == [(3.0, "goes on")]
+
+
+def test_calls_that_a_client_gives_up_end_in_the_order_they_were_made_in() -> None:
+    """Not in that of their addresses in memory, which differ from run to run."""
+    threads = Threads()
+    schedule = threads.schedule
+    network = Network(schedule, Faults(schedule.random, {}, schedule.now))
+    network.listen(COORDINATOR, Silent(Process(schedule, "coordinator", 2)))
+    client = ToCoordinator(network, threads.process, threads.fibers)
+
+    def ask(number: int) -> int:
+        with pytest.raises(PsError, match="given up"):
+            client.get_job_status()
+        return number
+
+    def close() -> str:
+        threads.fibers.sleep(1.0)
+        client.close()
+        return "closed"
+
+    said = threads.run(*(partial(ask, number) for number in range(50)), close)
+    assert said == [(1.0, "closed"), *((1.0, number) for number in range(50))]
+
+
+class Silent:
+    """Answers nothing."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def handle(self, method: str, request: Any, respond: Respond) -> None:
+        """Does nothing."""
