@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from coordinator.core.work import Report, RoundsLease
 from coordinator.schedule.micro_batch import Held, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.open_round import OpenRound
 from coordinator.schedule.pace import Pace
+from coordinator.schedule.round_leases import RoundLeases
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, RoundsAhead
 from psrpc.core.policy import Policy
@@ -124,56 +126,59 @@ class DecidedAhead:
         """The decisions that a shard may have missed."""
         return RoundsAhead(tuple(ahead.decision for ahead in self))
 
-    def room(self, opened: int, left: int, before: int | None, now: float) -> int:
-        """Returns how many more rounds may be decided now.
-
-        Args:
-            opened: number of the open round.
-            left: batches of its epoch that are in no round yet.
-            before: the round that must not be decided ahead, or None.
-        """
-        self._measure(now)
-        size = self._pace.next_size()
-        if not self._allowed or not self.crew.names or size < LEAST_ROUNDS:
-            return 0
-        if len(self._queue) > size:
-            return 0
-        first = opened + len(self._queue) + 1
-        # The last round of an epoch may order a snapshot.
-        most = [size, MOST_ATTEMPTS // self._taken, (left - 1) // self._taken]
-        return max(0, min(most if before is None else [*most, before - first]))
-
     def extend(
         self,
-        rounds: int,
-        opened: int,
+        number: int,
+        opened: OpenRound,
         todo: OpenBatches,
-        first_attempt: int,
+        leases: RoundLeases,
+        before: int | None,
         weights: Mapping[str, float],
         now: float,
-    ) -> RoundsAhead:
-        """Decides that many rounds more, of batches of ``todo``, with attempts from
-        ``first_attempt`` on. ``weights`` are the speeds of workers, in any unit, where known."""
-        first, number_of_attempt = opened + len(self._queue) + 1, first_attempt
+    ) -> RoundsAhead | None:
+        """Decides more rounds if that is possible now: from the open one on, of that ``number``,
+        if no worker has begun it.
+
+        Args:
+            todo: has the batches of later rounds.
+            leases: numbers attempts.
+            before: the first round that must not be decided ahead, or None.
+            weights: the speeds of workers, in any unit, where known.
+        """
+        epoch, fresh = opened.epoch, opened.untouched
+        if epoch is None or opened.drains or (opened.has_open and not fresh):
+            return None
+        first = number + len(self._queue) + (not fresh)
+        left = todo.left(epoch) - self.batches - (0 if fresh else len(opened.micros))
+        rounds = self._room(left, now)
+        if before is not None:
+            rounds = min(rounds, before - first)
+        if rounds <= 0:
+            return None
+        attempt = leases.reserve(rounds * self._taken)
+        given = deque(micro.batch for micro in opened.micros) if fresh else deque()
         decisions = []
-        for number in range(first, first + rounds):
+        for later in range(first, first + rounds):
             micros, attempts = [], []
             for worker in self._divide(weights):
-                batch = todo.take()
+                batch = given.popleft() if given else todo.take()
                 assert batch is not None
-                micro = MicroBatch(batch, {number_of_attempt: Held(worker, now, number)})
-                attempts.append(Attempt(batch, number_of_attempt))
-                self._held.setdefault(worker, []).append((number, attempts[-1], micro))
+                micro = MicroBatch(batch, {attempt: Held(worker, now, later)})
+                attempts.append(Attempt(batch, attempt))
+                self._held.setdefault(worker, []).append((later, attempts[-1], micro))
                 self._micros[batch] = micro
                 micros.append(micro)
-                number_of_attempt += 1
-            decisions.append(Decision(self._generation, number, tuple(attempts)))
+                attempt += 1
+            decisions.append(Decision(self._generation, later, tuple(attempts)))
             self._queue.append(RoundAhead(decisions[-1], tuple(micros)))
         return RoundsAhead(tuple(decisions))
 
+    def closed(self) -> None:
+        """Notes that a round is closed, for the pace."""
+        self._closed += 1
+
     def next(self) -> RoundAhead | None:
         """Opens the next of these rounds, if there is one."""
-        self._closed += 1
         for micro in self.opened.micros if self.opened is not None else ():
             del self._micros[micro.batch]
         self.opened = self._queue.popleft() if self._queue else None
@@ -227,6 +232,16 @@ class DecidedAhead:
             divided.append(name)
         self._due = {name: at for at, name in due}
         return divided
+
+    def _room(self, left: int, now: float) -> int:
+        """Returns how many more rounds may be decided now, of ``left`` batches of an epoch."""
+        self._measure(now)
+        size = self._pace.next_size()
+        wanted = self._allowed and bool(self.crew.names) and size >= LEAST_ROUNDS
+        if not wanted or len(self._queue) > size:
+            return 0
+        # The last round of an epoch may order a snapshot.
+        return min(size, MOST_ATTEMPTS // self._taken, (left - 1) // self._taken)
 
     def _measure(self, now: float) -> None:
         if self._pace.since is None:

@@ -76,6 +76,11 @@ class OpenRound:
         return any(m.awaited for m in self.micros)
 
     @property
+    def untouched(self) -> bool:
+        """Whether no worker has had an attempt of it."""
+        return not self._uncut and not any(m.under_way for m in self.micros)
+
+    @property
     def drains(self) -> bool:
         """Whether no more rounds are to begin."""
         return self._draining

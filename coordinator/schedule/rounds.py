@@ -1,17 +1,16 @@
 """Rounds of synchronous training: a barrier defined by the data, not by the workers.
 
-Round r turns version r into r + 1 on every shard. It consists of the next K undone micro-batches of
-the epoch's permutation. Rounds never cross an epoch, so an epoch's last round may have fewer, and
-are numbered through the whole job. Each worker that asks gets a micro-batch of the open round. The
-first committed attempt of a micro-batch that all shards hold counts; once every micro-batch has
-one, the decision of the round names them.
+Round r turns version r into r + 1 on every shard. It has the next K undone micro-batches of the
+epoch's permutation; an epoch's last round may have fewer. Rounds are numbered through the job. Each
+worker that asks gets a micro-batch of the open round. The first committed attempt of each that all
+shards hold counts; once every micro-batch has one, the round's decision names them.
 
 Stragglers. With ``speculate`` an idle worker gets a second attempt of a micro-batch that another
 worker has held for longer than attempts take; the first commit counts, so nothing is lost and the
 bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed Synchronous
 SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike there, the others
-are not dropped: they stay open and count in a later round, with the staleness that they have by
-then. No more than K are ever open, so a round waits again once more than K - M of them are late.
+stay open and count in a later round, with the staleness that they have by then. No more than K are
+ever open, so a round waits again once more than K - M of them are late.
 
 Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
 """
@@ -171,8 +170,8 @@ class Rounds:
             self._slow.deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
-        """Says which workers are late with the open round, with what and for how long; empty before
-        its deadline."""
+        """Says which workers are late with the open round, and with what; empty before its
+        deadline."""
         return [] if self.complete else self._slow.deadline.stragglers(self._open.micros, now)
 
     def look_ahead(
@@ -180,15 +179,12 @@ class Rounds:
     ) -> RoundsAhead | None:
         """Decides rounds ahead if possible, to be stored before any worker is leased a part of
         them: those ``before`` a round; see :meth:`DecidedAhead.extend`."""
-        epoch = self._open.epoch
-        if epoch is None or self._open.drains or self._open.has_open:
-            return None
-        left = self._todo.left(epoch) - self._open.takes - self.ahead.batches
-        rounds = self.ahead.room(self._round, left, before, now)
-        if not rounds:
-            return None
-        first = self._leases.reserve(rounds * self._policy.taken)
-        return self.ahead.extend(rounds, self._round, self._todo, first, weights, now)
+        decided = self.ahead.extend(
+            self._round, self._open, self._todo, self._leases, before, weights, now
+        )
+        if decided is not None and self._open.untouched:
+            self._open_next()
+        return decided
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> TrainingWork:
         """Leases attempts of rounds that are decided ahead once the open one needs no worker more;
@@ -242,6 +238,7 @@ class Rounds:
         self._decided.append(decision)
         self._round += 1
         self._slow.deadline.restart()
+        self.ahead.closed()
         self._open_next()
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
@@ -254,8 +251,8 @@ class Rounds:
         return self._open.holds(worker) or bool(self.ahead.held_by([worker]))
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """Takes back the uncommitted attempts of ``worker``. Other workers get their micro-batches
-        only after :meth:`release`."""
+        """Takes back the uncommitted attempts of ``worker``; others get their micro-batches only
+        after :meth:`release`."""
         self._slow.forget(worker)
         self.ahead.crew.left(worker)
         return self._open.revoke(worker)

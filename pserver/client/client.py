@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from pserver.client.exchanger import Exchanger
-from pserver.client.requests import Arrays, GradientPush, PullInfo, Requests, Source
+from pserver.client.requests import (
+    Arrays,
+    GradientPush,
+    PullInfo,
+    Requests,
+    Source,
+    fit_one_message,
+)
 from pserver.client.tries import Tries
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult, StagedEverywhere
-from pserver.core.table_ids import RowsWanted, count
+from pserver.core.table_ids import RowsWanted
 from pserver.transport.transport import TransportChoice
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams
 from psrpc.core.encoding import plain
 from psrpc.core.plan import Plan
-from psrpc.core.tables import MAX_IDS
 from psrpc.net.channel import open_channel
 from psrpc.ops.retry import RetryPolicy
 from psrpc.ops.threads import THREADS, Threads
@@ -53,13 +58,12 @@ STATUS_S = 5.0
 class ShardClient:
     """One worker's connection to one shard. One thread calls it; any thread may ``close`` it.
 
-    The client receives parameters into the shard's part of the worker's whole arenas, so the
-    clients of all shards work side by side on the same arrays. Every call has a deadline and is
-    idempotent; the client repeats it, within the budget of ``retry``, while the shard does not
-    answer or is not ready. Errors have the classes that the shard raised. When the budget is used
-    up, a push that may have arrived raises ``OutcomeUnknown``; other calls raise ``NotReady`` if
-    the shard answered so, else ``ShardUnreachable``. After an error the shard's part of ``into``
-    is undefined.
+    The clients of all shards receive parameters side by side into the same arrays, the worker's
+    whole arenas. Every call has a deadline and is idempotent; the client repeats it, within the
+    budget of ``retry``, while the shard does not answer or is not ready. Errors have the classes
+    that the shard raised. When the budget is used up, a push that may have arrived raises
+    ``OutcomeUnknown``; other calls raise ``NotReady`` if the shard answered so, else
+    ``ShardUnreachable``. After an error the shard's part of ``into`` is undefined.
 
     With a ``workspace`` in shared memory and a shard that can attach it, tensors stay there. If
     the shard then does not answer an exchange, this and every later exchange raise
@@ -132,21 +136,13 @@ class ShardClient:
         made = pb.InitializeResponse.FromString
         channel: Any = self._channel  # its type requires serializers; bytes need none
         self._initialize = channel.stream_unary(path + "Initialize", response_deserializer=made)
-        self._get_status = channel.unary_unary(
-            path + "GetStatus",
-            pb.GetStatusRequest.SerializeToString,
-            pb.GetStatusResponse.FromString,
-        )
+        asked, told = pb.GetStatusRequest.SerializeToString, pb.GetStatusResponse.FromString
+        self._get_status = channel.unary_unary(path + "GetStatus", asked, told)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     @property
@@ -182,14 +178,9 @@ class ShardClient:
         )
 
     def initialize(self, fence: types.Fence, values: Arrays, grant: bytes) -> bool:
-        """Sets all parameters and state; False when the shard was initialized already.
-
-        Args:
-            grant: comes with the lease.
-
-        Raises:
-            CheckpointError: the shard cannot read the initial rows of its tables.
-        """
+        """Sets all parameters and state; False when the shard was initialized already. ``grant``
+        comes with the lease. Raises CheckpointError if the shard cannot read the initial rows of
+        its tables."""
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
         mine = {name: plain(part) for name, part in self._requests.mine(values).items()}
@@ -266,27 +257,20 @@ class ShardClient:
         rows: RowsWanted | None = None,
         round_number: int | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        """:meth:`push` and :meth:`pull` of the newest values (async) or of a round (sync) in one
-        exchange, or in two when one message cannot hold the ids of both."""
-        if (
-            rows is not None
-            and push.rows
-            and (sum(len(r.ids) for r in push.rows.values()) + count(rows.pairs) > MAX_IDS)
-        ):
+        """:meth:`push` and :meth:`pull` of the newest values (async) or of a round (sync), in one
+        exchange if a message can hold the ids of both."""
+        if not fit_one_message(push, rows):
             result = self.push(fence, push)
             return result, self.pull(fence, round_number, into, rows=rows)
         header = pb.ExchangeHeader()
-        if round_number is None:
-            header.pull.newest = True
-        else:
-            header.pull.round = round_number
+        self._requests.fill_source(header.pull, round_number)
         self._requests.fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
 
     def reach(self) -> None:
-        """Waits until the shard answers a call that costs it nothing."""
+        """Waits until the shard answers."""
         self._tries.repeat(self.get_status)
 
     def get_status(self) -> pb.GetStatusResponse:

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
 from pserver.core.requests import StagedEverywhere
-from pserver.core.table_ids import RowsWanted, add_table_ids, pushed_pairs, row_extents
+from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
 from pserver.transport.transport import Outgoing, Target
 from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
-from psrpc.core.tables import Rows
+from psrpc.core.tables import MAX_IDS, Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import to_batch
@@ -114,6 +114,10 @@ class Requests:
         header.fence.CopyFrom(fence)
         if decision is not None:
             header.decision.CopyFrom(decision)
+        self.fill_source(header, source)
+
+    def fill_source(self, header: pb.PullRequest, source: Source) -> None:
+        """Fills the source of values in ``header`` in place."""
         if source is None:
             header.newest = True
         elif isinstance(source, int):
@@ -191,3 +195,10 @@ class Requests:
                 )
             mine[arena.name] = array[arena.cuts[self._shard] : arena.cuts[self._shard + 1]]
         return mine
+
+
+def fit_one_message(push: GradientPush, rows: RowsWanted | None) -> bool:
+    """Whether one message can hold the ids of a push and those of the ``rows`` to pull."""
+    if rows is None or not push.rows:
+        return True
+    return sum(len(r.ids) for r in push.rows.values()) + count(rows.pairs) <= MAX_IDS

@@ -201,6 +201,9 @@ def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
     The sum overwrites the first gradient's arrays and the others are scaled in place: do not use
     any of them as a gradient afterwards."""
     total = parts[0].gradients
+    if len(parts) == 1:
+        # Its weight is 1.
+        return total
     for name, gradient in total.items():
         if gradient.dtype == INTEGERS:
             np.copyto(gradient, parts[-1].gradients[name])

@@ -47,10 +47,9 @@ Interrupt = Callable[[bool], None]
 class WorkerSession:
     """Connects one worker with its coordinator. Thread-safe.
 
-    The trainer's thread makes the calls, one more may lease ahead of time, and three threads of
-    this class send heartbeats, announce waits and probe routes. One lock guards the membership and
-    the invariant that ``_interrupted`` is set exactly while :meth:`check` raises; no call is made
-    under the lock.
+    The trainer's thread makes the calls, one more may lease ahead of time, and three threads send
+    heartbeats, announce waits and probe routes. One lock guards the membership and the invariant
+    that ``_interrupted`` is set exactly while :meth:`check` raises; no call is made under it.
     """
 
     def __init__(
@@ -62,10 +61,9 @@ class WorkerSession:
         threads: Threads = THREADS,
         routes: RouteProbe | None = None,
     ) -> None:
-        """``times`` returns where this worker's time has gone; any thread may call it. ``threads``
-        creates the threads; ``routes`` tracks the reachability of shards."""
+        """``times`` returns where this worker's time has gone; any thread may call it."""
         self.waits = WorkerWaits(
-            lambda reason, waited_s: log.info(f"{waiting_words(reason)} ({waited_s:.0f} s)")
+            lambda why, for_s: log.info(f"{waiting_words(why)} ({for_s:.0f} s)")
         )
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
@@ -99,11 +97,10 @@ class WorkerSession:
         self._wake.set()
         for thread in self._threads:
             thread.join()
-        # A probe may block for seconds; its result does not matter any more.
-        self._prober.join(TICK_S)
+        self._prober.join(TICK_S)  # a probe may block for seconds
 
     def stop(self, status: int = DRAINED) -> None:
-        """Asks the trainer to leave after its current step; see :meth:`WorkerMembership.stop`."""
+        """Asks the trainer to leave; see :meth:`WorkerMembership.stop`."""
         self._tell(lambda: self.membership.stop(status))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:
@@ -120,7 +117,6 @@ class WorkerSession:
     def check(self, *, finishing: bool = False) -> None:
         """Raises as :meth:`WorkerMembership.check`; with ``finishing``, not for a stop signal, so
         that the current step can finish. Cheap enough for every step."""
-        # The flag is set as long as there is a reason to raise.
         if self._interrupted.is_set():
             with self._lock:
                 if not finishing or self.membership.outdated:
@@ -153,7 +149,7 @@ class WorkerSession:
         """Registers as a worker of the job, or again, possibly under another name. Raises
         JobMismatch if the job file, the settings or the software version differ."""
         request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
-        response = self.persist(lambda: self._client.register_worker(request))
+        response = self.persist(partial(self._client.register_worker, request))
         known_as = self.membership.worker
         with self._lock:
             self.membership.registered(response)
@@ -209,15 +205,14 @@ class WorkerSession:
         """Leases work; the lease may say to wait."""
         with self._lock:
             asked = self.membership.lease()
-        lease = self.persist(lambda: self._client.lease_work(asked.request)).lease
+        lease = self.persist(partial(self._client.lease_work, asked.request)).lease
         with self._lock:
             self.membership.leased(asked, lease)
         return lease
 
     def committing(self, round_number: int, done: DoneBatch) -> Callable[[], pb.Lease]:
-        """Sync: returns a call, for any thread, that commits an attempt that all shards hold. It
-        returns the next lease, maybe to wait, and raises OutcomeUnknown if no answer tells whether
-        the attempt counts."""
+        """Sync: returns a call, for any thread, that commits an attempt that all shards hold and
+        returns the next lease. It raises OutcomeUnknown if it is unknown whether it counts."""
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
         call = partial(self._client.commit_batch, request)
@@ -225,15 +220,13 @@ class WorkerSession:
         def commit() -> pb.Lease:
             lease = self.persist(call, effect=what, finishing=True).lease
             with self._lock:
-                self.membership.committed(request, lease)
-            return lease
+                return self.membership.committed(request, lease)
 
         return commit
 
     def report(self, done: WorkDone) -> None:
         """Reports finished work other than batches."""
-        request = self.membership.report(done)
-        self.persist(lambda: self._client.report_work(request))
+        self.persist(partial(self._client.report_work, self.membership.report(done)))
 
     def leave(self, reason: str, *, fatal: bool = False) -> None:
         """Returns all leases, best effort, within ``2 * FAREWELL_S``."""

@@ -185,10 +185,11 @@ class WorkerMembership:
         self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
         self._take_in(lease)
 
-    def committed(self, asked: pb.CommitBatchRequest, lease: pb.Lease) -> None:
-        """Takes in the lease that came with the reply to ``asked``."""
+    def committed(self, asked: pb.CommitBatchRequest, lease: pb.Lease) -> pb.Lease:
+        """Takes in and returns the lease that came with the reply to ``asked``."""
         if asked.generation == self.generation:
             self._take_in(lease)
+        return lease
 
     def _take_in(self, lease: pb.Lease) -> None:
         attempts = [*lease.train.batches, *(each.attempt for each in lease.rounds.attempts)]
