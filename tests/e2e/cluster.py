@@ -11,11 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from psrpc.ops.fork_server import ForkFailed
+from tests.e2e.warm import Fork, fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOBS = Path(__file__).resolve().parent / "jobs"
@@ -57,21 +61,33 @@ def command(role: str, *args: str | Path) -> list[str]:
     return [sys.executable, "-m", f"{role}.cli", *map(str, args)]
 
 
+def launch(
+    role: str, args: Sequence[str | Path], env: Mapping[str, str], stdout: IO[Any], stderr: IO[Any]
+) -> subprocess.Popen[Any] | Fork:
+    """Starts one of the three commands, as a fork unless ``env`` has what only a fresh process
+    obeys."""
+    try:
+        return fork(
+            role, list(map(str, args)), environment(**env), stdout.fileno(), stderr.fileno()
+        )
+    except ForkFailed:
+        return subprocess.Popen(
+            command(role, *args), stdout=stdout, stderr=stderr, env=environment(**env)
+        )
+
+
 def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **extra}
 
 
 def up(job: Path, run_dir: Path, *args: str | Path, check: bool = True, **env: str) -> Run:
     """Runs ``coordinator up`` to its end."""
-    done = subprocess.run(
-        command("coordinator", "up", job, "--run-dir", run_dir, *args),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(**env),
-        check=False,
-    )
-    run = Run(run_dir, done.returncode, done.stdout, done.stderr)
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        args = ("up", job, "--run-dir", run_dir, *args)
+        code = launch("coordinator", args, env, stdout, stderr).wait(LIMIT_S)
+        for file in (stdout, stderr):
+            file.seek(0)
+        run = Run(run_dir, code, stdout.read(), stderr.read())
     if check:
         assert run.code == 0, f"{run.stdout}\n{run.stderr}\n{run.logs()}"
     assert not processes_of(run_dir), "a process outlived the job"
@@ -160,8 +176,8 @@ def wait_until_gone(pids: Sequence[int]) -> None:
 
 
 class Process:
-    """One command of a cluster that is started by hand, of a ``role`` or, with ``line``, any. Its
-    output is read as it comes."""
+    """One command of a cluster that is started by hand, of a ``role`` or, with ``line``, any and as
+    a fresh process. Its output is read as it comes."""
 
     def __init__(
         self, name: str, role: str, *args: str | Path, line: Sequence[str] = (), **env: str
@@ -169,20 +185,20 @@ class Process:
         self.name = name
         self._text = ""
         self._changed = threading.Condition()
-        self.popen = subprocess.Popen(
-            line or command(role, *args),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(**env),
-        )
+        source, sink = os.pipe()
+        self._output = open(source)  # noqa: PTH123, SIM115
+        with open(sink, "wb", buffering=0) as out:  # noqa: PTH123
+            self.popen = (
+                subprocess.Popen(line, stdout=out, stderr=out, env=environment(**env))
+                if line
+                else launch(role, args, env, out, out)
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ended = False
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
+        for line in self._output:
             with self._changed:
                 self._text += line
                 self._changed.notify_all()
@@ -217,8 +233,7 @@ class Process:
         """Kills what is left and lets go of the pipe."""
         self.kill()
         self.wait()
-        assert self.popen.stdout is not None
-        self.popen.stdout.close()
+        self._output.close()
 
 
 class Gate:

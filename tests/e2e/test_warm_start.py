@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cluster import (
     JOBS,
     Process,
+    command,
     command_line,
     maps,
     members,
@@ -28,9 +29,9 @@ FORK_SERVER = "worker.cli.fork_server"
 
 def cluster(run_dir: Path, *more: str) -> Process:
     """A cluster with more work than any test waits for, which has begun."""
-    running = Process(
-        "up", "coordinator", "up", DENSE, "--run-dir", run_dir, "--set", "epochs=100000", *more
-    )
+    sets = ("--set", "epochs=100000")
+    line = command("coordinator", "up", DENSE, "--run-dir", run_dir, *sets, *more)
+    running = Process("up", "coordinator", line=line)
     running.wait_for("training  epoch")
     return running
 

@@ -1,0 +1,165 @@
+"""Commands of clusters as forks of a process that has imported what they need.
+
+One fork server for each process that runs tests. ``coordinator up`` is a fork of it, and forks its
+own server from itself: the rest of a warm start is as ``docs/design/0025-warm-start.md`` has it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from psrpc.ops.fork_server import (
+    IMPORT_S,
+    MESSAGE_BYTES,
+    ForkClient,
+    ForkedProcess,
+    ForkFailed,
+    ForkRequest,
+    PendingFork,
+    module_of,
+    status_in,
+)
+from psrpc.ops.process import child_environment, die_with_parent, module_command
+
+SERVER = "worker.cli.fork_server"
+COORDINATOR = ("coordinator.launch.up", "coordinator.process.serve")
+"""Modules that commands of the coordinator import, and a fork server does not."""
+
+_BEGUN = dict(os.environ)
+_IMPORTS = ("GRPC_", "HDF5_", "TF_", "TF2_", "TPU_")
+"""Variables that TensorFlow, h5py and our commands set."""
+
+
+class Fork:
+    """A process of the fork server, as ``subprocess.Popen`` is one."""
+
+    def __init__(self, pending: PendingFork) -> None:
+        self._control = pending.control
+        try:
+            self.pid = pending.wait(IMPORT_S)
+            pending.go()
+        except ForkFailed:
+            pending.close()
+            raise
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        """Returns the exit status, -N for signal N. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._control], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = status_in(self._control.recv(MESSAGE_BYTES))
+            self._control.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Returns the exit status; None while the process runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal; does nothing once the end was reported."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def fork(
+    role: str, args: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
+) -> Fork:
+    """Starts ``role``, one of the three commands. Raises ForkFailed if the environment would make
+    an import differ."""
+    command = module_command(f"{role}.cli", *args)
+    request = ForkRequest(
+        __name__,
+        command,
+        command[3:],
+        _environment(environment),
+        os.getcwd(),  # noqa: PTH109
+        attended=True,
+    )
+    return Fork(_client().ask(request, stdout, stderr))
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the children of ``up`` have it, which forks of a fork share, without what
+    imports by tests have set in this process."""
+    added = os.environ.items() - _BEGUN.items()
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not ((name, value) in added and name.startswith(_IMPORTS))
+    }
+    return {**child_environment(own), "PYTHONUNBUFFERED": "1"}
+
+
+@cache
+def _client() -> ForkClient:
+    """Starts the server, which ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client = ForkClient(ours)
+    with theirs, Path(os.devnull).open("w") as null:
+        handles = (theirs.fileno(), null.fileno())
+        server = subprocess.Popen(
+            module_command(__name__, "serve", *map(str, handles)),
+            stdin=subprocess.DEVNULL,
+            env=_environment(os.environ),
+            pass_fds=handles,
+        )
+    atexit.register(server.wait)
+    atexit.register(client.close)
+    return client
+
+
+def serve() -> None:
+    """Serves the descriptors of the command line."""
+    from worker.cli import fork_server
+
+    requests, status = map(int, sys.argv[2:])
+    modules = (*fork_server.PRELOADED, *COORDINATOR)
+    die_with_parent()
+    fork_server.run_server(requests, status, fork_server.load, modules)
+
+
+def _starts_servers_as_forks() -> None:
+    """Makes ``coordinator up`` fork its server from itself, which it does before it has threads."""
+    from worker.cli.forked import Imported, become, open_handles
+
+    fresh: Any = subprocess.Popen
+    imported = open_handles()
+
+    def start(command: Sequence[str], **options: Any) -> Any:
+        if module_of(command) != SERVER:
+            return fresh(command, **options)
+        pid = os.fork()
+        if not pid:
+            os.setpgid(0, 0)
+            subprocess.Popen = fresh  # type: ignore[misc]
+            sys.orig_argv = list(command)
+            null = os.open(os.devnull, os.O_WRONLY)
+            kept = Imported(imported | set(options["pass_fds"]), {})
+            become(ForkRequest.of(command, options["env"]), kept, null, null)
+        return ForkedProcess(pid, command)
+
+    subprocess.Popen = start  # type: ignore[assignment, misc]
+
+
+if __name__ == "__main__":
+    _, module, *arguments = sys.argv
+    if module == "serve":
+        serve()
+    sys.argv = ["", *arguments]
+    if module == "coordinator.cli":
+        _starts_servers_as_forks()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
