@@ -20,12 +20,12 @@ from coordinator.dashboard.options import ANYWHERE
 from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
-from coordinator.launch.crowding import check_counts, crowded
 from coordinator.launch.fleet import stamp
 from coordinator.launch.options import UpArguments
 from coordinator.launch.supervisor import Supervisor
 from coordinator.launch.targets import reserved_address, with_metrics
 from coordinator.launch.warm_start import WarmStart
+from coordinator.membership.membership import MAX_ACTIVE
 from coordinator.process.resume_checks import check_ledger
 from coordinator.records.run_directory import (
     check_free,
@@ -41,6 +41,7 @@ from psrpc.core.errors import (
     error_line,
 )
 from psrpc.core.names import CERTS, SUMMARY
+from psrpc.core.tensor_form import MAX_SHARDS
 from psrpc.files.durable import ensure_directory, make_directory
 from psrpc.files.run_paths import read_summary, unfinished_run
 from psrpc.ops.process import available_nbytes, on_stop_signals
@@ -51,6 +52,46 @@ from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.certificates import CA_KEY
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role, job_name
+
+WORKER_NBYTES = 250 << 20
+"""Memory of a worker alone before it loads data or a model: TensorFlow's."""
+
+SHARD_NBYTES = 75 << 20
+"""Memory of a shard without parameters and without TensorFlow."""
+
+WORKERS_PER_CORE = 4
+"""More workers per core cause a warning; fewer may be intended, to try a cluster out."""
+
+
+def check_counts(shards: int, workers: int) -> None:
+    """Raises InvalidArgument for more shards or workers than a job can have."""
+    for flag, count, most in (("shards", shards, MAX_SHARDS), ("workers", workers, MAX_ACTIVE)):
+        if count > most:
+            raise InvalidArgument(f"--{flag} is {count}; a job has {most} at most")
+
+
+def crowded(shards: int, workers: int, cores: int, free_nbytes: int) -> list[str]:
+    """Returns warnings about too many processes; none if the machine has room.
+
+    Args:
+        cores: cores that processes may use.
+        free_nbytes: available memory.
+    """
+    found = []
+    needed = workers * WORKER_NBYTES + shards * SHARD_NBYTES
+    if needed > free_nbytes:
+        found.append(
+            f"--workers {workers} and --shards {shards} take {needed / 1e9:.1f} GB of memory at "
+            f"least, and {free_nbytes / 1e9:.1f} GB are free; say fewer, or processes will be "
+            "killed"
+        )
+    if workers > WORKERS_PER_CORE * cores:
+        found.append(
+            f"--workers {workers} share {cores} {'core' if cores == 1 else 'cores'}: more workers "
+            "than cores train no faster, and each start takes seconds of one"
+        )
+    return found
+
 
 OWN_CERTIFICATES = 64
 """Maximum of workers with a certificate of their own, at 2 ms each; further ones share one."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.launch import up
-from coordinator.launch.crowding import crowded
 from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
+from coordinator.launch.up import crowded
 from tests.coordinator.launch.test_up import parse
 
 GB = 10**9
