@@ -18,12 +18,11 @@ from coordinator.certificates.authority import RENEW_BEFORE, certificates_of_run
 from coordinator.certificates.members import member_of_run
 from coordinator.dashboard.options import ANYWHERE
 from coordinator.display.screen import open_screen
-from coordinator.launch.commands import UpOptions, cluster, letters
+from coordinator.launch.commands import UpOptions, cluster, letters, reserved_address, with_metrics
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
 from coordinator.launch.fleet import stamp
 from coordinator.launch.options import UpArguments
 from coordinator.launch.supervisor import Supervisor
-from coordinator.launch.targets import reserved_address, with_metrics
 from coordinator.launch.warm_start import WarmStart
 from coordinator.membership.membership import MAX_ACTIVE
 from coordinator.process.resume_checks import check_ledger

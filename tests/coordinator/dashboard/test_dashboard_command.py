@@ -22,7 +22,7 @@ from coordinator.cli.dashboard import INTERRUPTED, follow_status
 from coordinator.client.client import CoordinatorClient
 from coordinator.dashboard.relay import Relay
 from coordinator.dashboard.snapshots import DashboardSnapshots
-from coordinator.launch.targets import reserved_address
+from coordinator.launch.commands import reserved_address
 from psrpc.core.errors import PsError
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role

@@ -18,7 +18,7 @@ import structlog
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.patience import Patience
-from coordinator.launch.targets import reserved_address
+from coordinator.launch.commands import reserved_address
 from coordinator.process import serve
 from coordinator.process.options import ServeOptions
 from coordinator.records.run_directory import LEDGER, RunDirectory

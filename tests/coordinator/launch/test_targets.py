@@ -4,8 +4,7 @@ import json
 import socket
 from pathlib import Path
 
-from coordinator.launch.commands import Cluster, Command
-from coordinator.launch.targets import with_metrics
+from coordinator.launch.commands import Cluster, Command, with_metrics
 
 CLUSTER = Cluster(
     "127.0.0.1:1",

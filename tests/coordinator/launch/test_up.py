@@ -13,7 +13,7 @@ import structlog
 from coordinator.cli import __main__ as cli
 from coordinator.cli import up as up_cli
 from coordinator.launch import up
-from coordinator.launch.targets import reserved_address
+from coordinator.launch.commands import reserved_address
 from coordinator.process.resume_checks import check_ledger
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store

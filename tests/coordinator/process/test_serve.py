@@ -23,7 +23,7 @@ from coordinator.cli import __main__ as cli
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.description import JobDescription
 from coordinator.job.job_run import JobRun
-from coordinator.launch.targets import reserved_address
+from coordinator.launch.commands import reserved_address
 from coordinator.process import serve
 from coordinator.process.describing import DescribeFailed, describe_patiently
 from coordinator.process.options import ServeOptions
