@@ -18,7 +18,6 @@ from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
-from coordinator.process.counted import write_final_summary
 from coordinator.process.describing import describe_patiently, wait_announcer
 from coordinator.process.disk_errors import disk_errors_named, hold_directory
 from coordinator.process.metrics import families
@@ -26,7 +25,7 @@ from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
 from coordinator.process.settling import settle, warn_of_key
 from coordinator.process.signals import JobSignals
-from coordinator.process.summary import summarize
+from coordinator.process.summary import summarize, write_final_summary
 from coordinator.records.run_directory import (
     LEDGER,
     RunDirectory,

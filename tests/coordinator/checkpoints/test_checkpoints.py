@@ -17,9 +17,9 @@ from coordinator.checkpoints.disk import choose
 from coordinator.checkpoints.snapshots import Taken, checkpoint_name, temporary_directory
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
-from coordinator.process.counted import read_counted
 from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
+from coordinator.process.summary import read_counted
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.checkpoint.checkpoint import ShardState, read_manifest, shard_file_name, write_shard_file
