@@ -26,8 +26,8 @@ from psrpc.core.names import CHECKPOINTS, JOB, check_file_name
 from psrpc.core.text import counted
 from psrpc.files.remote_copies import written_to
 from psrpc.files.run_paths import read_summary
-from psrpc.files.similar import similar_path
 from psrpc.files.storage import cause_of, read_bounded, read_json
+from psrpc.files.urls import similar_path
 from psrpc.ops.process import child_environment, module_command
 
 

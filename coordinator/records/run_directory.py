@@ -21,8 +21,8 @@ from psrpc.core.names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKE
 from psrpc.core.version import SOFTWARE
 from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import LONGEST_TOKEN, is_running, newest_run
-from psrpc.files.similar import similar_path
 from psrpc.files.storage import make_private, read_bounded, read_json, replace_text
+from psrpc.files.urls import similar_path
 
 LEDGER = "ledger.sqlite"
 

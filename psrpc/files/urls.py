@@ -1,8 +1,11 @@
-"""Tells URLs from paths; imports no store."""
+"""Paths and URLs as people write them; imports no store."""
 
 from __future__ import annotations
 
+import os
 import re
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from psrpc.core.errors import InvalidData
@@ -30,3 +33,19 @@ def location(name: str | Path) -> Path | str:
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
     return text if is_url(text) else Path(text)
+
+
+MOST = 4096
+"""Entries that are compared: a directory of data may hold millions."""
+
+
+def similar_path(path: Path) -> str:
+    """Returns ``"; did you mean PATH?"`` for a missing ``path``, with the most similar entry of its
+    directory; empty if there is none."""
+    try:
+        with os.scandir(path.parent) as entries:
+            names = sorted(entry.name for entry in islice(entries, MOST))
+    except OSError:
+        return ""
+    close = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(close[0])}?" if close and path.name else ""

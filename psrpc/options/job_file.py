@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from psrpc.core.errors import InvalidJob
-from psrpc.files.similar import similar_path
+from psrpc.files.urls import similar_path
 
 
 def read_job_file(path: Path) -> bytes:

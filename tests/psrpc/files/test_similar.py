@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.files.similar import similar_path
+from psrpc.files.urls import similar_path
 
 
 @pytest.mark.parametrize(
