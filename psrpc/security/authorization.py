@@ -15,8 +15,7 @@ from psrpc.core.errors import AccessDenied
 from psrpc.ops.logs import get_logger
 from psrpc.security.credentials import TOKEN_KEY, Security
 from psrpc.security.identity import roles_of
-from psrpc.security.live_calls import LOOK_S, LiveCalls
-from psrpc.security.peer_certificate import peer_of
+from psrpc.security.peer_certificate import LOOK_S, LiveCalls, peer_of
 from psrpc.wire.interceptor import AioInterceptor, Handler, Interceptor, behaviour_of, remake
 from psrpc.wire.status import details, trailing_metadata
 

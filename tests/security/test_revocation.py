@@ -25,8 +25,7 @@ from psrpc.net.channel import bind, make_aio_server, make_server, open_channel
 from psrpc.security.authorization import AioAuthorizationInterceptor, AuthorizationInterceptor
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
-from psrpc.security.live_calls import LiveCalls
-from psrpc.security.peer_certificate import Peer, peer_of_pem
+from psrpc.security.peer_certificate import LiveCalls, Peer, peer_of_pem
 from psrpc.security.revocation import CRL, LOOK, read_revocations
 from psrpc.wire.status import error_from_rpc
 from tests.security.conftest import JOB
