@@ -29,7 +29,6 @@ from coordinator.core.work import (
 )
 from coordinator.job.authority import Authority
 from coordinator.membership.members import Shard, Worker
-from coordinator.membership.membership import LEASE_S
 from psrpc.core.commands import Attempt, Ended
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import NAME_CHARS, sanitize
@@ -168,7 +167,6 @@ def write_shard_job(run: Run) -> pb.RegisterShardResponse:
         run_dir=str(run.run_dir),
         token=run.token,
         heartbeat_s=HEARTBEAT_S,
-        lease_s=LEASE_S,
         wire_dtype=job.wire_dtype,
         first_rows=job.first_rows,
     )
@@ -177,7 +175,7 @@ def write_shard_job(run: Run) -> pb.RegisterShardResponse:
 def write_session(worker: Worker) -> pb.RegisterWorkerResponse:
     """Converts what a worker gets when it has registered."""
     return pb.RegisterWorkerResponse(
-        worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, session=worker.session
+        worker=worker.name, heartbeat_s=HEARTBEAT_S, session=worker.session
     )
 
 

@@ -53,7 +53,7 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
-    __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype", "first_rows")
+    __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "wire_dtype", "first_rows")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -61,7 +61,6 @@ class RegisterShardResponse(_message.Message):
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
@@ -71,10 +70,9 @@ class RegisterShardResponse(_message.Message):
     run_dir: str
     token: str
     heartbeat_s: float
-    lease_s: float
     wire_dtype: str
     first_rows: str
-    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ..., first_rows: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ..., first_rows: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied", "error")
@@ -307,16 +305,14 @@ class RegisterWorkerRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("worker", "heartbeat_s", "lease_s", "session")
+    __slots__ = ("worker", "heartbeat_s", "session")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     heartbeat_s: float
-    lease_s: float
     session: bytes
-    def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class BatchReport(_message.Message):
     __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale", "receipts", "not_finite")

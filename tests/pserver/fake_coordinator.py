@@ -78,7 +78,6 @@ class FakeCoordinator(CoordinatorServicer):
             run_dir=str(run_dir),
             token=TOKEN,
             heartbeat_s=0.02,
-            lease_s=10,
             wire_dtype="float32",
         )
         self.begin = begin_at(1, fresh=True, settings=self.settings)

@@ -89,7 +89,7 @@ class ScriptedCoordinator(CoordinatorServicer):
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
         return pb.RegisterWorkerResponse(
-            worker=self.worker, heartbeat_s=0.01, lease_s=10, session=session_of(self.worker)
+            worker=self.worker, heartbeat_s=0.01, session=session_of(self.worker)
         )
 
     def HeartbeatWorker(  # noqa: N802

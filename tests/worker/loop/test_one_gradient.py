@@ -47,9 +47,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     ) -> pb.RegisterWorkerResponse:
         # Its first heartbeat comes after the test.
         session = session_of("worker-0")
-        return pb.RegisterWorkerResponse(
-            worker="worker-0", heartbeat_s=60, lease_s=600, session=session
-        )
+        return pb.RegisterWorkerResponse(worker="worker-0", heartbeat_s=60, session=session)
 
     monkeypatch.setattr(ScriptedCoordinator, "RegisterWorker", register)
     made = Trace()
