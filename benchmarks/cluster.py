@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.memory import MB, available_bytes, cluster_bytes
 from benchmarks.steps import Steps, read_steps
@@ -78,12 +77,7 @@ class Cluster:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
         shutil.rmtree(self._folder)
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -91,13 +90,8 @@ class Model:
         self._compute.renew(Workspace(self.plan, shared=False))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
 
     def batches(self, epoch: int) -> list[BatchId]:
         """Of an epoch, in order."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.cluster import ROOT, RunFailed
 from coordinator.client.client import CoordinatorClient
@@ -86,12 +85,7 @@ class SleepingCluster:
             )
         self._client = CoordinatorClient(address)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._client is not None:
             self._client.close()
         # Nothing of this run is of use any more, so nobody needs to save it.

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from coordinator.client.client import CoordinatorClient
@@ -82,12 +81,7 @@ class Coordination:
     def __enter__(self) -> Coordination:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         if self._commands is not None:
             self._commands.cancel()

@@ -18,7 +18,6 @@ import subprocess
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 
 FORK_SERVER = "PSRPC_FORK_SERVER"
 """Environment variable with the descriptor of the clients' socket, for a child that inherits it."""
@@ -158,12 +157,7 @@ class PendingFork:
     def __enter__(self) -> PendingFork:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import PsError
@@ -104,12 +103,7 @@ class Operator:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._client.close()
         self._thread.join()

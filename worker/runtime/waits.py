@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 from psrpc.ops.retry import Announcer
 
@@ -34,12 +33,7 @@ class WorkerWaits:
     def __enter__(self) -> None:
         self._count += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._reason = None
 
     def reason(self) -> str:
