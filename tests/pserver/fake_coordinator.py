@@ -13,7 +13,7 @@ from typing import Any
 
 from psrpc.core.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
 from psrpc.core.plan import Plan
-from psrpc.core.policy import Mode, Policy
+from psrpc.core.policy import Policy
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
@@ -66,10 +66,9 @@ class Commands:
 class FakeCoordinator(CoordinatorServicer):
     """Answers shards. Tests read what came from its queues, which wait on events, not on time."""
 
-    def __init__(self, run_dir: Path, plan: Plan, *, mode: Mode = "async", replicas: int = 0):
+    def __init__(self, run_dir: Path, plan: Plan):
         (run_dir / "token").write_text(TOKEN)
-        settings = Policy(mode=mode, replicas=replicas or None)
-        self.settings = json.dumps(settings.to_json()).encode()
+        self.settings = json.dumps(Policy().to_json()).encode()
         self.registration = pb.RegisterShardResponse(
             run_id="run-1",
             plan=plan.to_json(),

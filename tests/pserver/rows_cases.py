@@ -126,12 +126,11 @@ def push_of(
     *,
     attempt: int = 1,
     base: int = 0,
-    value: float = 1.0,
     shard: int = 0,
     generation: int = 1,
 ) -> GradientPush:
-    """A gradient whose arenas are all ``value``."""
-    gradient: Gradient = part(plan, whole(plan, value), shard)
+    """A gradient whose arenas are all 1."""
+    gradient: Gradient = part(plan, whole(plan, 1.0), shard)
     return leased("worker-1", batch, attempt, base, gradient, rows, generation=generation)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -140,14 +140,13 @@ def session_of(worker: str, certificate: str = "") -> bytes:
 def fence_of(
     client: ShardClient,
     generation: int = 1,
-    policy: int = 1,
     *,
     worker: str = "worker-1",
 ) -> types.Fence:
     """What the calls of ``worker`` begin with, registered with the certificate of ``client``."""
     security = client.security
     certificate = "worker" if security.encrypted and not security.by_token else ""
-    return client.fence(generation, policy, session_of(worker, certificate))
+    return client.fence(generation, 1, session_of(worker, certificate))
 
 
 def grant_of(worker: str, batch: BatchId, attempt: int, generation: int = 1) -> bytes:
@@ -162,13 +161,12 @@ def leased(
     base_version: int,
     gradients: Gradient | None,
     rows: Mapping[int, Rows] | None = None,
-    totals: Sequence[float] = (),
     *,
     generation: int = 1,
 ) -> GradientPush:
     """The push of an attempt that was leased to ``worker``."""
     grant = grant_of(worker, batch, attempt, generation)
-    return GradientPush(batch, attempt, base_version, gradients, rows, totals, grant)
+    return GradientPush(batch, attempt, base_version, gradients, rows, (), grant)
 
 
 def granted(header: pb.PushHeader, worker: str = "worker-1") -> pb.PushHeader:

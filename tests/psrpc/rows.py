@@ -227,12 +227,12 @@ def trained() -> Iterator[tuple[int, list[DictTable]]]:
     yield 30, tables
 
 
-def chain(root: Path, plan: Plan, storage: Storage = DISK) -> tuple[list[Path], list[DictTable]]:
+def chain(root: Path, plan: Plan) -> tuple[list[Path], list[DictTable]]:
     """Three checkpoints, each on the one before; and the tables as the last one has them."""
     found: list[Path] = []
     for step, tables in trained():
         base = found[-1] if found else None
-        found.append(write_checkpoint(root, plan, tables, step, base, storage))
+        found.append(write_checkpoint(root, plan, tables, step, base))
     return found, tables
 
 

@@ -175,16 +175,15 @@ class Cluster:
         ending = self._endings[shard] = Ending()
         self._shards[shard] = self._thread(lambda: serve(config, ending))
 
-    def start_worker(self, gate: Gate | None = None) -> None:
-        """An honest worker, held by ``gate``, by the cluster's own unless there is another."""
-        held_by = gate or self.gate
+    def start_worker(self) -> None:
+        """An honest worker, held by the cluster's gate."""
 
         def work() -> None:
             with (
                 CoordinatorClient(self.served.address, self.security(Role.WORKER)) as client,
                 WorkerSession(client, secrets.randbits(63), connect_timeout_s=WAIT_S) as standing,
             ):
-                source = HonestSource(self.options, held_by, standing)
+                source = HonestSource(self.options, self.gate, standing)
                 standing.get_job()
                 sha256 = self.run.description.job_sha256
                 with Performer(source, standing, sha256, "cpu", shm=False) as performer:

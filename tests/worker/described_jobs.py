@@ -62,8 +62,8 @@ def line_loss(module: Line, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(predicted - tf.cast(y, tf.float32)))
 
 
-def one_hot(records: int = 60) -> Arrays:
-    return Arrays(np.ones((records, 4), np.float32), np.eye(3)[np.arange(records) % 3])
+def one_hot() -> Arrays:
+    return Arrays(np.ones((60, 4), np.float32), np.eye(3)[np.arange(60) % 3])
 
 
 def text_labels(kind: str) -> Arrays:
