@@ -5,9 +5,8 @@ The pure parts use these; ``messages`` converts them to protobuf and back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, Ended
@@ -118,70 +117,3 @@ class TrainingPosition:
     epoch: int
     batches: int
     examples: int
-
-
-class Schedule(Protocol):
-    """Assigns training work to workers: the ledger (async, ssp) or the rounds (sync)."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether every batch of the job is done."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every batch that the policy covers is done."""
-
-    @property
-    def drained(self) -> bool:
-        """Whether nothing is in flight since :meth:`drain`; all shards have the same batches."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether no worker holds unfinished work."""
-
-    @property
-    def finished_epochs(self) -> list[int]:
-        """All epochs that are done."""
-
-    @property
-    def span(self) -> TrainingPosition:
-        """The training position."""
-
-    def lease(self, worker: str, now: float, received: int, workers: int, /) -> TrainingWork:
-        """Leases work to ``worker``. ``received`` is the greatest attempt that reached it;
-        ``workers`` share what is left."""
-
-    def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
-        """Records batches that are done on all shards; returns those that count now."""
-
-    def revoke(self, worker: str) -> list[Attempt]:
-        """Returns what a departed ``worker`` holds uncommitted; it stays reserved."""
-
-    def release(self, worker: str) -> int:
-        """Opens what ``worker`` held to others, as no shard takes anything from it any more;
-        returns how many batches."""
-
-    def hand_over(self, stuck: Collection[str], /) -> list[str]:
-        """Lets other workers do what ``stuck`` workers, all that cannot go on, hold. Returns those
-        that shards must refuse before that."""
-
-    def extend(self, until_epoch: int, /) -> None:
-        """Allows epochs before ``until_epoch``."""
-
-    def drain(self) -> None:
-        """Begins nothing new; work in flight is finished."""
-
-    def tick(self, now: float, /) -> None:
-        """Handles the passing of time."""
-
-    def stragglers(self, now: float, /) -> list[str]:
-        """Says which workers are late with what all others wait for."""
-
-    def idle_worker(self, worker: str) -> None:
-        """Notes that ``worker`` does something else, such as an evaluation; others do not wait."""
-
-    def take_finished_epochs(self) -> list[int]:
-        """Returns the epochs that were finished since the last call."""
-
-    def waiting_for(self) -> str:
-        """Says what the next step waits for."""
