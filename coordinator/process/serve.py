@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 from coordinator.certificates.audit import AUDIT, AuditLog
 from coordinator.checkpoints.disk import ThreadedDisk
@@ -51,8 +50,6 @@ from psrpc.ops.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
-
-Result = TypeVar("Result")
 
 LEAVE_S = 10.0
 """How long the coordinator stays at most to tell shards and workers that the job is over."""

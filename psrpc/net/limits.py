@@ -16,18 +16,14 @@ WINDOW_BYTES = 512 << 10
 messages. A message that is being read may arrive whole despite this bound."""
 
 MAX_STREAMS = 64
-"""Concurrent calls per connection. A worker has a handful; further calls wait in the client."""
-
-UNREAD_BYTES = MAX_STREAMS * WINDOW_BYTES
-"""Most unread bytes per connection."""
+"""Concurrent calls per connection. A worker has a handful; further calls wait in the client. So a
+connection has at most ``MAX_STREAMS * WINDOW_BYTES`` unread."""
 
 PEER_CALLS = 256
 """Concurrent calls per address, over all its connections; the server tells the next one to retry
 before it reads the request. Half of a shard's threads, enough for a machine with a hundred workers.
-:data:`VITAL` calls have a count of their own, as large."""
-
-PEER_BYTES = PEER_CALLS * MAX_MESSAGE_BYTES
-"""Most message bytes of served calls per address; shards keep tensors in counted buffers."""
+:data:`VITAL` calls have a count of their own, as large. So served calls of an address hold at most
+``PEER_CALLS * MAX_MESSAGE_BYTES``; shards keep tensors in counted buffers."""
 
 REQUEST_S = 10.0
 """How long a server waits for the request of a call with a single one."""
