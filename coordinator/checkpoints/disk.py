@@ -146,10 +146,10 @@ class ThreadedDisk(DiskWork):
     """Runs the work on daemon threads, so that storage that hangs delays the end of the process by
     no more than :data:`CLOSE_S`."""
 
-    def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
+    def __init__(self, run: Run, failed: Callable[[str], object]) -> None:
         """``failed`` is called on the loop with the reason when a piece of work will never be
         answered, for which the job would wait for ever."""
-        super().__init__(run, storage)
+        super().__init__(run)
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -17,26 +17,24 @@ from psrpc.checkpoint.manifest import Manifest, ManifestFile
 from psrpc.checkpoint.rows_chain import check_header
 from psrpc.checkpoint.rows_reader import RowsReader
 from psrpc.core.tables import Ids
-from psrpc.files.storage import DISK, Storage
+from psrpc.files.storage import DISK
 
 Source = tuple[Path, Manifest]
 """A directory that has the evicted rows of a checkpoint, and the checkpoint's manifest."""
 
 
-def check_evicted(
-    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
-) -> None:
+def check_evicted(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
     """Reads the evicted rows of one shard through; there may be none.
 
     Raises:
         CheckpointError: they are damaged, or not those that the manifest means.
     """
     if file.evicted is not None:
-        with _opened(directory, manifest, file, storage) as reader:
+        with _opened(directory, manifest, file) as reader:
             reader.check()
 
 
-def evicted_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) -> dict[str, int]:
+def evicted_sizes(directory: Path, manifest: Manifest) -> dict[str, int]:
     """Counts the rows that each table has evicted, from the headers; tables without any are left
     out.
 
@@ -46,14 +44,14 @@ def evicted_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) 
     sizes: dict[str, int] = {}
     for file in manifest.files:
         if file.evicted is not None:
-            with _opened(directory, manifest, file, storage) as reader:
+            with _opened(directory, manifest, file) as reader:
                 for number, table in enumerate(manifest.plan.tables):
                     if rows := reader.rows(number):
                         sizes[table.name] = sizes.get(table.name, 0) + rows
     return sizes
 
 
-def evicted_ids(sources: Sequence[Source], table: str, storage: Storage = DISK) -> Ids:
+def evicted_ids(sources: Sequence[Source], table: str) -> Ids:
     """The ids of all evicted rows of a table, ascending, each once; 8 bytes each is all that is
     held of them. Tables that have none of them are passed over.
 
@@ -61,7 +59,7 @@ def evicted_ids(sources: Sequence[Source], table: str, storage: Storage = DISK) 
         CheckpointError: the files are damaged.
     """
     found: Ids = np.zeros(0, np.int64)
-    for reader, number in _readers(sources, table, storage):
+    for reader, number in _readers(sources, table):
         found = np.union1d(found, np.concatenate([found[:0], *reader.ids(number)]))
     return found
 
@@ -71,7 +69,6 @@ def fill_evicted(
     table: str,
     ids: Ids,
     into: npt.NDArray[np.float32],
-    storage: Storage = DISK,
 ) -> None:
     """Writes evicted rows of a table into ``into`` float32 ``[n, width]``, which may lie in a file,
     in the order of ``ids``, as :func:`evicted_ids` gives them. ``sources`` are the oldest first:
@@ -80,31 +77,27 @@ def fill_evicted(
     Raises:
         CheckpointError: the files are damaged.
     """
-    for reader, number in _readers(sources, table, storage):
+    for reader, number in _readers(sources, table):
         for block in reader.blocks(number):
             into[np.searchsorted(ids, block.ids)] = block.values
 
 
-def _readers(
-    sources: Sequence[Source], table: str, storage: Storage
-) -> Iterator[tuple[RowsReader, int]]:
+def _readers(sources: Sequence[Source], table: str) -> Iterator[tuple[RowsReader, int]]:
     """Every file, checked, and the number of the table in it."""
     for directory, manifest in sources:
         names = [spec.name for spec in manifest.plan.tables]
         for file in manifest.files:
             if file.evicted is not None and table in names:
-                with _opened(directory, manifest, file, storage) as reader:
+                with _opened(directory, manifest, file) as reader:
                     reader.check()
                     yield reader, names.index(table)
 
 
 @contextmanager
-def _opened(
-    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage
-) -> Iterator[RowsReader]:
+def _opened(directory: Path, manifest: Manifest, file: ManifestFile) -> Iterator[RowsReader]:
     entry = file.evicted
     assert entry is not None
     path = directory / entry.name
-    with RowsReader(path, entry.nbytes, entry.sha256, storage) as reader:
+    with RowsReader(path, entry.nbytes, entry.sha256, DISK) as reader:
         check_header(reader, manifest, file, part=0, after="", own=True)
         yield reader

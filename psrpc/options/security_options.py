@@ -83,11 +83,10 @@ def certificates_directory(
 def who_asks(
     args: Arguments,
     roles: Iterable[Role],
-    environment: Mapping[str, str] = os.environ,
 ) -> Role:
     """Chooses the first of ``roles`` whose certificate is there, since many machines have the files
     of a single role; operator where none is."""
-    certs = certificates_directory(args, environment)
+    certs = certificates_directory(args)
     found = (role for role in roles if certs and (certs / certificate_name(role)).exists())
     return next(found, Role.OPERATOR)
 

@@ -25,6 +25,9 @@ from worker.step.module_step import ModuleStep
 EXAMPLES = 2
 """Records that a model is built with, since shapes of a single record are ambiguous."""
 
+SHOWN = 6
+"""Names that a message lists."""
+
 
 class Replica:
     """A built model with variables in plan order. Not thread-safe."""
@@ -145,7 +148,7 @@ def _shown(spec: VariableSpec) -> str:
     return f"{spec.dtype} {list(spec.shape)} ({spec.role}{constraint})"
 
 
-def in_list(names: Sequence[str], most: int = 6) -> str:
+def in_list(names: Sequence[str]) -> str:
     """Lists the first few names, and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
