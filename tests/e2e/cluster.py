@@ -57,23 +57,34 @@ class Run:
 
 
 def command(role: str, *args: str | Path) -> list[str]:
-    """``role`` is one of the three commands."""
-    return [sys.executable, "-m", f"{role}.cli", *map(str, args)]
+    """``role`` is one of the three commands, or a module."""
+    return [sys.executable, "-m", module_of_role(role), *map(str, args)]
+
+
+def module_of_role(role: str) -> str:
+    return role if "." in role else f"{role}.cli"
 
 
 def launch(
     role: str, args: Sequence[str | Path], env: Mapping[str, str], stdout: IO[Any], stderr: IO[Any]
 ) -> subprocess.Popen[Any] | Fork:
-    """Starts one of the three commands, as a fork unless ``env`` has what only a fresh process
-    obeys."""
+    """Starts a command, as a fork unless ``env`` has what only a fresh process obeys."""
+    words, outputs = list(map(str, args)), (stdout.fileno(), stderr.fileno())
     try:
-        return fork(
-            role, list(map(str, args)), environment(**env), stdout.fileno(), stderr.fileno()
-        )
+        return fork(module_of_role(role), words, environment(**env), *outputs)
     except ForkFailed:
         return subprocess.Popen(
             command(role, *args), stdout=stdout, stderr=stderr, env=environment(**env)
         )
+
+
+def ended(role: str, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        code = launch(role, args, env, stdout, stderr).wait(LIMIT_S)
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(args, code, stdout.read(), stderr.read())
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -82,12 +93,8 @@ def environment(**extra: str) -> dict[str, str]:
 
 def up(job: Path, run_dir: Path, *args: str | Path, check: bool = True, **env: str) -> Run:
     """Runs ``coordinator up`` to its end."""
-    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
-        args = ("up", job, "--run-dir", run_dir, *args)
-        code = launch("coordinator", args, env, stdout, stderr).wait(LIMIT_S)
-        for file in (stdout, stderr):
-            file.seek(0)
-        run = Run(run_dir, code, stdout.read(), stderr.read())
+    done = ended("coordinator", "up", job, "--run-dir", run_dir, *args, **env)
+    run = Run(run_dir, done.returncode, done.stdout, done.stderr)
     if check:
         assert run.code == 0, f"{run.stdout}\n{run.stderr}\n{run.logs()}"
     assert not processes_of(run_dir), "a process outlived the job"

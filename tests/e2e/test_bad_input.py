@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import JOBS, LIMIT_S, by_hand, command, environment, up
+from tests.e2e.cluster import JOBS, by_hand, ended, up
 
 pytestmark = pytest.mark.slow
 
@@ -72,14 +71,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             ("coordinator", ("--job", JOBS / "dense.py", "--run-dir", tmp_path / "run")),
             ("pserver", ("--shard", "0", "--coordinator", "127.0.0.1:9")),
         ):
-            done = subprocess.run(
-                command(role, "serve", "--bind", f"127.0.0.1:{port}", *args),
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                env=environment(),
-                check=False,
-            )
+            done = ended(role, "serve", "--bind", f"127.0.0.1:{port}", *args)
             assert done.returncode == 2, done.stderr
             assert f"port {port} is in use" in done.stderr
             assert "Traceback" not in done.stderr
@@ -89,14 +81,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     ("role", "args"), [("pserver", ("serve", "--shard", "0")), ("worker", ("run",))]
 )
 def test_a_coordinator_that_is_not_there_is_awaited_aloud(role: str, args: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        command(role, *args, "--coordinator", "127.0.0.1:9", "--connect-timeout", "8"),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=False,
-    )
+    done = ended(role, *args, "--coordinator", "127.0.0.1:9", "--connect-timeout", "8")
     assert done.returncode == 1
     assert "127.0.0.1:9" in done.stderr
     assert "wait" in done.stderr, done.stderr

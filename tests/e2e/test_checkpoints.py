@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import JOBS, LIMIT_S, Run, command, environment, up
+from tests.e2e.cluster import JOBS, Run, ended, up
 
 pytestmark = pytest.mark.slow
 
 
 def checkpoint(*arguments: str | Path, status: int = 0) -> str:
     """What ``coordinator checkpoint`` prints."""
-    done = subprocess.run(
-        command("coordinator", "checkpoint", *arguments),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=False,
-    )
+    done = ended("coordinator", "checkpoint", *arguments)
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -32,8 +32,8 @@ from tests.e2e.cluster import (
     Run,
     by_hand,
     codes,
-    command,
     command_line,
+    ended,
     environment,
     processes_of,
     up,
@@ -136,12 +136,8 @@ def exports(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what was trained, in every format."""
     folder = tmp_path_factory.mktemp("exports")
     for name in ("model.keras", "model.weights.h5", "saved"):
-        subprocess.run(
-            command("coordinator", "export", trained.run_dir, "--to", folder / name),
-            check=True,
-            timeout=LIMIT_S,
-            env=environment(),
-        )
+        done = ended("coordinator", "export", trained.run_dir, "--to", folder / name)
+        assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from psrpc.checkpoint.load import load_variables
-from tests.e2e.cluster import EXAMPLES, JOBS, LIMIT_S, ROOT, environment, up
+from tests.e2e.cluster import EXAMPLES, JOBS, LIMIT_S, ROOT, ended, environment, up
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +21,7 @@ Variables = dict[str, npt.NDArray[np.float32]]
 
 
 def plain_loop(job: Path, out: Path, *overrides: str) -> Variables:
-    subprocess.run(
-        [sys.executable, "-m", "tests.e2e.plain_loop", str(job), str(out), *overrides],
-        check=True,
-        timeout=LIMIT_S,
-        cwd=ROOT,
-        env=environment(),
-    )
+    ended("tests.e2e.plain_loop", job, out, *overrides).check_returncode()
     return dict(np.load(out))
 
 

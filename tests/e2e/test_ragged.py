@@ -3,8 +3,6 @@ those of a plain loop over a whole table do, whatever the records are read from.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
-from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, environment, up
+from tests.e2e.cluster import JOBS, ended, up
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +22,7 @@ def test_ragged_ids_of_tfrecords_train_and_are_evaluated_as_in_a_plain_loop_on_a
 
     records, out = tmp_path / "baskets.tfrecord", tmp_path / "loop.npz"
     baskets.write(str(records))
-    loop_of = [sys.executable, "-m", "tests.e2e.plain_table_loop", "baskets", str(out)]
-    subprocess.run(loop_of, check=True, timeout=LIMIT_S, cwd=ROOT, env=environment())
+    ended("tests.e2e.plain_table_loop", "baskets", out).check_returncode()
     loop = np.load(out)
     assert np.abs(loop["rows"] - baskets.INITIAL).max() > 0.01, "training changes rows"
     of_file = ("--set", f"data={records}")

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -25,13 +24,11 @@ from psrpc.options.locate import security_of_run
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.e2e.cluster import (
     JOBS,
-    LIMIT_S,
     Gate,
     Process,
     Run,
     by_hand,
-    command,
-    environment,
+    ended,
     members,
     processes_of,
     until,
@@ -242,14 +239,7 @@ def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
     assert 0 < stopped_at < 6 * 21
     newest = max((hand.run_dir / "checkpoints").glob("step-*"))
     assert read_manifest(newest).global_step == stopped_at
-    done = subprocess.run(
-        command("coordinator", *words[1:]),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=False,
-    )
+    done = ended("coordinator", *words[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((hand.run_dir / "summary.json").read_text())
     assert (summary["examples"], summary["global_step"]) == (6 * RECORDS, 6 * 21)

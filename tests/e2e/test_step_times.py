@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import JOBS, LIMIT_S, Process, command, environment, processes_of, up
+from tests.e2e.cluster import JOBS, Process, ended, processes_of, up
 
 pytestmark = pytest.mark.slow
 
@@ -60,13 +59,6 @@ def test_ctrl_c_stops_everything_and_workers_write_them_too(tmp_path: Path) -> N
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command("worker", "run", "--step-times", tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=False,
-    )
+    done = ended("worker", "run", "--step-times", tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error PS504: --step-times {tmp_path}: Is a directory\n"

@@ -4,7 +4,6 @@ restart that has gone behind some, another job that begins with their rows, and 
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import keras
@@ -14,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from psrpc.checkpoint.rows_chain import load_table
-from tests.e2e.cluster import LIMIT_S, Run, command, environment, up
+from tests.e2e.cluster import Run, ended, up
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +55,7 @@ def sets(**settings: object) -> list[str]:
 
 
 def export(run: Run, *to: str | Path) -> None:
-    done = subprocess.run(
-        command("coordinator", "export", run.run_dir, *to),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        check=False,
-    )
+    done = ended("coordinator", "export", run.run_dir, *to)
     assert done.returncode == 0, done.stderr
 
 

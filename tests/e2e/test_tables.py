@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, Run, environment, up
+from tests.e2e.cluster import JOBS, Run, ended, up
 from tests.e2e.test_recovery import COMMON, EPOCHS, assert_all_counted_once, faulty
 
 pytestmark = pytest.mark.slow
@@ -43,13 +41,7 @@ SLOTS = {
 def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, npt.NDArray[Any]]:
     """Of as many epochs as the clusters train."""
     out = tmp_path_factory.mktemp("loop") / "rated.npz"
-    subprocess.run(
-        [sys.executable, "-m", "tests.e2e.plain_table_loop", "rated", str(out), f"epochs={EPOCHS}"],
-        check=True,
-        timeout=LIMIT_S,
-        cwd=ROOT,
-        env=environment(),
-    )
+    ended("tests.e2e.plain_table_loop", "rated", out, f"epochs={EPOCHS}").check_returncode()
     return dict(np.load(out))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
@@ -22,12 +21,10 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.load import load_state, load_variables
 from tests.e2e.cluster import (
     JOBS,
-    LIMIT_S,
     Gate,
     Run,
     by_hand,
-    command,
-    environment,
+    ended,
     holders,
     maps,
     members,
@@ -180,8 +177,7 @@ def test_a_resumed_job_may_change_its_wire_dtype(exact: Exact, tmp_path: Path) -
         np.testing.assert_allclose(trained[name], value, rtol=0, atol=0.005, err_msg=name)
 
     exported = tmp_path / "model.weights.h5"
-    export = command("coordinator", "export", run_dir, "--to", exported)
-    subprocess.run(export, check=True, timeout=LIMIT_S, env=environment())
+    ended("coordinator", "export", run_dir, "--to", exported).check_returncode()
     found = []
     with h5py.File(exported) as file:
         file.visititems(lambda _, item: found.append(item[()]) if hasattr(item, "dtype") else None)

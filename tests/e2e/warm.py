@@ -76,11 +76,11 @@ class Fork:
 
 
 def fork(
-    role: str, args: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
+    module: str, args: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
 ) -> Fork:
-    """Starts ``role``, one of the three commands. Raises ForkFailed if the environment would make
-    an import differ."""
-    command = module_command(f"{role}.cli", *args)
+    """Starts a module, as ``python -m`` does. Raises ForkFailed if the environment would make an
+    import differ."""
+    command = module_command(module, *args)
     request = ForkRequest(
         __name__,
         command,

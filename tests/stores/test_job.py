@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import keras
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from tests.e2e.cluster import LIMIT_S, command, environment, up
+from tests.e2e.cluster import ended, up
 from tests.stores.conftest import Bucket
 
 pytestmark = [
@@ -47,14 +46,7 @@ def test_data_initial_rows_and_exports_by_url(tmp_path: Path, bucket: Bucket) ->
     second = up(job, tmp_path / "second", "--shards", "1", *again)
 
     for to in (["--tables", bucket.url("tables")], ["--to", bucket.url("model.keras")]):
-        done = subprocess.run(
-            command("coordinator", "export", second.run_dir, *to),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            env=environment(),
-            check=False,
-        )
+        done = ended("coordinator", "export", second.run_dir, *to)
         assert done.returncode == 0, done.stderr
         assert f"wrote {to[1]}" in done.stderr
     expected = np.repeat(2.0 * np.arange(1, RECORDS + 1)[:, np.newaxis], 2, axis=1)
