@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from coordinator.checkpoints.cadence import Cadence
-from coordinator.checkpoints.final_state import FinalState
+from coordinator.checkpoints.cadence import Cadence, FinalState
 from coordinator.checkpoints.snapshots import (
     Failed,
     Snapshots,
