@@ -10,7 +10,7 @@ from typing import Any
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import CERTS
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 
 _WHO = ("name", "serial", "user", "address")
 _SHOWN = {"time", "what", "role", "fingerprint", *_WHO}

@@ -20,7 +20,7 @@ from psrpc.core.names import JOB
 from psrpc.core.text import HIDDEN, document_without_secrets, is_secret_name, without_secrets
 from psrpc.core.version import SOFTWARE
 from psrpc.files.storage import cause_of, read_json
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 
 PACKAGES = (
     "tensorflow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from psrpc.files.urls import location
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

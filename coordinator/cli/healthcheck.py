@@ -7,7 +7,7 @@ import argparse
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.options import healthcheck
 from psrpc.options import locate as whereabouts
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 from psrpc.options.security_options import who_asks
 from psrpc.security.identity import Role
 

@@ -14,7 +14,7 @@ from psrpc.core.names import ADDRESS, JOB, RUNS
 from psrpc.core.text import sanitize, sanitize_lines
 from psrpc.files.run_paths import newest_run
 from psrpc.files.storage import open_regular, unreadable
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 
 LOGS = "logs"
 POLL_S = 0.2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from psrpc.core.errors import PsError
 from psrpc.core.names import CERTS
 from psrpc.options import locate as whereabouts
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 from psrpc.options.security_options import (
     add_security_arguments,
     certificates_directory,

@@ -9,8 +9,7 @@ from typing import Literal
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.policy import MODES
 from psrpc.metrics.address import TRACE_HELP
-from psrpc.options.converters import run_path
-from psrpc.options.declaration import option
+from psrpc.options.declaration import option, run_path
 from psrpc.options.settings import ListenerSecurityOptions
 
 

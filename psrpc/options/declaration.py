@@ -8,11 +8,65 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from psrpc.files.urls import is_url
+
+
+def run_path(text: str) -> Path:
+    """Returns the path of a run, or of a part of one: never a URL."""
+    if is_url(text):
+        raise ArgumentTypeError(
+            f"{text!r} is a URL; expected a path: runs lie on a POSIX file system that the "
+            "coordinator and all shards share (data, init_from and exports may be URLs)"
+        )
+    return Path(text)
+
+
+def positive(text: str) -> int:
+    """Returns a whole number of at least 1."""
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """Returns a number of seconds."""
+    value = _number(text)
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def factor(text: str) -> float:
+    """Returns a number of at least 1."""
+    value = _number(text)
+    if not 1 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return value
+
+
+def fraction(text: str) -> float:
+    """Returns a number of more than 0 and at most 1."""
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise ArgumentTypeError(f"{text!r} is not more than 0 and at most 1")
+    return value
+
+
+def _number(text: str) -> float:
+    """Parses a number; returns -1 for other text, which no option accepts."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
 
 Kind = Literal["flag", "flag or text", "list", "whole number", "number", "text"]
 """The kind of value that an option takes."""

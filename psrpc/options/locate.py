@@ -19,7 +19,7 @@ from psrpc.files.run_paths import (
 )
 from psrpc.files.storage import read_bounded, unreadable
 from psrpc.options.config_keys import check_key_names
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.security.identity import Role
 

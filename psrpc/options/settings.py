@@ -13,8 +13,7 @@ from typing import Literal
 
 from psrpc.core.policy import MODES
 from psrpc.metrics.address import METRICS, TRACE_HELP
-from psrpc.options.converters import duration_s, factor, fraction, positive, run_path
-from psrpc.options.declaration import option
+from psrpc.options.declaration import duration_s, factor, fraction, option, positive, run_path
 
 Resumption = Literal["always", "auto", "never"]
 

@@ -15,7 +15,7 @@ from psrpc.ops.process import leave, quiet_grpc, while_read
 from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser
 from psrpc.options.config import Configuration
-from psrpc.options.converters import run_path
+from psrpc.options.declaration import run_path
 from psrpc.options.healthcheck import BAD_INPUT, add_timeout, said
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.options.settings import WorkerOptions
