@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from psrpc.ops.logs import configure
     from psrpc.ops.process import die_with_parent
     from psrpc.ops.tracing import tracing
-    from psrpc.options.job_file import UserCodeFailed
+    from psrpc.options.job_keys import UserCodeFailed
     from psrpc.options.job_source import first_look
 
     if said.die_with_parent:

@@ -45,7 +45,7 @@ from psrpc.files.durable import ensure_directory, make_directory
 from psrpc.files.run_paths import read_summary, unfinished_run
 from psrpc.ops.process import available_nbytes, on_stop_signals
 from psrpc.options.declaration import options_of
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.certificates import CA_KEY

@@ -15,8 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from psrpc.core.errors import InvalidData, InvalidJob, InvalidSetting
-from psrpc.options.job_file import UserCodeFailed, read_job_file
-from psrpc.options.job_keys import CODE, FIELDS, OPTIMIZER, literal_settings, unknown_key
+from psrpc.options.job_keys import (
+    CODE,
+    FIELDS,
+    OPTIMIZER,
+    UserCodeFailed,
+    literal_settings,
+    read_job_file,
+    unknown_key,
+)
 
 _HARMLESS = """
     h5py keras matplotlib ml_dtypes numpy pandas PIL pyarrow scipy sklearn tensorflow

@@ -23,7 +23,7 @@ from psrpc.core.text import counted
 from psrpc.files.remote import exists
 from psrpc.files.remote_calls import give_up_after
 from psrpc.files.urls import location
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.describe.model import describe_model, first_records, naming, shown_head
 from worker.job.job import Job

@@ -21,7 +21,7 @@ from psrpc.core.errors import (
 from psrpc.files.remote import exists
 from psrpc.files.remote_copies import upload
 from psrpc.files.urls import location
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import Array, Batch, map_arrays

@@ -18,8 +18,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.options.job_file import UserCodeFailed, read_job_file
-from psrpc.options.job_keys import own_settings
+from psrpc.options.job_keys import UserCodeFailed, own_settings, read_job_file
 from worker.job.job import Job
 from worker.job.overrides import FIELDS, OPTIMIZER_PREFIX, kind_of, override_job, parsed
 

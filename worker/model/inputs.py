@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from worker.data.ragged import Ragged
 from worker.job.loader import user_code
 from worker.job.output_names import as_list, shown_shape

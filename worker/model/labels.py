@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from worker.data.arrays import Arrays, Npz
 from worker.data.source import Array, DataSource
 from worker.job.job import Loss

@@ -33,7 +33,7 @@ from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
-from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import UserCodeFailed, read_job_file
 from psrpc.options.job_source import first_look
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security

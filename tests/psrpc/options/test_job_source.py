@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidData, InvalidJob, InvalidSetting
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 
 HEAD = """

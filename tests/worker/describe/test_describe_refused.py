@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from tests.worker.described_jobs import (
     Line,
     classes,

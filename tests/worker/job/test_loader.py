@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from worker.job.loader import load_job, user_code
 
 JOB = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from tests.worker.described_jobs import described, make_job
 from worker import Arrays
 from worker.data.ragged import as_tensor

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.batch import BatchId
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.described_jobs import described
 from tests.worker.flat_jobs import (

@@ -18,7 +18,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import JobFailed, JobMismatch, StaleGeneration
 from psrpc.core.placement import make_plan
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_decision
