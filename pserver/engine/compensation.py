@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.core.requests import Values
-from pserver.updates.engine import Lending
+from pserver.updates.lending import Lending
 from psrpc.core.plan import MEAN_SQUARE, Plan, aligned_empty
 from psrpc.core.policy import Policy
 

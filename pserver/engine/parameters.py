@@ -172,14 +172,15 @@ class Parameters:
     def snapshot(self) -> Snapshot:
         """Returns the whole state, unaffected by later updates. Close its tables, if any, after
         use."""
-        slots = self._updates.slots()
+        arrays, slots = self._updates.freeze()
         if self.tables.specs and slots.iterations != self._iterations:
             # In a job with tables only, the optimizer of the arenas has made no update.
             count = scalar(self._iterations, "int64")
             slots = replace(slots, scalars={**slots.scalars, ITERATIONS: count})
         if self.compensation is not None:
             slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
-        snapshot = Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
+        values = Values(self.version, self.standing.generation, arrays, "plain")
+        snapshot = Snapshot(values, slots, tuple(self.applied.to_epochs()))
         # Last, since after an error nothing would close them.
         return replace(snapshot, tables=self.tables.freeze()) if self.tables.specs else snapshot
 

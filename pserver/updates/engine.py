@@ -3,7 +3,6 @@ store it."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import CheckpointError, InvalidArgument
-from psrpc.core.plan import ALIGNMENT_BYTES, Plan, aligned_empty
+from psrpc.core.plan import ALIGNMENT_BYTES, Plan
 
 NDArray = npt.NDArray[Any]
 EngineKind = Literal["keras", "numpy"]
@@ -104,6 +103,11 @@ class UpdateEngine(Protocol):
     def slots(self) -> Slots:
         """Returns the optimizer state of :meth:`snapshot`, as consistent and read-only."""
 
+    def freeze(self) -> tuple[dict[str, NDArray], Slots]:
+        """Returns what :meth:`snapshot` and :meth:`slots` do, for a checkpoint, which holds it for
+        long. It needs no memory that was not touched before, once ``load`` is some time ago and
+        if the last such state has been released."""
+
     def load_slots(self, slots: Slots) -> None:
         """Copies ``slots``, cut for this shard, into the engine; call it after :meth:`load`.
 
@@ -121,36 +125,6 @@ def frozen(array: NDArray) -> NDArray:
 def scalar(value: int | float, dtype: str) -> NDArray:
     """Makes a read-only ``[]`` array, as :class:`Slots` holds scalars."""
     return frozen(np.asarray(value, dtype))
-
-
-class Lending:
-    """Tracks arrays with live views. Not thread-safe, but any thread may release a view."""
-
-    def __init__(self) -> None:
-        self._lent: dict[int, weakref.ref[NDArray]] = {}
-        """``id`` of an array -> its last view."""
-
-    def lend(self, array: NDArray) -> NDArray:
-        """Returns a read-only view. While it or a part of it lives, updates write elsewhere."""
-        lent = self._lent.get(id(array))
-        view = None if lent is None else lent()
-        if view is None:
-            # Not a plain view: parts of one keep the array alive instead of the view.
-            view = np.frombuffer(array.data.toreadonly(), array.dtype)
-            self._lent[id(array)] = weakref.ref(view)
-        return view
-
-    def own(self, array: NDArray) -> NDArray:
-        """Returns the destination of the next values of ``array``: itself, or a new uninitialised
-        array while a view of it lives."""
-        lent = self._lent.pop(id(array), None)
-        if lent is None or lent() is None:
-            return array
-        return aligned_empty(len(array), array.dtype.name)
-
-    def clear(self) -> None:
-        """Forgets all arrays, which the engine no longer owns."""
-        self._lent.clear()
 
 
 _FLOAT32_OR_HALF = tuple(wire_dtype(e, "float32") for e in ("plain", "bfloat16", "float16"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import keras
@@ -12,13 +11,12 @@ import structlog
 import tensorflow as tf
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, needs_single_shard, placement_for
-from pserver.updates.engine import NDArray, ShardArenas, Slots, frozen
+from pserver.updates.engine import NDArray, ShardArenas, Slots
 from pserver.updates.keras_objects import (
     DEVICE,
     FlatFunction,
     SlotVariables,
     VariableView,
-    copied,
     make_variable,
     pieces_of,
     rebuild,
@@ -30,6 +28,8 @@ from pserver.updates.keras_objects import (
     widened,
     zeros,
 )
+from pserver.updates.keras_state import KerasState
+from pserver.updates.lending import Spares
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan
@@ -88,6 +88,7 @@ class KerasEngine:
         ]
         self._whole = plan.placement == "whole"
         self._wire = wire
+        self._spares = Spares()
         self._steps: dict[tuple[bool, tuple[np.dtype[Any], ...]], FlatFunction] = {}
         """(learning rate is scaled, gradient dtypes) -> step."""
 
@@ -115,7 +116,15 @@ class KerasEngine:
                     ]
                 )
             self._optimizer.build(self._variables)
-            self._slot_variables = SlotVariables(self._optimizer, self._variables)
+            slot_variables = SlotVariables(self._optimizer, self._variables)
+            self._checkpointed = KerasState(
+                self._arenas,
+                self._pieces,
+                self._variables,
+                self._state,
+                slot_variables,
+                self._spares,
+            )
             self._views = {n: VariableView(v) for n, v in self._state.items()}
             if not self._whole:
                 for piece, variable in zip(self._pieces, self._variables, strict=True):
@@ -133,11 +142,8 @@ class KerasEngine:
         initial = [_initial(v) for v in self._optimizer.variables]
         encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
         self._steps, self._jit = {}, True
-        # As during a snapshot, so that its extra memory is allocated now and not while training.
-        held = [view(v) for v in self._optimizer.variables]
         for encoding in encodings:
             self._try_step([self._arenas.wire_dtype(n, encoding) for n in self._arenas.owned])
-        del held
         for variable, value in zip([*self._variables, *self._state.values()], values, strict=True):
             variable.assign(value)
         for variable, value in zip(self._optimizer.variables, initial, strict=True):
@@ -252,46 +258,16 @@ class KerasEngine:
 
     def slots(self) -> Slots:
         assert self._steps, "load comes first"
-        own = self._slot_variables
-        return Slots(
-            elements={
-                slot: {n: self._joined_slot(n, variables) for n in self._arenas.trainable}
-                for slot, variables in own.elements.items()
-            },
-            variables={
-                slot: {
-                    p.name: view(v)
-                    for p, v in zip(self._pieces, variables, strict=True)
-                    if v is not None
-                }
-                for slot, variables in own.variables.items()
-            },
-            scalars={name: view(v) for name, v in own.scalars.items()},
-        )
+        return self._checkpointed.slots()
 
-    def _joined_slot(self, arena: str, variables: Sequence[Any]) -> NDArray:
-        """Returns a per-element slot as one ``[shard length]`` array."""
-        parts = [
-            np.zeros(prod(p.shape), self._arenas.dtypes[arena]) if v is None else view(v).ravel()
-            for p, v in zip(self._pieces, variables, strict=True)
-            if p.arena == arena
-        ]
-        return frozen(np.concatenate(parts)) if self._whole else parts[0]
+    def freeze(self) -> tuple[dict[str, NDArray], Slots]:
+        assert self._steps, "load comes first"
+        return self._checkpointed.freeze()
 
     def load_slots(self, slots: Slots) -> None:
         what = f"{self._serialized['class_name']} on the keras engine"
         self._arenas.check_slots(slots, self.slots(), what)
-        own = self._slot_variables
-        for slot, variables in own.elements.items():
-            for p, v in zip(self._pieces, variables, strict=True):
-                if v is not None:
-                    v.assign(copied(slots.elements[slot][p.arena][p.place].reshape(p.shape)))
-        for slot, variables in own.variables.items():
-            for p, v in zip(self._pieces, variables, strict=True):
-                if v is not None:
-                    v.assign(copied(slots.variables[slot][p.name]))
-        for name, variable in own.scalars.items():
-            variable.assign(copied(slots.scalars[name]))
+        self._checkpointed.load(slots)
 
 
 def _initial(variable: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer
-from pserver.updates.engine import ITERATIONS, Lending, NDArray, ShardArenas, Slots, frozen, scalar
+from pserver.updates.engine import ITERATIONS, NDArray, ShardArenas, Slots, frozen, scalar
+from pserver.updates.lending import Lending, Spares
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
 from psrpc.core.encoding import Encoding, round_to
@@ -52,11 +53,15 @@ class NumpyEngine:
         self._values: dict[str, NDArray] = {}
         self._slots: dict[str, dict[str, NDArray]] = {}
         self._iterations = 0
-        self._lending = Lending()
+        spares = Spares()
+        self._lending = Lending(spares)
         self._scratch = {
             dtype: [aligned_empty(_BLOCK, dtype) for _ in range(3)]
             for dtype in {self._arenas.dtypes[n] for n in self._arenas.trainable}
         }
+        # Before there are values: a job may take its first checkpoint as soon as there are.
+        arrays = self._arenas.owned + self._arenas.trainable * len(self._rule.slots)
+        spares.prepare((self._arenas.lengths[n], self._arenas.dtypes[n]) for n in arrays)
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
@@ -140,6 +145,9 @@ class NumpyEngine:
             },
             scalars={ITERATIONS: scalar(self._iterations, "int64")},
         )
+
+    def freeze(self) -> tuple[dict[str, NDArray], Slots]:
+        return self.snapshot(), self.slots()
 
     def load_slots(self, slots: Slots) -> None:
         own = Slots(self._slots, scalars={ITERATIONS: scalar(self._iterations, "int64")})
