@@ -30,6 +30,12 @@ class Steps:
         """When each step began, on a clock that all processes of the host share."""
         return self.columns["start_s"]
 
+    @property
+    def ends(self) -> Seconds:
+        """When each step ended, on the same clock."""
+        ends: Seconds = np.sum([self.columns[name] for name in COLUMNS], axis=0)
+        return ends
+
     def exchanges(self) -> Seconds:
         """``[steps, 2]``: from when to when each step's push and pull were under way."""
         begin = self.starts + self.columns["data_s"] + self.columns["compute_s"]

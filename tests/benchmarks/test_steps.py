@@ -26,6 +26,7 @@ def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
     StepTimes().write(tmp_path / "worker-b.csv")
     found, idle = read_steps(tmp_path)
     np.testing.assert_array_equal(found.starts, [1.0, 3.0])
+    np.testing.assert_array_equal(found.ends, [2.75, 4.75])
     np.testing.assert_array_equal(found.exchanges(), [[1.75, 2.75], [3.75, 4.75]])
     assert not len(idle.starts)
     assert parts_ms([found, idle], warmup=1) == {
