@@ -66,7 +66,7 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
         job = self._job
         if isinstance(job, Dense):
-            job = _write_job(self._folder / "dense.py", job)
+            job = write_job(self._folder / "dense.py", job)
         command = [sys.executable, "-m", "coordinator.cli", "up", str(job)]
         command += ["--shards", str(self._shards), "--workers", str(self._workers)]
         command += ["--run-dir", str(self.run_dir), "--step-times", "--gpu", "none"]
@@ -157,7 +157,8 @@ class Cluster:
         return sorted(found)
 
 
-def _write_job(path: Path, dense: Dense) -> Path:
+def write_job(path: Path, dense: Dense) -> Path:
+    """Writes the job file of a dense workload, and returns its path."""
     path.write_text(
         "from benchmarks.dense_job import dense_job\n"
         "from benchmarks.workloads import Dense\n\n"
