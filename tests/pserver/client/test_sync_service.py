@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pserver.client.client import RetryPolicy, ShardClient
+from pserver.client.client import RetryPolicy, ShardClient, StagedEverywhere
 from pserver.engine.engine import ShardEngine
+from pserver.engine.gate import RoundWaits
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import Attempt, RoundsAhead
 from psrpc.core.errors import (
+    AccessDenied,
     InvalidArgument,
     NotReady,
     ResourceExhausted,
@@ -247,6 +252,85 @@ def test_a_shard_past_the_round_says_so(client: ShardClient) -> None:
         pulled(client, 0)
     with pytest.raises(RoundPassed, match="is for round 0; shard 0 is at round 1"):
         stage(client, B, 2, gradient(2))
+
+
+def planned(*attempts: tuple[BatchId, int], number: int = 0) -> RoundsAhead:
+    """One round that is decided ahead."""
+    return RoundsAhead((from_decision(decision(*attempts, number=number)),))
+
+
+def push_pull(
+    client: ShardClient, batch: BatchId, attempt: int, seed: int, wanted: int
+) -> tuple[str, int, dict[str, NDArray]]:
+    """Its outcome, and the version and the values that came with it."""
+    into = whole(PLAN, -1.0)
+    push = leased("worker-1", batch, attempt, wanted - 1, part(PLAN, gradient(seed)))
+    result, info = client.push_pull(fence_of(client), push, into, None, wanted)
+    assert result.receipt
+    return result.outcome, info.version, into
+
+
+def test_a_push_that_completes_a_round_brings_the_next_one(
+    client: ShardClient, engine: ShardEngine
+) -> None:
+    engine.commands.plan(planned((A, 1)))
+    outcome, version, found = push_pull(client, A, 1, 1, wanted=1)
+    assert (outcome, version) == ("staged", 1)
+    assert_same_bits(found, applied_to(counting(PLAN), gradient(1)))
+    # As after an answer that was lost.
+    assert push_pull(client, A, 1, 1, wanted=1)[:2] == ("already_applied", 1)
+
+
+def test_a_pull_with_a_push_waits_for_the_other_micro_batches(
+    client: ShardClient, engine: ShardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.commands.plan(planned((A, 1), (B, 2)))
+    begun, reached = threading.Event(), RoundWaits.reached
+
+    def waits(*request: Any) -> None:
+        begun.set()
+        reached(*request)
+
+    monkeypatch.setattr(RoundWaits, "reached", waits)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(push_pull, client, A, 1, 1, 1)
+        assert begun.wait(30)
+        assert engine.report().staged_now == 1
+        address = client.peer.rpartition(" ")[2]
+        with ShardClient(address, INCARNATION, PLAN, 0, retry=ONE_TRY) as other:
+            assert stage(other, B, 2, gradient(2)) == "staged"
+        outcome, version, found = waiting.result(30)
+    assert (outcome, version) == ("staged", 1)
+    mean = {
+        name: np.float32(0.5) * gradient(1)[name] + np.float32(0.5) * gradient(2)[name]
+        for name in found
+    }
+    assert_same_bits(found, applied_to(counting(PLAN), mean))
+
+
+def test_a_push_stays_staged_when_its_pull_has_waited_too_long(
+    client: ShardClient, engine: ShardEngine
+) -> None:
+    engine.commands.plan(planned((A, 1), (B, 2)))
+    address = client.peer.rpartition(" ")[2]
+    with (
+        ShardClient(address, INCARNATION, PLAN, 0, retry=ONE_TRY, deadline_s=0.1) as hasty,
+        pytest.raises(NotReady, match="decision of round 0; it holds 1 of 3 micro-batches"),
+    ):
+        push_pull(hasty, A, 1, 1, wanted=1)
+    assert stage(client, B, 2, gradient(2)) == "staged"
+    assert push_pull(client, A, 1, 1, wanted=1)[:2] == ("already_applied", 1)
+
+
+def test_a_confirmation_is_taken_and_a_wrong_one_denied(
+    client: ShardClient, engine: ShardEngine
+) -> None:
+    push = leased("worker-1", A, 1, 0, part(PLAN, gradient(1)))
+    receipt = client.push(fence_of(client), push).receipt
+    client.confirm(fence_of(client), [StagedEverywhere(Attempt(A, 1), (receipt,))])
+    with pytest.raises(AccessDenied, match="shard 0 has not vouched for it"):
+        client.confirm(fence_of(client), [StagedEverywhere(Attempt(A, 2), (receipt,))])
+    assert engine.report().version == 0
 
 
 def test_a_sync_job_has_no_newest_values_with_a_push(client: ShardClient) -> None:
