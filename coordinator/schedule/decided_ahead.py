@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.work import Report, RoundsLease
@@ -150,13 +150,28 @@ class DecidedAhead:
             return None
         first = number + len(self._queue) + (not fresh)
         left = todo.left(epoch) - self.batches - (0 if fresh else len(opened.micros))
-        rounds = self._room(left, now)
+        rounds = self.room(left, now)
         if before is not None:
             rounds = min(rounds, before - first)
         if rounds <= 0:
             return None
         attempt = leases.reserve(rounds * self._taken)
-        given = deque(micro.batch for micro in opened.micros) if fresh else deque()
+        batches = [micro.batch for micro in opened.micros] if fresh else []
+        return self.decide(rounds, first, batches, todo, attempt, weights, now)
+
+    def decide(
+        self,
+        rounds: int,
+        first: int,
+        batches: Sequence[BatchId],
+        todo: OpenBatches,
+        attempt: int,
+        weights: Mapping[str, float],
+        now: float,
+    ) -> RoundsAhead:
+        """Decides that many rounds from the ``first`` on, of ``batches`` and then those of
+        ``todo``, with attempts from number ``attempt`` on."""
+        given = deque(batches)
         decisions = []
         for later in range(first, first + rounds):
             micros, attempts = [], []
@@ -233,7 +248,7 @@ class DecidedAhead:
         self._due = {name: at for at, name in due}
         return divided
 
-    def _room(self, left: int, now: float) -> int:
+    def room(self, left: int, now: float) -> int:
         """Returns how many more rounds may be decided now, of ``left`` batches of an epoch."""
         self._measure(now)
         size = self._pace.next_size()

@@ -68,6 +68,10 @@ def close_ahead(rounds: Rounds) -> None:
     rounds.close(rounds.ahead.opened.decision)
 
 
+def is_complete(rounds: Rounds) -> bool:
+    return rounds.complete
+
+
 # -- which rounds ----------------------------------------------------------------------------
 
 
@@ -100,10 +104,10 @@ def test_no_more_are_decided_at_once_than_a_message_holds() -> None:
     ahead = DecidedAhead(policy, 1)
     ahead.crew.asks("w", able=True)
     ahead.crew.worked("w")
-    assert ahead.room(0, 10**6, None, 0.0) == 0
+    assert ahead.room(10**6, 0.0) == 0
     for _ in range(8):
-        ahead.next()
-    assert [ahead.room(8, 10**6, None, SHORT_S) for _ in range(3)] == [2, 3, 3]
+        ahead.closed()
+    assert [ahead.room(10**6, SHORT_S) for _ in range(3)] == [2, 3, 3]
 
 
 @pytest.mark.parametrize(("of_epoch", "expected"), [(3, []), (4, [2]), (5, [2, 3])])
@@ -137,11 +141,11 @@ def test_rounds_that_choose_by_who_comes_first_are_not(policy: dict[str, object]
     for worker in ("v", "w"):
         rounds.ahead.crew.asks(worker, able=True)
         rounds.ahead.crew.worked(worker)
-    assert rounds.ahead.room(0, 40, None, 0.0) == 0
-    rounds.ahead.next()
-    assert rounds.ahead.room(1, 40, None, SHORT_S) == 0
+    assert rounds.ahead.room(40, 0.0) == 0
+    rounds.ahead.closed()
+    assert rounds.ahead.room(40, SHORT_S) == 0
     plain = begun()
-    assert plain.ahead.room(1, 40, None, SHORT_S) == 2
+    assert plain.ahead.room(40, SHORT_S) == 2
 
 
 def test_while_a_worker_that_asks_cannot_compute_them_none_is() -> None:
@@ -171,10 +175,20 @@ def test_a_worker_beyond_those_needed_that_has_not_worked_gets_none() -> None:
 def test_none_is_while_the_open_round_has_work_or_drains() -> None:
     rounds = begun()
     finish_open(rounds)
+    lease(rounds, "v", SHORT_S)
     assert look(rounds) == [], "any worker may still take a part of it"
     rounds = begun()
     rounds.drain()
     assert look(rounds) == []
+
+
+def test_the_open_round_is_decided_with_them_if_no_worker_has_begun_it() -> None:
+    rounds = begun()
+    finish_open(rounds)
+    assert look(rounds) == [2, 3]
+    assert rounds.ahead.opened is not None
+    assert rounds.ahead.opened.number == 2
+    assert [number for number, _ in ahead_of(rounds, "v")] == [2, 3]
 
 
 # -- for whom --------------------------------------------------------------------------------
@@ -184,9 +198,8 @@ def divided(
     ahead: DecidedAhead, rounds: int, todo: OpenBatches, weights: dict[str, float]
 ) -> Counter[str]:
     """How many micro-batches of that many more rounds each worker has."""
-    opened, first = 0, 1
     before = {id(one) for one in ahead}
-    ahead.extend(rounds, opened, todo, first, weights, 0.0)
+    ahead.decide(rounds, 1, (), todo, 1, weights, 0.0)
     micros = [micro for one in ahead if id(one) not in before for micro in one.micros]
     return Counter(held.worker for micro in micros for held in micro.attempts.values())
 
@@ -288,14 +301,14 @@ def test_reports_of_several_rounds_complete_them_in_order() -> None:
     assert [(r.batch, r.attempt) for r in counted] == [
         (a.batch, a.number) for a in reversed(held["v"])
     ]
-    assert not rounds.complete
+    assert not is_complete(rounds)
     # The later one comes first, as after a report that was lost.
     rounds.report("w", [reported(held["w"][1])], SHORT_S)
-    assert not rounds.complete
+    assert not is_complete(rounds)
     rounds.report("w", [reported(held["w"][0])], SHORT_S)
     for number in (2, 3):
         assert rounds.round == number
-        assert rounds.complete
+        assert is_complete(rounds)
         assert [r.staleness for r in rounds.reports()] == [0, 0]
         close_ahead(rounds)
     assert (rounds.round, rounds.span.batches, rounds.span.examples) == (4, 8, 16)
