@@ -251,9 +251,10 @@ class DecidedAhead:
     def room(self, left: int, now: float) -> int:
         """Returns how many more rounds may be decided now, of ``left`` batches of an epoch."""
         self._measure(now)
+        if not self._allowed or not self.crew.names:
+            return 0
         size = self._pace.next_size()
-        wanted = self._allowed and bool(self.crew.names) and size >= LEAST_ROUNDS
-        if not wanted or len(self._queue) > size:
+        if size < LEAST_ROUNDS or len(self._queue) > size:
             return 0
         # The last round of an epoch may order a snapshot.
         return min(size, MOST_ATTEMPTS // self._taken, (left - 1) // self._taken)

@@ -19,12 +19,14 @@ NOT_STORED = Wait("the decisions of the next rounds to be stored")
 
 
 class Workers:
-    """Two workers, v and w, of a job with rounds of two batches, the first of which is over."""
+    """Two workers, v and w, of a job with rounds of two batches: the first is over, they hold the
+    second, and from now on they can compute rounds that are decided ahead."""
 
     def __init__(self, parts: TrainingRun, training: Training) -> None:
         self.parts = parts
         self.training = training
         self.now = 0.0
+        self.able = False
         first = {worker: self.round(worker) for worker in ("v", "w")}
         self.round("v")  # rounds are timed from here on
         self.now = SHORT_S
@@ -32,6 +34,10 @@ class Workers:
             self.commit(worker, work)
         self.held = {worker: self.round(worker) for worker in ("v", "w")}
         self.parts.sent.clear()
+        self.able = True
+        assert training.rounds is not None
+        for worker in self.held:
+            training.rounds.ahead.crew.asks(worker, able=True)
 
     def look_ahead(self) -> None:
         """A worker asks again, at which rounds can be decided ahead."""
@@ -39,7 +45,7 @@ class Workers:
         assert self.decided == [2, 3]
 
     def lease(self, worker: str, received: int = 0) -> TrainingWork:
-        return self.training.lease(worker, self.now, received, 2, True)
+        return self.training.lease(worker, self.now, received, 2, self.able)
 
     def round(self, worker: str) -> Round:
         work = self.lease(worker)

@@ -190,7 +190,7 @@ def test_what_is_told_of_another_attempt_counts_for_nothing() -> None:
 
 
 def revoke(engine: ShardEngine) -> None:
-    engine.commands.revoke(Revocation(1, "another"))
+    engine.commands.revoke(Revocation(1, "another", ends_ahead=True))
 
 
 def begin_again(engine: ShardEngine) -> None:
@@ -199,6 +199,15 @@ def begin_again(engine: ShardEngine) -> None:
 
 def stand(engine: ShardEngine) -> None:
     assert engine.commands.stand() == (1, 0, True)
+
+
+def test_a_shard_keeps_them_over_the_revocation_of_a_worker_without_a_part() -> None:
+    engine = shard_of(ROUNDS)
+    engine.commands.plan(ahead(FIRST))
+    engine.commands.revoke(Revocation(1, "another"))
+    push(engine, A, attempt=1)
+    push(engine, B, attempt=2)
+    assert version(engine) == 1
 
 
 @pytest.mark.parametrize("order", [revoke, stand])

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from pserver.client import client as client_module
+from pserver.client import requests as requests_module
 from pserver.client.client import ShardClient
 from pserver.core.requests import PullRequest
 from pserver.core.table_ids import RowsWanted
@@ -248,7 +248,7 @@ def test_what_has_no_room_in_the_segment_travels_in_chunks() -> None:
 def test_what_one_message_cannot_name_takes_two_exchanges(
     client: ShardClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "MAX_IDS", 30)
+    monkeypatch.setattr(requests_module, "MAX_IDS", 30)
     model = Model(PLAN)
     rows = gradients_of(1)
     ids = {USER: ids_of(1, 20)}
