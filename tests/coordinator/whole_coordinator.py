@@ -224,6 +224,8 @@ class Worker:
         self.incarnation = incarnation
         self.generation, self.policy = 0, 1
         self.received = 0
+        self.ahead = False
+        """Whether it can compute rounds that are decided ahead."""
         self.join()
 
     def join(self) -> None:
@@ -239,7 +241,7 @@ class Worker:
 
     @property
     def caller(self) -> Caller:
-        return Caller(self.name, self.generation, self.policy)
+        return Caller(self.name, self.generation, self.policy, self.ahead)
 
     def lease(self, done: list[Report] | None = None) -> Work:
         work = self.coordinator.engine.lease_now(self.caller, done or [], self.received)
