@@ -95,7 +95,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield Workers(parts, parts.begin())
 
 
-def test_rounds_are_stored_before_anyone_sees_them(workers: Workers) -> None:
+def test_rounds_are_stored_before_they_are_sent(workers: Workers) -> None:
     parts, found = workers.parts, list[Decision | None]()
 
     def look(command: Command) -> None:
