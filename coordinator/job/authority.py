@@ -78,7 +78,7 @@ class Authority:
             report.receipts,
             shards,
         )
-        return replace(report, skipped=skipped)
+        return report if skipped == report.skipped else replace(report, skipped=skipped)
 
     def with_keys(self, command: Command) -> Command:
         """Adds the keys to an order to begin, by which the shard then checks workers."""

@@ -26,6 +26,7 @@ from psrpc.security.signatures import (
     grant_of,
     read_session,
     receipt_of,
+    receipts_of,
 )
 from psrpc.v1 import types_pb2 as types
 
@@ -187,6 +188,13 @@ def test_a_receipt_is_of_one_shard_and_says_whether_it_has_a_gradient() -> None:
     assert len(receipts) == 4 * (1 + len(ANOTHER))
     assert grant_of(GRANT, **CASE) not in receipts
     assert {len(receipt) for receipt in receipts} == {GRANT_BYTES}
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_receipts_of_all_shards_are_those_of_each(skipped: bool) -> None:
+    joined = receipts_of(GRANT, **CASE, shards=100, skipped=skipped)
+    each = [receipt_of(GRANT, **CASE, shard=shard, skipped=skipped) for shard in range(100)]
+    assert joined == b"".join(each)
 
 
 # -- keys ------------------------------------------------------------------------------------
