@@ -23,6 +23,8 @@ class Formation:
         self._told: list[tuple[int, Begin] | None] = [None] * shards
         self._watching: set[int] = set()
         self._ready: set[int] = set()
+        # Kept, since every call of a worker depends on them.
+        self._formed = self._initialized = False
 
     @property
     def holdings(self) -> tuple[HeldState, ...]:
@@ -45,7 +47,7 @@ class Formation:
     @property
     def initialized(self) -> bool:
         """Whether every shard holds parameters."""
-        return all(holding is not None and holding.initialized for holding in self._holdings)
+        return self._initialized
 
     @property
     def joinable(self) -> int:
@@ -53,11 +55,14 @@ class Formation:
         process that formed the present one is gone."""
         return self.generation if self._formed else self.generation + 1
 
-    @property
-    def _formed(self) -> bool:
-        return all(
+    def _judge(self) -> None:
+        """Updates the conclusions from holdings and orders, after a change of either."""
+        self._formed = all(
             holding is not None and told is not None and told[0] == holding.incarnation
             for holding, told in zip(self._holdings, self._told, strict=True)
+        )
+        self._initialized = all(
+            holding is not None and holding.initialized for holding in self._holdings
         )
 
     def stands(self, shard: int, holding: HeldState) -> None:
@@ -67,6 +72,7 @@ class Formation:
         told = self._told[shard]
         if told is None or told[0] != holding.incarnation:
             self._ready.discard(shard)
+        self._judge()
 
     def absent(self, shard: int) -> None:
         """Notes that a shard's command stream has ended: it may open another, or be gone."""
@@ -77,6 +83,7 @@ class Formation:
         self._holdings[shard] = None
         self._watching.discard(shard)
         self._ready.discard(shard)
+        self._judge()
 
     def form(self, generation: int, begins: Sequence[Begin]) -> None:
         """Forms the generation, which is stored, with these orders."""
@@ -86,6 +93,7 @@ class Formation:
         self._ready.clear()
         for index, (holding, begin) in enumerate(zip(self.holdings, begins, strict=True)):
             self._told[index] = (holding.incarnation, begin)
+        self._judge()
 
     def told(self, shard: int) -> Begin | None:
         """Returns the order that the process in the place has not carried out, or None."""
@@ -99,6 +107,7 @@ class Formation:
         assert holding.generation == self.generation
         self._holdings[shard] = holding
         self._ready.add(shard)
+        self._judge()
 
     def failed(self, shard: int) -> None:
         """Notes that a shard cannot carry out its order, so that its state is useless and another
@@ -112,6 +121,7 @@ class Formation:
         """Requires another generation of the same processes."""
         self._told = [None] * len(self._told)
         self._ready.clear()
+        self._judge()
 
     def stood(self, versions: Sequence[int]) -> None:
         """Notes the versions of all shards, by index."""
@@ -123,6 +133,7 @@ class Formation:
     def initialize(self) -> None:
         """Notes that a worker has initialized every shard."""
         self._holdings = [replace(holding, initialized=True) for holding in self.holdings]
+        self._judge()
 
     def waiting_for(self) -> str:
         """Says which shards have yet to begin; empty when all have, or before the generation is
