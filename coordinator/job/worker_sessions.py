@@ -56,7 +56,10 @@ class WorkerSessions:
         )
         if worker.name not in known:
             self._members.opened(worker, self._authority.open_session(worker.name, certificate))
-            self._course.note_process("worker", worker.name, incarnation, host)
+            if not worker.stored:
+                # A thousand workers come back to a restarted coordinator at once, and a transaction
+                # takes milliseconds.
+                self._course.note_process("worker", worker.name, incarnation, host)
             log.info(
                 "worker registered",
                 worker=worker.name,

@@ -47,10 +47,10 @@ def gives_way(active: Iterable[Place], address: str, most: int) -> Place | None:
     """
     workers = list(active)
     newcomers = [worker for worker in workers if not worker.worked]
-    held = Counter(worker.address for worker in newcomers)
-    if held[address] >= PER_ADDRESS:
+    if sum([worker.address == address for worker in newcomers]) >= PER_ADDRESS:
         crowd = address
-    elif len(workers) >= most and held:
+    elif len(workers) >= most and newcomers:
+        held = Counter(worker.address for worker in newcomers)
         # Prefer its own address among the most common ones.
         crowd = max(held, key=lambda one: (held[one], one == address))
     else:
@@ -105,6 +105,11 @@ class Worker:
     session: bytes = field(default=b"", repr=False)
     """The session that it calls with."""
     seen: float = 0.0
+    stored: bool = False
+    """Whether an earlier coordinator of the run stored its name and incarnation."""
+    calm: float = 1.0
+    """How many times as long as usual the pauses between its heartbeats are: more than once in a
+    crowd."""
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
     transports: tuple[ReportedTransport, ...] = ()

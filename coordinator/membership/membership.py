@@ -19,6 +19,13 @@ LEASE_S = 10.0
 the wait for a third fit in it, so a member that is alive is not taken for gone: a test compares it
 with ``HEARTBEAT_S`` and the deadline of the call. Members are told it and do not use it."""
 
+CROWD = 250
+"""Workers that send heartbeats as often as all members do. Of more, each one that registers sends
+them less often, down to half as often, or heartbeats alone would take a core a third of its
+time."""
+
+CALMEST = 2.0
+
 KEPT_WORKERS = 200
 """Departed workers that are still remembered."""
 
@@ -46,7 +53,11 @@ class Membership:
         workers by incarnation, the newest last, and barred processes."""
         self.places = places
         self.workers: dict[str, Worker] = {}
+        self.active_workers = 0
+        """Number of active workers."""
         self._sessions: dict[bytes, str] = {}
+        self._processes: dict[int, list[Worker]] = {}
+        """The workers that are remembered, by incarnation."""
         self.barred = dict(barred or {})
         """Worker names of processes that may not register again, by the digest of their secret, the
         newest last."""
@@ -56,11 +67,6 @@ class Membership:
         self._next_worker = 1 + max(
             (int(name.rpartition("-")[2]) for name in self._names.values()), default=-1
         )
-
-    @property
-    def active_workers(self) -> int:
-        """Number of active workers."""
-        return sum(w.state == "active" for w in self.workers.values())
 
     def displaced_by(
         self, incarnation: int, address: str, certificate: str = "", secret: bytes = b""
@@ -104,28 +110,35 @@ class Membership:
         if known is not None:
             known.seen = now
             return known
-        if sum(worker.state == "active" for worker in self.workers.values()) >= MAX_ACTIVE:
+        if self.active_workers >= MAX_ACTIVE:
             raise ResourceExhausted(
                 f"this job has {MAX_ACTIVE} workers, as many as it can have; one that was killed "
                 "counts until its lease has lapsed"
             )
         name = self._names.pop(incarnation, "")
+        stored = bool(name)
         if not name:
             name = f"worker-{self._next_worker}"
             self._next_worker += 1
         worker = Worker(
             name, incarnation, host, pid, device, "active", certificate, secret, seen=now
         )
-        worker.address, worker.registered = address, now
-        for earlier in self.workers.values():
-            if earlier.incarnation == incarnation:
-                # Registering again repairs no route; the worker reports once a shard is reachable.
-                worker.unreachable = dict(earlier.unreachable)
-                worker.generation = earlier.generation
+        worker.address, worker.registered, worker.stored = address, now, stored
+        worker.calm = min(CALMEST, max(1.0, self.active_workers / CROWD))
+        for earlier in self._processes.get(incarnation, ()):
+            # Registering again repairs no route; the worker reports once a shard is reachable.
+            worker.unreachable = dict(earlier.unreachable)
+            worker.generation = earlier.generation
         self.workers[name] = worker
+        self._processes.setdefault(incarnation, []).append(worker)
+        self.active_workers += 1
         gone = [w.name for w in self.workers.values() if w.state != "active"]
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
-            self._sessions.pop(self.workers.pop(old).session, None)
+            forgotten = self.workers.pop(old)
+            self._sessions.pop(forgotten.session, None)
+            self._processes[forgotten.incarnation].remove(forgotten)
+            if not self._processes[forgotten.incarnation]:
+                del self._processes[forgotten.incarnation]
         return worker
 
     def active_worker(self, incarnation: int, certificate: str, secret: bytes) -> Worker | None:
@@ -134,9 +147,8 @@ class Membership:
         return next(
             (
                 worker
-                for worker in self.workers.values()
-                if worker.incarnation == incarnation
-                and worker.state == "active"
+                for worker in self._processes.get(incarnation, ())
+                if worker.state == "active"
                 and worker.certificate == certificate
                 and hmac.compare_digest(worker.secret, secret)
             ),
@@ -186,12 +198,18 @@ class Membership:
             raise StaleGeneration(f"{name} was silent for too long and was taken for gone")
         return worker
 
+    def allowed_s(self, worker: Worker) -> float:
+        """Returns the silence in seconds after which ``worker`` counts as gone: its longer pauses
+        are three tenths of :data:`LEASE_S`, the rest are deadlines of calls."""
+        return self.lease_s * (1 + 0.3 * (worker.calm - 1))
+
     def leave_worker(self, name: str) -> bool:
         """Marks a worker as left; returns whether it was active."""
         worker = self.workers.get(name)
         if worker is None or worker.state != "active":
             return False
         worker.state = "left"
+        self.active_workers -= 1
         return True
 
     def tick(self, now: float) -> list[Effect]:
@@ -210,8 +228,9 @@ class Membership:
             return []
         effects: list[Effect] = [*self.places.fallen_silent(now, self.lease_s)]
         for worker in self.workers.values():
-            if worker.state == "active" and now - worker.seen > self.lease_s:
+            if worker.state == "active" and now - worker.seen > self.allowed_s(worker):
                 worker.state = "silent"
+                self.active_workers -= 1
                 reason = f"{worker.name} has been silent for {now - worker.seen:.0f} s"
                 effects.append(WorkerSilent(worker.name, reason))
         return effects

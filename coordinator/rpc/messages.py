@@ -175,7 +175,7 @@ def write_shard_job(run: Run) -> pb.RegisterShardResponse:
 def write_session(worker: Worker) -> pb.RegisterWorkerResponse:
     """Converts what a worker gets when it has registered."""
     return pb.RegisterWorkerResponse(
-        worker=worker.name, heartbeat_s=HEARTBEAT_S, session=worker.session
+        worker=worker.name, heartbeat_s=HEARTBEAT_S * worker.calm, session=worker.session
     )
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.client.client import HEARTBEAT_CALL_S
 from coordinator.membership import membership
 from coordinator.membership.members import ShardSilent, WorkerSilent
-from coordinator.membership.membership import KEPT_WORKERS, Membership, known_members
+from coordinator.membership.membership import (
+    CALMEST,
+    CROWD,
+    KEPT_WORKERS,
+    Membership,
+    known_members,
+)
 from coordinator.membership.shard_places import ShardPlaces
+from coordinator.rpc.messages import HEARTBEAT_S
 from psrpc.core.errors import ResourceExhausted, StaleGeneration
 from psrpc.core.shard_reports import ShardFigures
 
@@ -129,3 +137,29 @@ def test_there_are_only_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(members.workers) == {"worker-0", "worker-1"}
     members.leave_worker("worker-0")
     assert members.register_worker(9, "h", 9, "cpu", 0.0).name == "worker-2"
+
+
+def test_workers_of_a_crowd_send_heartbeats_less_often_and_are_waited_for_longer() -> None:
+    members = make()
+    crowd = [members.register_worker(n, "h", n, "cpu", 0.0) for n in range(1, 3 * CROWD + 1)]
+    calm = [worker.calm for worker in crowd]
+    assert calm[:CROWD] == [1.0] * CROWD
+    assert calm == sorted(calm)
+    assert calm[-1] == 2.0
+    members.tick(9.5)
+    assert members.tick(10.5) == [
+        WorkerSilent(worker.name, f"{worker.name} has been silent for 10 s")
+        for worker in crowd
+        if members.allowed_s(worker) < 10.5
+    ]
+    members.tick(13.5)
+    assert members.active_workers == 0
+
+
+@pytest.mark.parametrize("calm", [1.0, 1.5, CALMEST])
+def test_two_lost_heartbeats_and_the_wait_for_a_third_fit_into_any_lease(calm: float) -> None:
+    members = make()
+    worker = members.register_worker(1, "h", 1, "cpu", 0.0)
+    worker.calm = calm
+    pause_s = HEARTBEAT_S * calm
+    assert 2 * (pause_s + HEARTBEAT_CALL_S) + pause_s < members.allowed_s(worker)
