@@ -13,7 +13,7 @@ from coordinator.core.lifecycle import STOPPED
 from coordinator.core.run import Followed
 from coordinator.membership.members import Worker
 from coordinator.membership.progress import WorkerProgress
-from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
+from coordinator.training.gauges import counts, counts_by_worker, refused, staleness_counts
 from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
 
@@ -46,7 +46,7 @@ def summarize(course: JobRun) -> dict[str, Any]:
     run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = training.notes.results
-    train_s = progress.train_s
+    train_s, pushed = progress.train_s, counts_by_worker(course)
     return {
         "run_id": run.run_id,
         "job": run.description.name,
@@ -99,7 +99,8 @@ def summarize(course: JobRun) -> dict[str, Any]:
             for shard in course.members.places.shards
         ],
         "by_worker": {
-            worker.name: _of_worker(course, worker) for worker in course.members.workers.values()
+            name: _of_worker(course, worker, pushed.get(name, ()))
+            for name, worker in course.members.workers.items()
         },
         "generation": run.generation,
         "resume": _resume(course),
@@ -138,13 +139,13 @@ def _best(course: JobRun) -> dict[str, Any] | None:
     }
 
 
-def _of_worker(course: JobRun, worker: Worker) -> dict[str, Any]:
+def _of_worker(course: JobRun, worker: Worker, pushed: tuple[int, ...]) -> dict[str, Any]:
     progress = course.training.progress.workers.get(worker.name, WorkerProgress())
     return {
         "batches": progress.batches,
         "examples": progress.examples,
         "examples_per_s": round(progress.mean_examples_per_s, 3),
-        "staleness_counts": counts_of_worker(course, worker.name),
+        "staleness_counts": pushed,
         "times_s": {cause: round(s, 3) for cause, s in worker.times.by_cause().items()},
     }
 

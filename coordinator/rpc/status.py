@@ -17,7 +17,7 @@ from coordinator.rpc.messages import write_times
 from coordinator.schedule.stragglers import name_stragglers
 from coordinator.training.gauges import (
     counts,
-    counts_of_worker,
+    counts_by_worker,
     late,
     ratios,
     refused,
@@ -91,7 +91,7 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
     run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span
     generation, step = course.standing
-    slow, counted = ratios(course), counts(course)
+    slow, counted, pushed = ratios(course), counts(course), counts_by_worker(course)
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
         job=description.name,
@@ -111,7 +111,7 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         mean_staleness=progress.mean_staleness,
         shards=[_shard(course, shard, now) for shard in course.members.places.shards],
         workers=[
-            _worker(course, worker, slow.get(worker.name, 0.0), now)
+            _worker(course, worker, slow.get(worker.name, 0.0), pushed.get(worker.name, ()), now)
             for worker in course.members.workers.values()
         ],
         evaluations=[
@@ -179,7 +179,9 @@ def _shard(course: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
     )
 
 
-def _worker(course: JobRun, worker: Worker, slowness: float, now: float) -> pb.WorkerStatus:
+def _worker(
+    course: JobRun, worker: Worker, slowness: float, pushed: tuple[int, ...], now: float
+) -> pb.WorkerStatus:
     progress = course.training.progress.workers.get(worker.name, WorkerProgress())
     return pb.WorkerStatus(
         worker=worker.name,
@@ -194,7 +196,7 @@ def _worker(course: JobRun, worker: Worker, slowness: float, now: float) -> pb.W
         incarnation=worker.incarnation,
         examples_per_s=progress.records.rate(now),
         times=write_times(worker.times),
-        staleness_counts=counts_of_worker(course, worker.name),
+        staleness_counts=pushed,
         slowness=slowness,
         unreachable=[
             pb.UnreachableShard(shard=shard, for_s=now - since)

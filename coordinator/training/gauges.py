@@ -74,9 +74,13 @@ def staleness_counts(job: JobState) -> tuple[int, ...]:
     return add_counts(shard.figures.staleness_counts for shard in job.members.places.shards)
 
 
-def counts_of_worker(job: JobState, name: str) -> tuple[int, ...]:
-    """Counts applied pushes of one worker by staleness, over all shards."""
-    return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.places.shards)
+def counts_by_worker(job: JobState) -> dict[str, tuple[int, ...]]:
+    """Counts applied pushes by worker and staleness, over all shards."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for shard in job.members.places.shards:
+        for name, its in shard.figures.workers.items():
+            found.setdefault(name, []).append(its)
+    return {name: add_counts(histograms) for name, histograms in found.items()}
 
 
 def ratios(job: JobState) -> dict[str, float]:
