@@ -27,6 +27,10 @@ from psrpc.v1.coordinator_pb2 import (
 LOOK_EVERY_S = 0.9
 """Minimum interval between two status readings: a bit less than two of the coordinator's ticks."""
 
+LOOKED_SHARE = 0.02
+"""Maximum of the job loop's time that status readings take: with a thousand members one takes tens
+of milliseconds, in which no call is answered."""
+
 LAST_LOOK_S = 4.0
 """How long the coordinator stays for viewers to see the end of the job."""
 
@@ -228,8 +232,9 @@ class DashboardSampler:
             return
         now = time.monotonic()
         if now >= self._look_due:
-            self._look_due = now + LOOK_EVERY_S
             self._board.show(self._status())
+            took_s = time.monotonic() - now
+            self._look_due = now + max(LOOK_EVERY_S, took_s / LOOKED_SHARE)
         if now >= self._save_due and (self._saving is None or self._saving.done()):
             self._save_due = now + SAVE_EVERY_S
             self._saving = asyncio.get_running_loop().run_in_executor(None, self._board.save)
