@@ -152,7 +152,7 @@ class Ledger:
                 self.idle_worker(worker)
             return Wait(self.waiting_for())
         left = self._todo.total - self._todo.batches - len(self._leased)
-        size = min(holder.pace.next_size(), max(1, left // (2 * max(1, workers))))
+        size = min(holder.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
         if self._clocks is not None:
             self._busy_next.discard(worker)
             self._clocks.enter(worker)

@@ -8,6 +8,10 @@ from statistics import fmean, median
 TASK_S = 0.5
 """Seconds of work in a lease: long enough to hide the round trip, short enough to lose."""
 
+LEASES_PER_S = 500.0
+"""Leases of all workers together that a coordinator is asked for, at most: half of what it could
+give on a core while it answers heartbeats, too. Tasks of many workers are longer."""
+
 LARGEST_TASK = 256
 """Most batches of one lease."""
 
@@ -29,10 +33,11 @@ class Pace:
             self.batch_s = _blend(self.batch_s, (now - self.since) / batches)
         self.since = now
 
-    def next_size(self) -> int:
-        """Returns the number of batches of the next task."""
+    def next_size(self, workers: int) -> int:
+        """Returns the number of batches of the next task of one of so many ``workers``."""
         if self.batch_s is not None:
-            wanted = round(TASK_S / self.batch_s) if self.batch_s > 0 else LARGEST_TASK
+            task_s = max(TASK_S, workers / LEASES_PER_S)
+            wanted = round(task_s / self.batch_s) if self.batch_s > 0 else LARGEST_TASK
             # At most doubled, so that one lucky measurement does not lease a minute of work.
             self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
         return self.task_size
