@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
@@ -114,14 +115,45 @@ class CommandStreams:
         return True
 
 
+FEW = 16
+"""Waiters that are woken at every ring."""
+
+WAITER_S = 50e-6
+"""Time that a waiter needs to look again, about."""
+
+
 class Notifier:
-    """Wakes many waiters at once, which then look again. Used from one event loop."""
+    """Wakes many waiters at once, which then look again. Used from one event loop.
+
+    Rings that come faster than more than :data:`FEW` waiters can look are joined: with a thousand
+    parked calls and as many reports a second, nothing else would be done."""
 
     def __init__(self) -> None:
         self._event: asyncio.Event | None = None
+        self._waiters = 0
+        self._rang = -math.inf
+        self._later: asyncio.TimerHandle | None = None
 
     def ring(self) -> None:
-        """Wakes all present waiters."""
+        """Wakes all present waiters, now or shortly."""
+        if self._event is None or self._later is not None:
+            return
+        if self._waiters <= FEW:
+            self._wake()
+            return
+        loop = asyncio.get_running_loop()
+        due = self._rang + self._waiters * WAITER_S
+        if loop.time() >= due:
+            self._rang = loop.time()
+            self._wake()
+        else:
+            self._later = loop.call_at(due, self._wake_later)
+
+    def _wake_later(self) -> None:
+        self._later, self._rang = None, asyncio.get_running_loop().time()
+        self._wake()
+
+    def _wake(self) -> None:
         if self._event is not None:
             self._event.set()
             self._event = None
@@ -130,9 +162,12 @@ class Notifier:
         """Waits for a ring until ``deadline`` (in the loop's time); returns whether one came."""
         if self._event is None:
             self._event = asyncio.Event()
+        self._waiters += 1
         try:
             async with asyncio.timeout_at(deadline):
                 await self._event.wait()
         except TimeoutError:
             return False
+        finally:
+            self._waiters -= 1
         return True

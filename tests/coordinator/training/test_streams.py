@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.training.streams import QUEUE, CommandStreams, Notifier
+from coordinator.training import streams as streams_module
+from coordinator.training.streams import FEW, QUEUE, CommandStreams, Notifier
 from psrpc.core.commands import Ended, Release
 from psrpc.core.errors import ResourceExhausted
 
@@ -96,5 +97,46 @@ def test_a_bell_wakes_all_and_a_deadline_wakes_one() -> None:
         await asyncio.sleep(0)
         bell.ring()
         assert await asyncio.gather(*waiting) == [True, True, True]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("waiter_s", "looks_each"), [(0.0, 4), (3600.0, 1)])
+def test_rings_that_come_faster_than_a_crowd_can_look_are_joined(
+    monkeypatch: pytest.MonkeyPatch, waiter_s: float, looks_each: int
+) -> None:
+    monkeypatch.setattr(streams_module, "WAITER_S", waiter_s)
+
+    async def main() -> None:
+        bell, looks = Notifier(), 0
+        loop = asyncio.get_running_loop()
+
+        async def look() -> None:
+            nonlocal looks
+            while await bell.wait(loop.time() + 7200):
+                looks += 1
+
+        crowd = [asyncio.ensure_future(look()) for _ in range(2 * FEW)]
+        for _ in range(5):
+            bell.ring()
+            # Time to look, and to wait again.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert looks == looks_each * len(crowd)
+        for one in crowd:
+            one.cancel()
+
+    run(main())
+
+
+def test_the_last_ring_is_not_lost_on_a_crowd() -> None:
+    async def main() -> None:
+        bell = Notifier()
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            crowd = [asyncio.ensure_future(bell.wait(loop.time() + 60)) for _ in range(2 * FEW)]
+            await asyncio.sleep(0)
+            bell.ring()
+            assert all(await asyncio.gather(*crowd))
 
     run(main())
