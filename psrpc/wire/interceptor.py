@@ -88,7 +88,10 @@ class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The same for asyncio servers."""
+    """The same for asyncio servers, which ask for the handler at every call: it is wrapped once."""
+
+    _made: dict[str, tuple[Handler, Handler]] | None = None
+    """By method: what was wrapped, and the result."""
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """Returns the handler for a call to ``method``."""
@@ -102,7 +105,14 @@ class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(handler_call_details)
         # An unknown method has no handler, despite the type stubs.
-        return handler and self.wrapped(handler, handler_call_details.method)
+        if not handler:
+            return handler
+        method = handler_call_details.method
+        self._made = {} if self._made is None else self._made
+        made = self._made.get(method)
+        if made is None or made[0] is not handler:
+            made = self._made[method] = handler, self.wrapped(handler, method)
+        return made[1]
 
 
 class _Refusals:
