@@ -1,4 +1,4 @@
-"""A coordinator, a shard and workers that sleep: how fast a policy lets them train."""
+"""A coordinator, shards and workers that sleep: how fast a policy lets them train."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT, RunFailed
+from benchmarks.processor import cpu_s
 from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import PsError
 from psrpc.ops.process import child_environment
@@ -32,28 +33,39 @@ class Rate:
     Attributes:
         examples_per_s: those that count: done, and never counted twice.
         status: at the end.
+        cores: that the processes of each module used.
     """
 
     examples_per_s: float
     status: pb.GetJobStatusResponse
+    cores: Mapping[str, float]
 
 
 class SleepingCluster:
     """Processes on this machine that go when the block ends. One thread uses it."""
 
     def __init__(
-        self, settings: Sequence[str], example_s: float, slow_downs: Sequence[float]
+        self,
+        settings: Sequence[str],
+        example_s: float,
+        slow_downs: Sequence[float],
+        shards: int = 1,
+        together: int = 1,
     ) -> None:
         """Args:
         settings: ``key=value`` of the job.
         example_s: seconds of sleep for an example.
         slow_downs: one worker each, so many times as slow.
+        together: workers of one process, which are all as slow as its first one.
         """
         self._settings = settings
+        self._shards = shards
+        self._together = together
         self._example_s = example_s
         self._slow_downs = slow_downs
         self._folder = tempfile.TemporaryDirectory(prefix="sleeping-", ignore_cleanup_errors=True)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._modules: list[str] = []
         self._client: CoordinatorClient | None = None
 
     def __enter__(self) -> SleepingCluster:
@@ -70,18 +82,22 @@ class SleepingCluster:
         self._start(
             "coordinator.cli",
             *("serve", "--job", str(JOB), "--run-dir", str(self._run_dir)),
-            *("--bind", "127.0.0.1:0", "--die-with-parent", *sets),
+            *("--bind", "127.0.0.1:0", "--shards", str(self._shards), "--die-with-parent", *sets),
         )
         address = self._address()
         where = ("--coordinator", address)
-        self._start(
-            "pserver.cli",
-            *("serve", "--shard", "0", "--bind", "127.0.0.1:0", "--die-with-parent", *where),
-        )
-        for slow_down in self._slow_downs:
+        for shard in range(self._shards):
+            self._start(
+                "pserver.cli",
+                *("serve", "--shard", str(shard), "--bind", "127.0.0.1:0", "--die-with-parent"),
+                *where,
+            )
+        for first in range(0, len(self._slow_downs), self._together):
+            mine = self._slow_downs[first : first + self._together]
             self._start(
                 "benchmarks.sleeping_worker",
-                *(*where, "--example-s", str(self._example_s), "--slow-down", str(slow_down)),
+                *(*where, "--example-s", str(self._example_s), "--slow-down", str(mine[0])),
+                *("--count", str(len(mine))),
             )
         self._client = CoordinatorClient(address)
 
@@ -103,10 +119,19 @@ class SleepingCluster:
         """
         self._await_workers()
         time.sleep(warmup_s)
-        began, first = time.monotonic(), self._status()
+        began, first, before = time.monotonic(), self._status(), self._cpu_s()
         time.sleep(seconds)
         ended, last = time.monotonic(), self._status()
-        return Rate((last.examples - first.examples) / (ended - began), last)
+        took_s = ended - began
+        cores = {module: (cpu - before[module]) / took_s for module, cpu in self._cpu_s().items()}
+        return Rate((last.examples - first.examples) / took_s, last, cores)
+
+    def _cpu_s(self) -> dict[str, float]:
+        """Processor seconds by module."""
+        used = dict.fromkeys(self._modules, 0.0)
+        for module, process in zip(self._modules, self._processes, strict=True):
+            used[module] += cpu_s(process.pid)
+        return used
 
     def _await_workers(self) -> None:
         deadline = time.monotonic() + START_S
@@ -151,6 +176,7 @@ class SleepingCluster:
 
     def _start(self, module: str, *arguments: str) -> None:
         log = Path(self._folder.name) / f"{len(self._processes)}-{module}.log"
+        self._modules.append(module)
         with log.open("wb") as output:
             self._processes.append(
                 subprocess.Popen(

@@ -3,15 +3,18 @@
     python -m benchmarks.sleeping_worker --coordinator HOST:PORT --example-s 0.005 --slow-down 5
 
 Coordinator, shards, leases and every RPC are the project's own, and so is all of the worker but
-its gradients: those are zeros, after a sleep of ``--example-s`` for each example.
+its gradients: those are zeros, after a sleep of ``--example-s`` for each example. With ``--count``
+one process is so many workers, each with threads and connections of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,26 +142,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--example-s", type=float, required=True, metavar="S")
     parser.add_argument("--slow-down", type=float, default=1.0, metavar="X", help="times as long")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="workers of this process")
     asked = parser.parse_args(arguments)
     die_with_parent()
     configure("console", "worker")
-    with (
-        CoordinatorClient(asked.coordinator) as client,
-        WorkerSession(client, incarnation(), connect_timeout_s=120.0) as standing,
-    ):
-        on_stop_signals(lambda number: standing.stop(after_signal(number)))
-        try:
-            sha256 = standing.get_job().job_sha256
-            source = SleepingSource(asked.example_s * asked.slow_down)
-            with Performer(source, standing, sha256, "cpu") as performer:
-                performer.run()
-        except Stopped as stopped:
-            log.info("leaving", why=str(stopped))
-            return 0
-        except JobFailed as error:
-            sys.stderr.write(f"error: job failed: {error}\n")
-        except PsError as error:
-            sys.stderr.write(f"error: {error}\n")
+    with ExitStack() as stack:
+        sessions = []
+        for _ in range(asked.count):
+            client = stack.enter_context(CoordinatorClient(asked.coordinator))
+            session = WorkerSession(client, incarnation(), connect_timeout_s=120.0)
+            sessions.append(stack.enter_context(session))
+
+        def stop(number: int) -> None:
+            for session in sessions:
+                session.stop(after_signal(number))
+
+        on_stop_signals(stop)
+        example_s = asked.example_s * asked.slow_down
+        ended: list[int] = []
+        threads = [
+            threading.Thread(target=lambda session=session: ended.append(_work(session, example_s)))
+            for session in sessions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return max(ended, default=1) if len(ended) == asked.count else 1
+
+
+def _work(session: WorkerSession, example_s: float) -> int:
+    """Trains until the job ends; returns the exit status."""
+    try:
+        sha256 = session.get_job().job_sha256
+        with Performer(SleepingSource(example_s), session, sha256, "cpu") as performer:
+            performer.run()
+    except Stopped as stopped:
+        log.info("leaving", why=str(stopped))
+        return 0
+    except JobFailed as error:
+        sys.stderr.write(f"error: job failed: {error}\n")
+    except PsError as error:
+        sys.stderr.write(f"error: {error}\n")
     return 1
 
 

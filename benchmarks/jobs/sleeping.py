@@ -7,7 +7,7 @@ import numpy as np
 
 from pserver import Arrays, Job
 
-BATCHES = 720
+BATCHES = 2880
 """Of an epoch; divisible by the micro-batches of every round that is measured."""
 
 BATCH_SIZE = 10
