@@ -17,6 +17,7 @@ help:
 	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"
 	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
+	@echo "make sim-scale    simulate 1000 workers and 100 shards with faults: ten minutes"
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
 	@echo "make fuzz         hostile input, guided by coverage: make fuzz FUZZ_S=3600; ten minutes"
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
@@ -29,6 +30,7 @@ help:
 	@echo "make lint types   ruff, mypy"
 	@echo "make bench        ours beside TensorFlow, PyTorch and Ray, and the modes: over an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
+	@echo "make bench-scale  one coordinator with 1000 workers, 64 workers on one machine: ten minutes"
 	@echo "make protos       generate psrpc/v1 from protos/"
 	@echo "make clean        remove what was installed, caches and runs"
 
@@ -69,6 +71,9 @@ $(NODE_MODULES): tests/interop/package-lock.json scripts/setup-node
 SEEDS ?= 2000
 sim: $(INSTALLED)
 	$(PY) -m tests.sim --seeds 0..$(SEEDS) $(ARGS)
+
+sim-scale: $(INSTALLED)
+	$(PY) -m tests.sim_scale $(ARGS)
 
 SCHEDULES ?= 200
 chaos: $(INSTALLED)
@@ -114,6 +119,10 @@ bench: $(PEERS_INSTALLED)
 bench-sweep: $(INSTALLED)
 	$(PY) -m benchmarks.sweep $(ARGS)
 
+bench-scale: $(INSTALLED)
+	$(PY) -m benchmarks.scale coordinator
+	$(PY) -m benchmarks.scale cluster
+
 $(PEERS_INSTALLED): $(INSTALLED)
 	-$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]' && touch $@
 
@@ -128,5 +137,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
-	bench bench-sweep protos protos-check clean
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
+	bench bench-sweep bench-scale protos protos-check clean
