@@ -1,12 +1,9 @@
-"""The simulation of many members: small crowds with every fault, and a planted bug."""
+"""The simulation of many members: small crowds with every fault."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from coordinator.schedule.ledger import Ledger
 from tests.sim.run import silence
 from tests.sim_scale.cluster import Options, run_crowd
 
@@ -41,20 +38,3 @@ def test_a_crowd_trains_everything_whatever_happens(seed: int) -> None:
 def test_a_seed_is_the_same_twice() -> None:
     once, again = run_crowd(3, SMALL), run_crowd(3, SMALL)
     assert (once.events, once.simulated_s) == (again.events, again.simulated_s)
-
-
-def test_work_that_is_opened_before_shards_refuse_its_worker_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    revoke = Ledger.revoke
-
-    def early(ledger: Ledger, worker: str) -> Any:
-        attempts = revoke(ledger, worker)
-        ledger.release(worker)
-        return attempts
-
-    monkeypatch.setattr(Ledger, "revoke", early)
-    options = Options(
-        workers=12, shards=4, batches=100, workers_killed=0, workers_paused=60, shards_killed=0
-    )
-    assert any("applies attempt" in run_crowd(seed, options).failure for seed in range(4))
