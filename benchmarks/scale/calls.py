@@ -61,7 +61,7 @@ class MemberCalls:
 
     async def close(self) -> None:
         """Closes the connection."""
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def call(self, method: str, request: Any) -> Any:
         """Calls once. Raises a PsError as the coordinator raised it, or CoordinatorUnreachable."""

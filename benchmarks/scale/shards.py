@@ -16,7 +16,13 @@ from benchmarks.scale.calls import AGAIN_S, CallBook, MemberCalls
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import PsError
 from psrpc.core.intervals import IntervalSet
-from psrpc.core.shard_reports import HeldState, ShardFigures, ShardHeartbeat, ShardRegistration
+from psrpc.core.shard_reports import (
+    AppliedEpoch,
+    HeldState,
+    ShardFigures,
+    ShardHeartbeat,
+    ShardRegistration,
+)
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import incarnation
 from psrpc.security.signatures import GRANT_BYTES, receipts_of
@@ -135,7 +141,7 @@ class _Shard:
     async def _begin(self, begin: pb.Begin) -> None:
         shards = self._shards
         self._generation, self._revoked, shards.key = begin.generation, 0, begin.grant_key
-        applied = [
+        applied: list[AppliedEpoch] = [
             {"epoch": epoch, "applied": [[a, b] for a, b in positions], "skipped": []}
             for epoch, positions in shards.applied.items()
         ]

@@ -274,7 +274,11 @@ class Cluster:
     def _kill_coordinator(self) -> None:
         self.fired["coordinator killed"] += 1
         self.coordinator.process.kill()
-        self.schedule.after(self.random.uniform(0.5, 3.0), None, self._start_coordinator)
+
+        def again() -> None:
+            self._start_coordinator()
+
+        self.schedule.after(self.random.uniform(0.5, 3.0), None, again)
 
 
 class _Once:

@@ -200,7 +200,8 @@ class Worker:
             case does.Lease():
                 return (yield from self._lease())
             case does.LeaseAhead():
-                self._ahead = holder = []
+                holder: list[Any] = []
+                self._ahead = holder
                 self.process.spawn(self._lease_into(holder))
             case does.TakeLease():
                 while not self._ahead:
