@@ -251,9 +251,10 @@ class DecidedAhead:
     def room(self, left: int, now: float) -> int:
         """Returns how many more rounds may be decided now, of ``left`` batches of an epoch."""
         self._measure(now)
-        if not self._allowed or not self.crew.names:
+        workers = len(self.crew.names)
+        if not self._allowed or not workers:
             return 0
-        size = self._pace.next_size()
+        size = self._pace.next_size(workers)
         if size < LEAST_ROUNDS or len(self._queue) > size:
             return 0
         # The last round of an epoch may order a snapshot.
