@@ -63,6 +63,10 @@ def reported(attempt: Attempt) -> Report:
     return Report(attempt.batch, attempt.number, 1.0)
 
 
+def is_complete(rounds: Rounds) -> bool:
+    return rounds.complete
+
+
 def close_ahead(rounds: Rounds) -> None:
     assert rounds.ahead.opened is not None
     rounds.close(rounds.ahead.opened.decision)
