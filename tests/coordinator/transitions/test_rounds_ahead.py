@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.lifecycle import STOPPED
-from coordinator.core.work import Round, RoundsLease, Wait
+from coordinator.core.work import RoundsLease, Wait
 from coordinator.transitions.stopping import FINISH_S
 from psrpc.core.commands import Attempt, Command, Decision, Revocation, RoundsAhead
 from tests.coordinator.sync_job import SYNC, begins
@@ -29,15 +29,15 @@ class Cluster:
         self.coordinator.clock.advance(0.01)
         self.v.commit(first[0])
         self.w.commit(first[1])
-        works = [self.v.round(), self.w.round()]
-        assert isinstance(self.v.lease(), Round)
+        self.mine, self.others = self.held(self.v), self.held(self.w)
         self.planned = [d for command in self.commands() for d in command.decisions]
-        self.v.commit(works[0])
-        self.w.commit(works[1])
+        self.apply(0, 1)
+        self.v.lease([report(self.mine.pop(0))])
+        self.w.lease([report(self.others.pop(0))])
         self.coordinator.settle()
         assert [shard.version for shard in self.coordinator.shards] == [2, 2]
+        del self.planned[0]
         assert [decision.round for decision in self.planned][:2] == [2, 3]
-        self.mine, self.others = self.held(self.v), self.held(self.w)
 
     def commands(self) -> list[RoundsAhead]:
         """What shard 0 is told of rounds ahead; both carry out all else."""
