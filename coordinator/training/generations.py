@@ -110,12 +110,16 @@ class Generations:
         self.formation.dissolve()
         return True
 
-    def begin_again(self, versions: Sequence[int]) -> None:
-        """Has another generation formed of the present shards, which stand at these
-        ``versions``."""
+    def begin_again(self, versions: Sequence[int] = ()) -> None:
+        """Has another generation formed of the present shards, which stand at these ``versions``;
+        without any, once each has opened another command stream and said so."""
         self.again = True
-        self.formation.stood(versions)
         self.formation.dissolve()
+        if versions:
+            self.formation.stood(versions)
+            return
+        for shard in range(self.run.plan.shards):
+            self.formation.absent(shard)
 
     def cannot(self, what: str, error: Exception) -> None:
         """Notes that the disk refuses ``what``, which is tried again."""

@@ -23,6 +23,7 @@ class Stopping:
         self.drains = drains
         """Whether only the coordinator leaves, and another one goes on with the run."""
         self._finish_by = now + FINISH_S
+        self._begin_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
         self._save: SaveRequest | None = None
 
@@ -35,11 +36,14 @@ class Stopping:
         if gone or not (job.complete or job.generations.again):
             return self._give_up(job, newest, "a shard is gone")
         if job.generations.again:
-            if now < self._finish_by:
+            if now < self._begin_by:
                 return False
             return self._give_up(job, newest, "another generation does not begin")
         if self._save is None:
             if not training.idle and now < self._finish_by:
+                return False
+            if training.rounds is not None and training.rounds.ahead:
+                self._begin_again(job, now)
                 return False
             training.close()
             self._save = SaveRequest()
@@ -50,6 +54,15 @@ class Stopping:
         return self._give_up(
             job, newest, f"after {SAVE_S:.0f} s it waits for {self.waiting_for(training)}"
         )
+
+    def _begin_again(self, job: JobState, now: float) -> None:
+        """Has shards forget rounds that were decided ahead, of which some may have applied more than
+        was reported, and others not."""
+        self._begin_by = now + FINISH_S
+        job.training.decisions.held = True
+        job.generations.begin_again()
+        for shard in range(job.run.plan.shards):
+            job.streams.end(shard)
 
     def _give_up(self, job: JobState, newest: str, why: str) -> bool:
         step = job.training.span.step

@@ -72,10 +72,6 @@ def close_ahead(rounds: Rounds) -> None:
     rounds.close(rounds.ahead.opened.decision)
 
 
-def is_complete(rounds: Rounds) -> bool:
-    return rounds.complete
-
-
 # -- which rounds ----------------------------------------------------------------------------
 
 

@@ -187,3 +187,22 @@ def test_a_job_that_stops_does_not_wait_for_ever_for_another_generation(cluster:
     coordinator.tick(FINISH_S)
     assert coordinator.course.reason == STOPPED
     assert any("another generation does not begin" in w for w in coordinator.course.warnings.kept)
+
+
+@pytest.mark.parametrize("applied", [(), (0,), (0, 1)])
+def test_a_job_that_stops_saves_what_shards_have_applied_and_no_worker_reports(
+    cluster: Cluster, applied: tuple[int, ...]
+) -> None:
+    coordinator = cluster.coordinator
+    coordinator.course.stop()
+    cluster.apply(*applied)
+    coordinator.tick(FINISH_S)
+    for shard in list(coordinator.shards):
+        assert shard.next() is None, "its stream has ended"
+        coordinator.shards.remove(shard)
+        shard.watch()
+    coordinator.settle()
+    assert coordinator.course.reason == STOPPED
+    step = 3 if applied else 2
+    assert coordinator.course.checkpoints.newest.partition(".")[0] == f"checkpoints/step-{step:08}"
+    assert not any("is not saved" in warning for warning in coordinator.course.warnings.kept)
