@@ -56,8 +56,8 @@ class Stopping:
         )
 
     def _begin_again(self, job: JobState, now: float) -> None:
-        """Has shards forget rounds that were decided ahead, of which some may have applied more than
-        was reported, and others not."""
+        """Has shards forget rounds that were decided ahead, of which some may have applied more
+        than was reported, and others not."""
         self._begin_by = now + FINISH_S
         job.training.decisions.held = True
         job.generations.begin_again()
