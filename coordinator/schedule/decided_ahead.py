@@ -29,8 +29,11 @@ from psrpc.core.commands import Attempt, Decision, RoundsAhead
 from psrpc.core.policy import Policy
 
 LEAST_ROUNDS = 2
-"""Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: longer ones do not need
-it, and wait better for a worker that needs long."""
+"""Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: in longer ones, workers
+that are done take what others have not begun."""
+
+LONG_ROUND_S = 1.0
+"""Longest round of which no worker has more than one micro-batch that is decided ahead."""
 
 MOST_ATTEMPTS = 2048
 """Most attempts that are decided at once: they go into one message."""
@@ -254,7 +257,10 @@ class DecidedAhead:
         workers = len(self.crew.names)
         if not self._allowed or not workers:
             return 0
-        size = self._pace.next_size(workers)
+        size, round_s = self._pace.next_size(workers), self._pace.batch_s
+        if self._taken <= workers and round_s is not None and round_s <= LONG_ROUND_S:
+            # A worker has one micro-batch of a round at most, so none could help another.
+            size = max(size, LEAST_ROUNDS)
         if size < LEAST_ROUNDS or len(self._queue) > size:
             return 0
         # The last round of an epoch may order a snapshot.

@@ -89,7 +89,18 @@ def test_short_rounds_are_decided_ahead_with_the_next_batches_and_new_attempts()
 
 
 def test_long_rounds_are_not() -> None:
-    assert look(begun(took_s=1.0), now=1.0) == []
+    assert look(begun(took_s=1.1), now=1.1) == []
+
+
+def test_rounds_in_which_a_worker_could_help_another_are_not_either_if_they_are_long() -> None:
+    shared = begun(took_s=0.4, workers=("v", "w"), replicas=2)
+    assert look(shared, now=0.4) == [2, 3]
+    shared = begun(took_s=0.4, workers=("v", "w"), replicas=2)
+    shared.revoke("w")
+    shared.release("w")
+    lease(shared, "v", 0.4)
+    assert shared.ahead.crew.names == ["v"]
+    assert look(shared, now=0.4) == []
 
 
 def test_no_more_are_decided_than_half_a_second_takes() -> None:
