@@ -32,7 +32,7 @@ LEAST_ROUNDS = 2
 """Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: in longer ones, workers
 that are done take what others have not begun."""
 
-LONG_ROUND_S = 1.0
+LONG_ROUND_S = 5.0
 """Longest round of which no worker has more than one micro-batch that is decided ahead."""
 
 MOST_ATTEMPTS = 2048
