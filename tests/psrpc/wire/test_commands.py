@@ -17,6 +17,7 @@ from psrpc.core.commands import (
     Keys,
     Release,
     Revocation,
+    RoundsAhead,
     SnapshotOrder,
 )
 from psrpc.core.errors import InvalidArgument
@@ -43,12 +44,13 @@ RESTORE = dataclasses.replace(KEEP, keep=False, restore="checkpoints/step-1", ve
 FRESH = dataclasses.replace(KEEP, keep=False, decision=None, settings=None, version=0)
 COMMANDS: dict[str, Command] = {
     "decision": DECISION,
+    "rounds_ahead": RoundsAhead((DECISION, dataclasses.replace(DECISION, round=6))),
     "snapshot": ORDER,
     "release_snapshot": Release("step-1"),
     "keep": KEEP,
     "restore": RESTORE,
     "fresh": FRESH,
-    "revocation": Revocation(3, "worker-1", (ATTEMPT,)),
+    "revocation": Revocation(3, "worker-1", (ATTEMPT,), ends_ahead=True),
     "shutdown": Ended(True, "the disk is full"),
 }
 
