@@ -205,7 +205,7 @@ class Performer:
         return does.Computed(result.loss, result.finite, not_finite)
 
     def _done(self, action: does.Done) -> None:
-        self._times.took("push_pull")
+        self._times.took("push_pull" if self._sender.round is None else "commit")
         self._times.end()
         self._standing.done(action.batch)
         self._here.leases.look_ahead()
