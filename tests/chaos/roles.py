@@ -33,7 +33,6 @@ STACKS = signal.SIGUSR1
 def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
         (coordinator.training.job_state, "LEASE_S", LEASE_S),
-        (coordinator.rpc.messages, "LEASE_S", LEASE_S),
         (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
         (
             coordinator.process.describing,
