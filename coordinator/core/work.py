@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt, Decision, Ended
+from psrpc.core.commands import Attempt, Decision, Ended, WorkerClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,12 @@ class InitializationWork:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first."""
+    """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first.
+    ``clock``: pull and push with it, since the shards hold the clocks (ssp)."""
 
     batches: tuple[Attempt, ...]
     fresh: bool = False
+    clock: WorkerClock | None = None
 
 
 @dataclass(frozen=True, slots=True)

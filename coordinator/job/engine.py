@@ -47,12 +47,13 @@ def pause_s(work: Wait, now: float) -> float:
 class Caller:
     """The calling worker and its view of the cluster. ``name`` is empty for an unknown session;
     ``policy`` is None where it does not matter. ``ahead``: it can compute rounds that are decided
-    ahead."""
+    ahead; ``clocks``: it pulls and pushes with its clock (ssp)."""
 
     name: str
     generation: int
     policy: int | None = None
     ahead: bool = False
+    clocks: bool = False
 
 
 class Engine:
@@ -192,7 +193,7 @@ class Engine:
         if not self._admit(caller):
             return self.course.end()
         self._members.workers[caller.name].asked = True
-        return self.course.assignments.find(caller.name, received, caller.ahead)
+        return self.course.assignments.find(caller.name, received, caller.ahead, caller.clocks)
 
     def _admit(self, caller: Caller) -> bool:
         """Returns whether the job goes on. Raises StaleGeneration if the session is unknown or the

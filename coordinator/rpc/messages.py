@@ -36,7 +36,7 @@ from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.wire.commands import decision_bytes, from_batch, to_attempt, to_shutdown
+from psrpc.wire.commands import decision_bytes, from_batch, to_attempt, to_clock, to_shutdown
 from psrpc.wire.shard_reports import seconds
 
 HEARTBEAT_S = 1.0
@@ -211,6 +211,8 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
         case Train():
             lease.train.batches.extend(map(leased, work.batches))
             lease.train.fresh = work.fresh
+            if work.clock is not None:
+                lease.train.clock.CopyFrom(to_clock(work.clock))
         case Round():
             lease.round.round = work.round
             lease.round.attempt.CopyFrom(leased(work.attempt))

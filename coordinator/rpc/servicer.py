@@ -79,8 +79,9 @@ class Servicer(CoordinatorServicer):
         policy: int | None = None,
     ) -> Caller:
         ahead = not isinstance(request, pb.ReportWorkRequest) and request.rounds_ahead
+        clocks = isinstance(request, pb.LeaseWorkRequest) and request.clocks
         name = self._worker(request.session, context)
-        return Caller(name, request.generation, policy, ahead)
+        return Caller(name, request.generation, policy, ahead, clocks)
 
     def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
         """Returns the caller's reports with the outcomes that the shards' receipts prove."""

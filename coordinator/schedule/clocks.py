@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psrpc.core.commands import AwaitedWorkers, WorkerClock
+
 
 @dataclass(slots=True)
 class _Clock:
-    """The clock of a worker; ``holds`` means that others wait for it."""
+    """The clock of a worker; ``holds`` means that others wait for it, since it ``entered``.
+    ``counted``: the shards count its steps themselves."""
 
     steps: int
+    entered: WorkerClock
+    counted: bool
     holds: bool = True
 
 
@@ -19,6 +24,9 @@ class Clocks:
     A worker that does something else, finds nothing to do, or is gone delays no other. It enters or
     returns at its own clock or the least of the others, whichever is greater: they do not wait for
     what it has missed. So the least clock never falls.
+
+    A worker that knows clocks is held back by the shards, which count its steps as they come and
+    learn from :attr:`awaited` whom others wait for; another by its leases, see :meth:`allowed`.
     """
 
     def __init__(self, staleness: int) -> None:
@@ -27,6 +35,20 @@ class Clocks:
         self._staleness = staleness
         self._clocks: dict[str, _Clock] = {}
         self._floor = 0
+        self._number = 0
+        """Rises with every change that shards have to hear of."""
+
+    @property
+    def awaited(self) -> AwaitedWorkers:
+        """The workers that others wait for now."""
+        holding = [(n, c) for n, c in self._clocks.items() if c.holds]
+        told = [WorkerClock(name, clock.entered.entry, clock.steps) for name, clock in holding]
+        return AwaitedWorkers(self._number, tuple(told))
+
+    @property
+    def holding(self) -> dict[str, int]:
+        """The clocks of the workers that others wait for."""
+        return {name: clock.steps for name, clock in self._clocks.items() if clock.holds}
 
     @property
     def least(self) -> int:
@@ -38,12 +60,21 @@ class Clocks:
         clock = self._clocks.get(worker)
         return None if clock is None else clock.steps
 
-    def enter(self, worker: str) -> None:
-        """Notes that ``worker`` trains."""
+    def enter(self, worker: str, counted: bool = False, least: int = 0) -> WorkerClock:
+        """Notes that ``worker`` trains; returns its clock as of when it began to.
+
+        Args:
+            counted: whether the shards count its steps.
+            least: the least clock that the others probably have by now; reports come late.
+        """
         clock = self._clocks.get(worker)
         if clock is not None and clock.holds:
-            return
-        self._clocks[worker] = _Clock(max(self.least, clock.steps if clock is not None else 0))
+            return clock.entered
+        self._number += 1
+        steps = max(self.least, least, clock.steps if clock is not None else 0)
+        entered = WorkerClock(worker, self._number, steps)
+        self._clocks[worker] = _Clock(steps, entered, counted)
+        return entered
 
     def allowed(self, worker: str, outstanding: int = 0) -> int:
         """Returns how many more steps ``worker``, which trains, may get besides ``outstanding``
@@ -55,18 +86,23 @@ class Clocks:
 
     def tick(self, worker: str) -> None:
         """Notes that ``worker`` has done a step."""
-        if worker in self._clocks:
-            self._clocks[worker].steps += 1
+        clock = self._clocks.get(worker)
+        if clock is not None:
+            clock.steps += 1
+            # The shards may have begun to count after its first steps.
+            self._number += clock.holds and not clock.counted
 
     def idle(self, worker: str) -> None:
         """Notes that ``worker`` does something else, or nothing; it keeps its clock."""
-        if worker in self._clocks:
+        clock = self._clocks.get(worker)
+        if clock is not None and clock.holds:
             self._floor = self.least
-            self._clocks[worker].holds = False
+            self._number += 1
+            clock.holds = False
 
     def leave(self, worker: str) -> None:
         """Notes that ``worker`` is gone."""
-        self._floor = self.least
+        self.idle(worker)
         self._clocks.pop(worker, None)
 
     def reason(self, worker: str) -> str:

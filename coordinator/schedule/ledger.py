@@ -6,25 +6,16 @@ Pure: time is passed in, and nothing locks; the engine's loop is the only caller
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from coordinator.core.work import Report, Train, TrainingPosition, Wait
 from coordinator.schedule.clocks import Clocks
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
-from coordinator.schedule.pace import Pace
+from coordinator.schedule.pace import LeaseHolder
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt
+from psrpc.core.commands import Attempt, AwaitedWorkers, WorkerClock
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
-
-
-@dataclass(slots=True)
-class _Holder:
-    """A worker's leases: batch to attempt, in lease order."""
-
-    leases: dict[BatchId, int] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
 
 
 class Ledger:
@@ -67,7 +58,7 @@ class Ledger:
         self._step_offset = step_offset
         self._tally = tally if tally is not None else Tally()
         self._clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
-        self._holders: dict[str, _Holder] = {}
+        self._holders: dict[str, LeaseHolder] = {}
         self._leased: dict[BatchId, str] = {}
         self._reopened: dict[BatchId, str | None] = {}
         """Batches that were leased and are open again, with the worker whose gradient was
@@ -112,6 +103,11 @@ class Ledger:
         step, total = done + self._step_offset, self._todo.total + self._step_offset
         return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
 
+    @property
+    def awaited(self) -> AwaitedWorkers | None:
+        """The workers that others wait for (ssp); None under another policy."""
+        return None if self._clocks is None else self._clocks.awaited
+
     def extend(self, until_epoch: int) -> None:
         """Allows batches of epochs before ``until_epoch``."""
         self._todo.extend(until_epoch)
@@ -137,16 +133,18 @@ class Ledger:
         else:
             self._clocks.idle(worker)
 
-    def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Wait:
+    def lease(
+        self, worker: str, now: float, received: int, workers: int, clocks: bool = False
+    ) -> Train | Wait:
         """Returns a task for ``worker``: attempts above ``received``, which were leased to it but
         did not reach it, or else the next open batches. ``workers`` share the rest, so tasks
-        shrink towards the end."""
-        holder = self._holders.setdefault(worker, _Holder())
+        shrink towards the end. ``clocks``: the shards hold it back, see :class:`Clocks`."""
+        holder = self._holders.setdefault(worker, LeaseHolder())
         if not holder.leases:
             holder.pace.since = now  # the time before was not work
         lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
         if lost:
-            return self._train(lost)
+            return self._train(worker, lost, now, clocks)
         if not self._has_open():
             if not holder.leases:
                 self.idle_worker(worker)
@@ -155,8 +153,9 @@ class Ledger:
         size = min(holder.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
         if self._clocks is not None:
             self._busy_next.discard(worker)
-            self._clocks.enter(worker)
-            size = min(size, self._clocks.allowed(worker, len(holder.leases)))
+            self._enter(self._clocks, worker, now, clocks)
+            if not clocks:
+                size = min(size, self._clocks.allowed(worker, len(holder.leases)))
             if not size:
                 return Wait(self._clocks.reason(worker))
         batches: list[Attempt] = []
@@ -166,7 +165,7 @@ class Ledger:
             holder.leases[batch] = attempt.number
             self._leased[batch] = worker
             batches.append(attempt)
-        return self._train(batches)
+        return self._train(worker, batches, now, clocks)
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
         """Records batches that are done (or skipped) on all shards; returns those that count now.
@@ -263,8 +262,18 @@ class Ledger:
         holder = self._holders.get(worker)
         return holder is not None and bool(holder.leases)
 
-    def _train(self, batches: Sequence[Attempt]) -> Train:
-        return Train(tuple(batches), fresh=self._clocks is not None)
+    def _train(self, worker: str, batches: Sequence[Attempt], now: float, clocks: bool) -> Train:
+        if self._clocks is None:
+            return Train(tuple(batches))
+        entered = self._enter(self._clocks, worker, now, clocks)
+        if clocks:
+            return Train(tuple(batches), clock=entered)
+        return Train(tuple(batches), fresh=True)
+
+    def _enter(self, clocks: Clocks, worker: str, now: float, counted: bool) -> WorkerClock:
+        holders = self._holders
+        expected = [c + holders[w].expected(now) for w, c in clocks.holding.items() if w in holders]
+        return clocks.enter(worker, counted, min(expected, default=0) if counted else 0)
 
     def _has_open(self) -> bool:
         if self._reopened or self._todo.has_partial:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from psrpc.core.batch import BatchId
+
 TASK_S = 0.5
 """Seconds of work in a lease: long enough to hide the round trip, short enough to lose."""
 
@@ -41,6 +43,21 @@ class Pace:
             # At most doubled, so that one lucky measurement does not lease a minute of work.
             self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
         return self.task_size
+
+
+@dataclass(slots=True)
+class LeaseHolder:
+    """A worker's leases: batch to attempt, in lease order."""
+
+    leases: dict[BatchId, int] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+
+    def expected(self, now: float) -> int:
+        """Estimates how many of its batches the worker has done and not reported."""
+        batch_s, since = self.pace.batch_s, self.pace.since
+        if batch_s is None or since is None:
+            return 0
+        return min(len(self.leases), int((now - since) / batch_s)) if batch_s > 0 else 0
 
 
 @dataclass(slots=True)

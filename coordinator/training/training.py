@@ -22,6 +22,7 @@ from coordinator.records.store import Store
 from coordinator.schedule.ledger import Ledger
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
+from coordinator.training.awaited import AwaitedOrders
 from coordinator.training.decisions import Decisions
 from coordinator.training.epochs import Epochs
 from coordinator.training.initial_work import InitialWork
@@ -71,6 +72,7 @@ class Training:
             warnings,
         )
         self.decisions = Decisions(store, send, warnings, self.progress, self.epochs, self.watch)
+        self._awaited = AwaitedOrders(send)
         self._at_outset = False
         """Whether the state that the generation began with awaits evaluation, and no decision has
         come yet that could carry the order."""
@@ -126,6 +128,7 @@ class Training:
         self.run, self.orders, self.schedule = run, orders, schedule
         self.watch.follow(run.settings)
         self.decisions.begin()
+        self._awaited.begin()
         self.progress.skipped = outset.batches_skipped(run)
 
     def drain(self) -> None:
@@ -141,6 +144,7 @@ class Training:
     def retry(self, now: float) -> None:
         """Retries the stores and saves that the disk refused, and looks for stragglers. Call it
         periodically."""
+        self._awaited.look(self.ledger)
         if self.schedule is not None and not self.decisions.over:
             self.schedule.tick(now)
             if not self.epochs.over:
@@ -152,10 +156,15 @@ class Training:
             self.decisions.retry(self.rounds, self.orders, now)
 
     def lease(
-        self, worker: str, now: float, received: int, workers: int, ahead: bool = False
+        self,
+        worker: str,
+        now: float,
+        received: int,
+        workers: int,
+        ahead: bool = False,
+        clocks: bool = False,
     ) -> TrainingWork:
-        """Leases training work to ``worker``, or says what it waits for. ``ahead``: it can compute
-        rounds that are decided ahead."""
+        """Leases work, or says what it waits for; see :class:`coordinator.job.engine.Caller`."""
         assert self.schedule is not None
         if self.rounds is not None:
             self.rounds.ahead.crew.asks(worker, ahead)
@@ -163,7 +172,11 @@ class Training:
                 waits = self.decisions.look_ahead(self.rounds, self.orders, now)
                 if waits:
                     return Wait(waits)
-        work = self.schedule.lease(worker, now, received, workers)
+        if self.ledger is not None:
+            work: TrainingWork = self.ledger.lease(worker, now, received, workers, clocks)
+            self._awaited.look(self.ledger)
+        else:
+            work = self.schedule.lease(worker, now, received, workers)
         if isinstance(work, Wait):
             awaited = self.epochs.waiting_for()
             return Wait(awaited) if awaited else work
@@ -174,6 +187,7 @@ class Training:
         """Notes that ``worker`` does something other than training, so nothing waits for it."""
         if self.schedule is not None:
             self.schedule.idle_worker(worker)
+        self._awaited.look(self.ledger)
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
         """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
@@ -182,6 +196,7 @@ class Training:
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
         self.progress.left(worker)
+        self._awaited.look(self.ledger)
         self.orders.evaluations.release(worker)
         return attempts
 
@@ -199,6 +214,7 @@ class Training:
             return
         before = self.ledger.span.step
         counted = self.ledger.report(worker, reports, now)
+        self._awaited.look(self.ledger)
         for report in reports:
             if report.too_stale:
                 self.progress.in_vain(worker, report)
@@ -258,10 +274,10 @@ class Training:
 
     def missed(self, shard: int) -> list[Command]:
         """Returns the commands that a shard may have missed without a command stream."""
-        missed: list[Command] = []
+        missed = self._awaited.missed(self.ledger)
         if self.rounds is not None and self.rounds.decisions:
             # Decisions may order snapshots, for which the shard needs room.
-            missed = [*self.orders.releases, *self.rounds.decisions]
+            missed += [*self.orders.releases, *self.rounds.decisions]
         if self.rounds is not None:
             missed += self.decisions.missed(self.rounds)
         return missed + self.orders.missed(shard)

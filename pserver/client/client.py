@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import grpc
@@ -206,6 +207,7 @@ class ShardClient:
         rows: RowsWanted | None = None,
         patience_s: float | None = None,
         staged: Sequence[StagedEverywhere] = (),
+        clock: types.WorkerClock | None = None,
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
@@ -214,6 +216,7 @@ class ShardClient:
                 first.
             rows: the table rows to read. With ``rows_only``, ``into`` stays as it is.
             staged: attempts that all shards hold, for rounds that were decided ahead.
+            clock: the worker's, from the lease (ssp); the shard waits for others that are behind.
             patience_s: try once, and let the shard wait for the round no longer than that.
 
         Raises:
@@ -224,6 +227,8 @@ class ShardClient:
         header = pb.ExchangeHeader()
         self._requests.fill_pull(header.pull, fence, source, decision)
         self._requests.fill_staged(header.pull, staged)
+        if clock is not None:
+            header.pull.clock.CopyFrom(clock)
         answer = self._exchange(header, into, wanted=rows, patience_s=patience_s)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
@@ -256,14 +261,19 @@ class ShardClient:
         into: Arrays,
         rows: RowsWanted | None = None,
         round_number: int | None = None,
+        clock: types.WorkerClock | None = None,
     ) -> tuple[PushResult, PullInfo]:
         """:meth:`push` and :meth:`pull` of the newest values (async) or of a round (sync), in one
-        exchange if a message can hold the ids of both."""
+        exchange if a message can hold the ids of both. With ``clock`` the values may be ``behind``:
+        pull again."""
         if not fit_one_message(push, rows):
             result = self.push(fence, push)
-            return result, self.pull(fence, round_number, into, rows=rows)
+            pulled = self.pull(fence, round_number, into, rows=rows)
+            return replace(result, behind=clock is not None), pulled
         header = pb.ExchangeHeader()
         self._requests.fill_source(header.pull, round_number)
+        if clock is not None:
+            header.pull.clock.CopyFrom(clock)
         self._requests.fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)

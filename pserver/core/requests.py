@@ -17,7 +17,7 @@ from pserver.core.table_ids import TableIds
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt, Decision
+from psrpc.core.commands import Attempt, Decision, WorkerClock
 from psrpc.core.encoding import Encoding
 from psrpc.core.shard_reports import AppliedEpoch
 from psrpc.security.signatures import SignedDecision
@@ -60,7 +60,8 @@ class PushRequest:
 @dataclass(frozen=True, slots=True)
 class PushResult:
     """Outcome of a push; see the protobuf message ``PushResult``. ``skipped``: the shard has
-    recorded the batch without a gradient. Comparison ignores the duration of the update."""
+    recorded the batch without a gradient. ``behind``: the values that come with it are older than
+    the worker's next step allows (ssp). Comparison ignores durations."""
 
     outcome: Outcome
     version: int
@@ -68,6 +69,8 @@ class PushResult:
     apply_us: int = field(default=0, compare=False)
     skipped: bool = field(default=False, compare=False)
     receipt: bytes = field(default=b"", compare=False)
+    behind: bool = field(default=False, compare=False)
+    waited_us: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class StagedEverywhere:
 class PullRequest:
     """The header of a pull. ``source`` is None for the newest values, a round, or the name of a
     snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.gate` has
-    identified the worker and checked ``signed`` and ``staged``."""
+    identified the worker and checked ``signed`` and ``staged``. ``clock`` is of ssp, without a
+    name."""
 
     fence: Fence
     worker: str
@@ -93,6 +97,7 @@ class PullRequest:
     rows_only: bool = False
     signed: SignedDecision | None = None
     staged: tuple[StagedEverywhere, ...] = ()
+    clock: WorkerClock | None = None
 
 
 @dataclass(frozen=True, slots=True)

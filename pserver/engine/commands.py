@@ -7,13 +7,21 @@ from dataclasses import replace
 
 from pserver.core.counters import Rates
 from pserver.core.requests import Begun, RestoredState
+from pserver.core.step_clocks import StepClocks
 from pserver.engine.gate import Gate
 from pserver.engine.held_snapshots import SnapshotShelf
 from pserver.engine.intake import Intake
 from pserver.engine.parameters import Parameters, ShardPosition
 from pserver.engine.pulls import Pushes
 from pserver.engine.rounds import StagedRounds
-from psrpc.core.commands import Begin, Decision, Revocation, RoundsAhead, SnapshotOrder
+from psrpc.core.commands import (
+    AwaitedWorkers,
+    Begin,
+    Decision,
+    Revocation,
+    RoundsAhead,
+    SnapshotOrder,
+)
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
 
@@ -32,6 +40,7 @@ class ShardCommands:
         pushes: Pushes,
         shelf: SnapshotShelf,
         intake: Intake,
+        clocks: StepClocks,
     ) -> None:
         """Sets the other parts up for the policy of the gate's identity.
 
@@ -46,6 +55,7 @@ class ShardCommands:
         self._pushes = pushes
         self._shelf = shelf
         self._intake = intake
+        self._clocks = clocks
         self._follow(gate.identity.settings, keep=False)
 
     @property
@@ -96,6 +106,7 @@ class ShardCommands:
                 return
             revocations.refuse(revocation.worker)
             self._pushes.forget(revocation.worker)
+            self._clocks.leave(revocation.worker)
             for attempt in revocation.attempts:
                 self._rounds.drop(attempt)
             if revocation.ends_ahead:
@@ -125,6 +136,12 @@ class ShardCommands:
         with self._changed:
             self._rounds.plan(ahead)
             if self._rounds.advance():
+                self._changed.notify_all()
+
+    def await_workers(self, awaited: AwaitedWorkers) -> None:
+        """Notes which workers others wait for (ssp)."""
+        with self._changed:
+            if self._clocks.follow(awaited):
                 self._changed.notify_all()
 
     def stand(self) -> ShardPosition:
@@ -171,6 +188,7 @@ class ShardCommands:
         """Follows ``policy`` from now on; ``keep``: the parameters stay."""
         self._rounds.begin(policy)
         self._pushes.begin(policy)
+        self._clocks.begin(policy.staleness)
         rates = Rates(rate_scale, warmup_updates, policy.staleness_lr == "inverse")
         self._held.follow(policy, rates, self._plan, self._gate.identity.shard, keep)
 

@@ -31,9 +31,11 @@ from pserver.engine.intake import Intake, buffers_for
 from pserver.engine.parameters import Parameters
 from pserver.engine.pulls import Pulls, Pushes
 from pserver.engine.rounds import StagedRounds
+from pserver.engine.step_waits import StepWaits
 from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.transport import Arrival
 from pserver.updates.engine import UpdateEngine
+from psrpc.core.commands import WorkerClock
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument, NotReady, PsError
 from psrpc.core.plan import Plan
@@ -88,6 +90,7 @@ class ShardEngine:
         self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
+        self._steps = StepWaits(self._changed, self._gate, clock)
         self._first_rows = FirstRows(first_rows, plan, identity.shard)
         self.commands = ShardCommands(
             self._changed,
@@ -98,6 +101,7 @@ class ShardEngine:
             self._pushes,
             self._shelf,
             self._intake,
+            self._steps.clocks,
         )
 
     @property
@@ -150,8 +154,11 @@ class ShardEngine:
         timeout_s: float,
         encoding: Encoding,
         rows: RowsRequest | None = None,
+        clock: WorkerClock | None = None,
     ) -> tuple[PushResult, Values]:
-        """Does :meth:`push` and returns the newest values as well, atomically. Async only."""
+        """Does :meth:`push` and returns the newest values as well, atomically. Async only. With
+        ``clock`` (ssp) they are those of the moment at which the worker is not too far ahead; if
+        that does not come in time, the result is ``behind``."""
         # First: a worker that does not know the policy of this generation yet gets StaleGeneration.
         self._gate.admit_worker(request)
         if self.identity.settings.rounds:
@@ -161,9 +168,13 @@ class ShardEngine:
         check_values(encoding)
         if rows is not None:
             rows = self._pulls.check_rows(rows)
-        result, values = self._push(request, arrival, timeout_s, encoding, rows)
-        assert values is not None
-        return result, values
+        result, values = self._push(request, arrival, timeout_s, encoding, rows, clock)
+        if values is not None:
+            return result, values
+        # The buffers of the gradient are free: those that this worker waits for may need them.
+        with self._changed:
+            waited = self._steps.after(request, result, timeout_s)
+            return waited, self._pulls.newest(request, encoding, rows)
 
     def _push(
         self,
@@ -172,11 +183,14 @@ class ShardEngine:
         timeout_s: float,
         pull: Encoding | None,
         rows: RowsRequest | None = None,
+        clock: WorkerClock | None = None,
     ) -> tuple[PushResult, Values | None]:
         with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
             result = self._accept(request, arrived, pulls=pull is not None)
-            return result, None if pull is None else self._pulls.newest(request, pull, rows)
+            if self._steps.count(request, clock) or pull is None:
+                return result, None
+            return result, self._pulls.newest(request, pull, rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""
@@ -214,6 +228,7 @@ class ShardEngine:
             if isinstance(request.source, str):
                 return self._pulls.of_snapshot(request.source, request.encoding, rows)
             self._gate.need_values()
+            self._steps.before(request, timeout_s)
             if request.decision is not None:
                 self._waits.decided(request, request.decision.round, timeout_s)
                 self.commands.decide(request.decision)
@@ -271,6 +286,7 @@ class ShardEngine:
         """Ends all waits for a round."""
         with self._changed:
             self._waits.close()
+            self._steps.close()
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:

@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 from pserver.core.requests import Begun, RestoredState
 from pserver.engine.engine import ShardEngine
-from psrpc.core.commands import Command, Decision, Release, RoundsAhead, SnapshotOrder
+from psrpc.core.commands import (
+    AwaitedWorkers,
+    Command,
+    Decision,
+    Release,
+    RoundsAhead,
+    SnapshotOrder,
+)
 from psrpc.core.errors import PsError
 from psrpc.core.shard_reports import HeldState
 from psrpc.ops.logs import get_logger
@@ -58,6 +65,8 @@ def _follow(engine: ShardEngine, command: Command | None) -> None:
             engine.commands.decide(command)
         case RoundsAhead():
             engine.commands.plan(command)
+        case AwaitedWorkers():
+            engine.commands.await_workers(command)
         case SnapshotOrder():
             engine.commands.take_snapshot(command)
         case Release():

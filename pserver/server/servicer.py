@@ -137,7 +137,10 @@ class Conversation:
         only = header.pull.rows_only
         if source == "newest":
             wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-            result, values = self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
+            clock = wire.clock_of(header.pull)
+            result, values = self._engine.push_pull(
+                request, arrival, patience_s, encoding, wanted, clock
+            )
         else:
             result = self._engine.push(request, arrival, patience_s)
             number, fence, worker = header.pull.round, request.fence, request.worker

@@ -15,12 +15,13 @@ from pserver.core.requests import (
 )
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
 from pserver.wire.streams import from_encoding, from_extents, to_extents
+from psrpc.core.commands import WorkerClock
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.security.signatures import SignedDecision
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.wire.commands import from_attempt
+from psrpc.wire.commands import from_attempt, from_clock
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
@@ -85,7 +86,13 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
         request.rows_only,
         SignedDecision(signed.decision, signed.signature) if signed is not None else None,
         tuple([StagedEverywhere(from_attempt(s), tuple(s.receipts)) for s in request.staged]),
+        clock_of(request),
     )
+
+
+def clock_of(request: pb.PullRequest) -> WorkerClock | None:
+    """Decodes the clock of a pull's worker, if it has one (ssp)."""
+    return from_clock(request.clock) if request.HasField("clock") else None
 
 
 def to_push_result(result: PushResult) -> pb.PushResult:
@@ -96,6 +103,8 @@ def to_push_result(result: PushResult) -> pb.PushResult:
         staleness=result.staleness,
         apply_us=result.apply_us,
         receipt=result.receipt,
+        behind=result.behind,
+        waited_us=result.waited_us,
     )
 
 
@@ -109,6 +118,8 @@ def from_push_result(result: pb.PushResult) -> PushResult:
         result.staleness,
         result.apply_us,
         receipt=result.receipt,
+        behind=result.behind,
+        waited_us=result.waited_us,
     )
 
 

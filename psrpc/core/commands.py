@@ -65,6 +65,25 @@ class RoundsAhead:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerClock:
+    """Ssp: others wait for ``worker`` since change ``entry``; it has done at least ``steps`` steps,
+    as others count them."""
+
+    worker: str
+    entry: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedWorkers:
+    """Tells the shards which workers others wait for after change ``number`` (ssp). A shard notes
+    it unless it knows a later one."""
+
+    number: int
+    workers: tuple[WorkerClock, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Orders the shards to drop a kept snapshot."""
 
@@ -132,4 +151,6 @@ class Ended:
     reason: str = ""
 
 
-Command: TypeAlias = Decision | RoundsAhead | SnapshotOrder | Release | Begin | Revocation | Ended
+Command: TypeAlias = (
+    Decision | RoundsAhead | AwaitedWorkers | SnapshotOrder | Release | Begin | Revocation | Ended
+)

@@ -211,7 +211,7 @@ class Revocation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., ends_ahead: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation", "rounds_ahead")
+    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation", "rounds_ahead", "awaited")
     DECISION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class WatchResponse(_message.Message):
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     decision: _types_pb2.Decision
     snapshot: _types_pb2.SnapshotOrder
     release_snapshot: str
@@ -226,7 +227,16 @@ class WatchResponse(_message.Message):
     begin: Begin
     revocation: Revocation
     rounds_ahead: RoundsAhead
-    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., rounds_ahead: _Optional[_Union[RoundsAhead, _Mapping]] = ...) -> None: ...
+    awaited: AwaitedWorkers
+    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., rounds_ahead: _Optional[_Union[RoundsAhead, _Mapping]] = ..., awaited: _Optional[_Union[AwaitedWorkers, _Mapping]] = ...) -> None: ...
+
+class AwaitedWorkers(_message.Message):
+    __slots__ = ("number", "workers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerClock]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerClock, _Mapping]]] = ...) -> None: ...
 
 class RoundsAhead(_message.Message):
     __slots__ = ("decisions",)
@@ -459,20 +469,22 @@ class GetClusterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class LeaseWorkRequest(_message.Message):
-    __slots__ = ("generation", "policy", "done", "received", "session", "rounds_ahead")
+    __slots__ = ("generation", "policy", "done", "received", "session", "rounds_ahead", "clocks")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
     received: int
     session: bytes
     rounds_ahead: bool
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ...) -> None: ...
+    clocks: bool
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ..., clocks: _Optional[bool] = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)
@@ -513,12 +525,14 @@ class InitializeWork(_message.Message):
     def __init__(self, grant: _Optional[bytes] = ..., first_rows: _Optional[str] = ...) -> None: ...
 
 class TrainTask(_message.Message):
-    __slots__ = ("batches", "fresh")
+    __slots__ = ("batches", "fresh", "clock")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
     fresh: bool
-    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    clock: _types_pb2.WorkerClock
+    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
     __slots__ = ("round", "attempt", "newest", "decision", "pull_next", "ahead")

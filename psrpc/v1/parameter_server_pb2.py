@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from psrpc.v1 import types_pb2 as psrpc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpsrpc/v1/parameter_server.proto\x12\x08psrpc.v1\x1a\x14psrpc/v1/types.proto\"j\n\x10InitializeHeader\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12!\n\x07\x65xtents\x18\x02 \x03(\x0b\x32\x10.psrpc.v1.Extent\x12\r\n\x05grant\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\"_\n\x11InitializeRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.psrpc.v1.InitializeHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"6\n\x12InitializeResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x61lready\x18\x02 \x01(\x08\"\xad\x02\n\x0bPullRequest\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12\x10\n\x06newest\x18\x03 \x01(\x08H\x00\x12\x0f\n\x05round\x18\x04 \x01(\x04H\x00\x12\x12\n\x08snapshot\x18\x05 \x01(\tH\x00\x12$\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x12.psrpc.v1.Encoding\x12 \n\x04rows\x18\x08 \x03(\x0b\x32\x12.psrpc.v1.TableIds\x12\x11\n\trows_only\x18\t \x01(\x08\x12*\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x18.psrpc.v1.SignedDecision\x12*\n\x06staged\x18\x0b \x03(\x0b\x32\x1a.psrpc.v1.StagedEverywhereB\x08\n\x06sourceJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"W\n\x10StagedEverywhere\x12 \n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x10\n\x08receipts\x18\x03 \x03(\x0c\"T\n\nPullHeader\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x07\x65xtents\x18\x03 \x03(\x0b\x32\x10.psrpc.v1.Extent\"T\n\x0cPullResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PullHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"\x82\x02\n\nPushHeader\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12 \n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x05 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x06 \x01(\r\x12\x0f\n\x07skipped\x18\x07 \x01(\x08\x12!\n\x07\x65xtents\x18\x08 \x03(\x0b\x32\x10.psrpc.v1.Extent\x12 \n\x04rows\x18\t \x03(\x0b\x32\x12.psrpc.v1.TableIds\x12\x0e\n\x06totals\x18\n \x03(\x01\x12\r\n\x05grant\x18\x0b \x01(\x0cJ\x04\x08\x02\x10\x03\"{\n\nPushResult\x12&\n\x07outcome\x18\x01 \x01(\x0e\x32\x15.psrpc.v1.PushOutcome\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\x10\n\x08\x61pply_us\x18\x04 \x01(\x04\x12\x0f\n\x07receipt\x18\x05 \x01(\x0c\"\\\n\x14PushGradientsRequest\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"=\n\x15PushGradientsResponse\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushResult\"\x8b\x01\n\x06\x41ttach\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x12\n\nmailbox_at\x18\x06 \x01(\x04\x12\x16\n\x0emailbox_nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07session\x18\x08 \x01(\r\";\n\x08\x41ttached\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\x0f\n\x07listens\x18\x03 \x01(\x08\"\n\n\x08OpenData\";\n\nDataOpened\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\xeb\x01\n\x0e\x45xchangeHeader\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushHeader\x12#\n\x04pull\x18\x02 \x01(\x0b\x32\x15.psrpc.v1.PullRequest\x12 \n\x06\x61ttach\x18\x03 \x01(\x0b\x32\x10.psrpc.v1.Attach\x12\x13\n\x0bpatience_ms\x18\x04 \x01(\r\x12\x0f\n\x07push_at\x18\x05 \x03(\x04\x12\x0f\n\x07pull_at\x18\x06 \x03(\x04\x12%\n\topen_data\x18\x07 \x01(\x0b\x32\x12.psrpc.v1.OpenData\x12\x10\n\x08use_data\x18\x08 \x01(\x08\"[\n\x0f\x45xchangeRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.psrpc.v1.ExchangeHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"\xa2\x01\n\x0e\x45xchangeAnswer\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushResult\x12\"\n\x04pull\x18\x02 \x01(\x0b\x32\x14.psrpc.v1.PullHeader\x12$\n\x08\x61ttached\x18\x03 \x01(\x0b\x32\x12.psrpc.v1.Attached\x12\"\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x14.psrpc.v1.DataOpened\"\\\n\x10\x45xchangeResponse\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.psrpc.v1.ExchangeAnswer\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"+\n\rLookUpRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"T\n\x0eLookUpResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0f\n\x07present\x18\x04 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\x90\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x05 \x01(\x04\x12\x17\n\x0f\x65victed_dropped\x18\x06 \x01(\x04\x12\x1a\n\x12\x63\x61ndidates_dropped\x18\x07 \x01(\x04\"\xd0\x03\n\x11GetStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06policy\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x13\n\x0binitialized\x18\x06 \x01(\x08\x12\x0e\n\x06nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x08 \x01(\x04\x12\x17\n\x0f\x61lready_applied\x18\t \x01(\x04\x12\x0e\n\x06staged\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\x12\x0f\n\x07refused\x18\x0c \x01(\x04\x12\x18\n\x10staleness_counts\x18\r \x03(\x04\x12\x12\n\nstaged_now\x18\x0e \x01(\r\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12*\n\x07workers\x18\x10 \x03(\x0b\x32\x19.psrpc.v1.WorkerStaleness\x12\x11\n\ttoo_stale\x18\x11 \x01(\x04\x12\x15\n\runcompensated\x18\x12 \x01(\x04\x12\x0f\n\x07\x61pply_s\x18\x13 \x01(\x01\x12\x10\n\x08settings\x18\x14 \x01(\t\x12%\n\x06tables\x18\x15 \x03(\x0b\x32\x15.psrpc.v1.TableStatus*\xb6\x01\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_OUTCOME_APPLIED\x10\x01\x12 \n\x1cPUSH_OUTCOME_ALREADY_APPLIED\x10\x02\x12\x17\n\x13PUSH_OUTCOME_STAGED\x10\x03\x12\x18\n\x14PUSH_OUTCOME_SKIPPED\x10\x04\x12\x1a\n\x16PUSH_OUTCOME_TOO_STALE\x10\x05\x32\xb3\x03\n\x0fParameterServer\x12I\n\nInitialize\x12\x1b.psrpc.v1.InitializeRequest\x1a\x1c.psrpc.v1.InitializeResponse(\x01\x12\x37\n\x04Pull\x12\x15.psrpc.v1.PullRequest\x1a\x16.psrpc.v1.PullResponse0\x01\x12R\n\rPushGradients\x12\x1e.psrpc.v1.PushGradientsRequest\x1a\x1f.psrpc.v1.PushGradientsResponse(\x01\x12\x45\n\x08\x45xchange\x12\x19.psrpc.v1.ExchangeRequest\x1a\x1a.psrpc.v1.ExchangeResponse(\x01\x30\x01\x12;\n\x06LookUp\x12\x17.psrpc.v1.LookUpRequest\x1a\x18.psrpc.v1.LookUpResponse\x12\x44\n\tGetStatus\x12\x1a.psrpc.v1.GetStatusRequest\x1a\x1b.psrpc.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpsrpc/v1/parameter_server.proto\x12\x08psrpc.v1\x1a\x14psrpc/v1/types.proto\"j\n\x10InitializeHeader\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12!\n\x07\x65xtents\x18\x02 \x03(\x0b\x32\x10.psrpc.v1.Extent\x12\r\n\x05grant\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\"_\n\x11InitializeRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.psrpc.v1.InitializeHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"6\n\x12InitializeResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x61lready\x18\x02 \x01(\x08\"\xd3\x02\n\x0bPullRequest\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12\x10\n\x06newest\x18\x03 \x01(\x08H\x00\x12\x0f\n\x05round\x18\x04 \x01(\x04H\x00\x12\x12\n\x08snapshot\x18\x05 \x01(\tH\x00\x12$\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x12.psrpc.v1.Encoding\x12 \n\x04rows\x18\x08 \x03(\x0b\x32\x12.psrpc.v1.TableIds\x12\x11\n\trows_only\x18\t \x01(\x08\x12*\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x18.psrpc.v1.SignedDecision\x12*\n\x06staged\x18\x0b \x03(\x0b\x32\x1a.psrpc.v1.StagedEverywhere\x12$\n\x05\x63lock\x18\x0c \x01(\x0b\x32\x15.psrpc.v1.WorkerClockB\x08\n\x06sourceJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"W\n\x10StagedEverywhere\x12 \n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x10\n\x08receipts\x18\x03 \x03(\x0c\"T\n\nPullHeader\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x07\x65xtents\x18\x03 \x03(\x0b\x32\x10.psrpc.v1.Extent\"T\n\x0cPullResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PullHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"\x82\x02\n\nPushHeader\x12\x1e\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x0f.psrpc.v1.Fence\x12 \n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x05 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x06 \x01(\r\x12\x0f\n\x07skipped\x18\x07 \x01(\x08\x12!\n\x07\x65xtents\x18\x08 \x03(\x0b\x32\x10.psrpc.v1.Extent\x12 \n\x04rows\x18\t \x03(\x0b\x32\x12.psrpc.v1.TableIds\x12\x0e\n\x06totals\x18\n \x03(\x01\x12\r\n\x05grant\x18\x0b \x01(\x0cJ\x04\x08\x02\x10\x03\"\x9e\x01\n\nPushResult\x12&\n\x07outcome\x18\x01 \x01(\x0e\x32\x15.psrpc.v1.PushOutcome\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\x10\n\x08\x61pply_us\x18\x04 \x01(\x04\x12\x0f\n\x07receipt\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x08\x12\x11\n\twaited_us\x18\x07 \x01(\x04\"\\\n\x14PushGradientsRequest\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"=\n\x15PushGradientsResponse\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushResult\"\x8b\x01\n\x06\x41ttach\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x12\n\nmailbox_at\x18\x06 \x01(\x04\x12\x16\n\x0emailbox_nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07session\x18\x08 \x01(\r\";\n\x08\x41ttached\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\x0f\n\x07listens\x18\x03 \x01(\x08\"\n\n\x08OpenData\";\n\nDataOpened\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\xeb\x01\n\x0e\x45xchangeHeader\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushHeader\x12#\n\x04pull\x18\x02 \x01(\x0b\x32\x15.psrpc.v1.PullRequest\x12 \n\x06\x61ttach\x18\x03 \x01(\x0b\x32\x10.psrpc.v1.Attach\x12\x13\n\x0bpatience_ms\x18\x04 \x01(\r\x12\x0f\n\x07push_at\x18\x05 \x03(\x04\x12\x0f\n\x07pull_at\x18\x06 \x03(\x04\x12%\n\topen_data\x18\x07 \x01(\x0b\x32\x12.psrpc.v1.OpenData\x12\x10\n\x08use_data\x18\x08 \x01(\x08\"[\n\x0f\x45xchangeRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.psrpc.v1.ExchangeHeader\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"\xa2\x01\n\x0e\x45xchangeAnswer\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.psrpc.v1.PushResult\x12\"\n\x04pull\x18\x02 \x01(\x0b\x32\x14.psrpc.v1.PullHeader\x12$\n\x08\x61ttached\x18\x03 \x01(\x0b\x32\x12.psrpc.v1.Attached\x12\"\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x14.psrpc.v1.DataOpened\"\\\n\x10\x45xchangeResponse\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.psrpc.v1.ExchangeAnswer\x12\x1e\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.psrpc.v1.Chunk\"+\n\rLookUpRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"T\n\x0eLookUpResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0f\n\x07present\x18\x04 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\x90\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x05 \x01(\x04\x12\x17\n\x0f\x65victed_dropped\x18\x06 \x01(\x04\x12\x1a\n\x12\x63\x61ndidates_dropped\x18\x07 \x01(\x04\"\xd0\x03\n\x11GetStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06policy\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x13\n\x0binitialized\x18\x06 \x01(\x08\x12\x0e\n\x06nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x08 \x01(\x04\x12\x17\n\x0f\x61lready_applied\x18\t \x01(\x04\x12\x0e\n\x06staged\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\x12\x0f\n\x07refused\x18\x0c \x01(\x04\x12\x18\n\x10staleness_counts\x18\r \x03(\x04\x12\x12\n\nstaged_now\x18\x0e \x01(\r\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12*\n\x07workers\x18\x10 \x03(\x0b\x32\x19.psrpc.v1.WorkerStaleness\x12\x11\n\ttoo_stale\x18\x11 \x01(\x04\x12\x15\n\runcompensated\x18\x12 \x01(\x04\x12\x0f\n\x07\x61pply_s\x18\x13 \x01(\x01\x12\x10\n\x08settings\x18\x14 \x01(\t\x12%\n\x06tables\x18\x15 \x03(\x0b\x32\x15.psrpc.v1.TableStatus*\xb6\x01\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_OUTCOME_APPLIED\x10\x01\x12 \n\x1cPUSH_OUTCOME_ALREADY_APPLIED\x10\x02\x12\x17\n\x13PUSH_OUTCOME_STAGED\x10\x03\x12\x18\n\x14PUSH_OUTCOME_SKIPPED\x10\x04\x12\x1a\n\x16PUSH_OUTCOME_TOO_STALE\x10\x05\x32\xb3\x03\n\x0fParameterServer\x12I\n\nInitialize\x12\x1b.psrpc.v1.InitializeRequest\x1a\x1c.psrpc.v1.InitializeResponse(\x01\x12\x37\n\x04Pull\x12\x15.psrpc.v1.PullRequest\x1a\x16.psrpc.v1.PullResponse0\x01\x12R\n\rPushGradients\x12\x1e.psrpc.v1.PushGradientsRequest\x1a\x1f.psrpc.v1.PushGradientsResponse(\x01\x12\x45\n\x08\x45xchange\x12\x19.psrpc.v1.ExchangeRequest\x1a\x1a.psrpc.v1.ExchangeResponse(\x01\x30\x01\x12;\n\x06LookUp\x12\x17.psrpc.v1.LookUpRequest\x1a\x18.psrpc.v1.LookUpResponse\x12\x44\n\tGetStatus\x12\x1a.psrpc.v1.GetStatusRequest\x1a\x1b.psrpc.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'psrpc.v1.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUSHOUTCOME']._serialized_start=3068
-  _globals['_PUSHOUTCOME']._serialized_end=3250
+  _globals['_PUSHOUTCOME']._serialized_start=3142
+  _globals['_PUSHOUTCOME']._serialized_end=3324
   _globals['_INITIALIZEHEADER']._serialized_start=67
   _globals['_INITIALIZEHEADER']._serialized_end=173
   _globals['_INITIALIZEREQUEST']._serialized_start=175
@@ -41,47 +41,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITIALIZERESPONSE']._serialized_start=272
   _globals['_INITIALIZERESPONSE']._serialized_end=326
   _globals['_PULLREQUEST']._serialized_start=329
-  _globals['_PULLREQUEST']._serialized_end=630
-  _globals['_STAGEDEVERYWHERE']._serialized_start=632
-  _globals['_STAGEDEVERYWHERE']._serialized_end=719
-  _globals['_PULLHEADER']._serialized_start=721
-  _globals['_PULLHEADER']._serialized_end=805
-  _globals['_PULLRESPONSE']._serialized_start=807
-  _globals['_PULLRESPONSE']._serialized_end=891
-  _globals['_PUSHHEADER']._serialized_start=894
-  _globals['_PUSHHEADER']._serialized_end=1152
-  _globals['_PUSHRESULT']._serialized_start=1154
-  _globals['_PUSHRESULT']._serialized_end=1277
-  _globals['_PUSHGRADIENTSREQUEST']._serialized_start=1279
-  _globals['_PUSHGRADIENTSREQUEST']._serialized_end=1371
-  _globals['_PUSHGRADIENTSRESPONSE']._serialized_start=1373
-  _globals['_PUSHGRADIENTSRESPONSE']._serialized_end=1434
-  _globals['_ATTACH']._serialized_start=1437
-  _globals['_ATTACH']._serialized_end=1576
-  _globals['_ATTACHED']._serialized_start=1578
-  _globals['_ATTACHED']._serialized_end=1637
-  _globals['_OPENDATA']._serialized_start=1639
-  _globals['_OPENDATA']._serialized_end=1649
-  _globals['_DATAOPENED']._serialized_start=1651
-  _globals['_DATAOPENED']._serialized_end=1710
-  _globals['_EXCHANGEHEADER']._serialized_start=1713
-  _globals['_EXCHANGEHEADER']._serialized_end=1948
-  _globals['_EXCHANGEREQUEST']._serialized_start=1950
-  _globals['_EXCHANGEREQUEST']._serialized_end=2041
-  _globals['_EXCHANGEANSWER']._serialized_start=2044
-  _globals['_EXCHANGEANSWER']._serialized_end=2206
-  _globals['_EXCHANGERESPONSE']._serialized_start=2208
-  _globals['_EXCHANGERESPONSE']._serialized_end=2300
-  _globals['_LOOKUPREQUEST']._serialized_start=2302
-  _globals['_LOOKUPREQUEST']._serialized_end=2345
-  _globals['_LOOKUPRESPONSE']._serialized_start=2347
-  _globals['_LOOKUPRESPONSE']._serialized_end=2431
-  _globals['_GETSTATUSREQUEST']._serialized_start=2433
-  _globals['_GETSTATUSREQUEST']._serialized_end=2451
-  _globals['_TABLESTATUS']._serialized_start=2454
-  _globals['_TABLESTATUS']._serialized_end=2598
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2601
-  _globals['_GETSTATUSRESPONSE']._serialized_end=3065
-  _globals['_PARAMETERSERVER']._serialized_start=3253
-  _globals['_PARAMETERSERVER']._serialized_end=3688
+  _globals['_PULLREQUEST']._serialized_end=668
+  _globals['_STAGEDEVERYWHERE']._serialized_start=670
+  _globals['_STAGEDEVERYWHERE']._serialized_end=757
+  _globals['_PULLHEADER']._serialized_start=759
+  _globals['_PULLHEADER']._serialized_end=843
+  _globals['_PULLRESPONSE']._serialized_start=845
+  _globals['_PULLRESPONSE']._serialized_end=929
+  _globals['_PUSHHEADER']._serialized_start=932
+  _globals['_PUSHHEADER']._serialized_end=1190
+  _globals['_PUSHRESULT']._serialized_start=1193
+  _globals['_PUSHRESULT']._serialized_end=1351
+  _globals['_PUSHGRADIENTSREQUEST']._serialized_start=1353
+  _globals['_PUSHGRADIENTSREQUEST']._serialized_end=1445
+  _globals['_PUSHGRADIENTSRESPONSE']._serialized_start=1447
+  _globals['_PUSHGRADIENTSRESPONSE']._serialized_end=1508
+  _globals['_ATTACH']._serialized_start=1511
+  _globals['_ATTACH']._serialized_end=1650
+  _globals['_ATTACHED']._serialized_start=1652
+  _globals['_ATTACHED']._serialized_end=1711
+  _globals['_OPENDATA']._serialized_start=1713
+  _globals['_OPENDATA']._serialized_end=1723
+  _globals['_DATAOPENED']._serialized_start=1725
+  _globals['_DATAOPENED']._serialized_end=1784
+  _globals['_EXCHANGEHEADER']._serialized_start=1787
+  _globals['_EXCHANGEHEADER']._serialized_end=2022
+  _globals['_EXCHANGEREQUEST']._serialized_start=2024
+  _globals['_EXCHANGEREQUEST']._serialized_end=2115
+  _globals['_EXCHANGEANSWER']._serialized_start=2118
+  _globals['_EXCHANGEANSWER']._serialized_end=2280
+  _globals['_EXCHANGERESPONSE']._serialized_start=2282
+  _globals['_EXCHANGERESPONSE']._serialized_end=2374
+  _globals['_LOOKUPREQUEST']._serialized_start=2376
+  _globals['_LOOKUPREQUEST']._serialized_end=2419
+  _globals['_LOOKUPRESPONSE']._serialized_start=2421
+  _globals['_LOOKUPRESPONSE']._serialized_end=2505
+  _globals['_GETSTATUSREQUEST']._serialized_start=2507
+  _globals['_GETSTATUSREQUEST']._serialized_end=2525
+  _globals['_TABLESTATUS']._serialized_start=2528
+  _globals['_TABLESTATUS']._serialized_end=2672
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2675
+  _globals['_GETSTATUSRESPONSE']._serialized_end=3139
+  _globals['_PARAMETERSERVER']._serialized_start=3327
+  _globals['_PARAMETERSERVER']._serialized_end=3762
 # @@protoc_insertion_point(module_scope)

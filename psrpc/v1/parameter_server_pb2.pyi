@@ -50,7 +50,7 @@ class InitializeResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision", "staged")
+    __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision", "staged", "clock")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class PullRequest(_message.Message):
     ROWS_ONLY_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     newest: bool
     round: int
@@ -69,7 +70,8 @@ class PullRequest(_message.Message):
     rows_only: bool
     decision: _types_pb2.SignedDecision
     staged: _containers.RepeatedCompositeFieldContainer[StagedEverywhere]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedEverywhere, _Mapping]]] = ...) -> None: ...
+    clock: _types_pb2.WorkerClock
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedEverywhere, _Mapping]]] = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
 
 class StagedEverywhere(_message.Message):
     __slots__ = ("batch", "attempt", "receipts")
@@ -124,18 +126,22 @@ class PushHeader(_message.Message):
     def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class PushResult(_message.Message):
-    __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt")
+    __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt", "behind", "waited_us")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     APPLY_US_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    WAITED_US_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     version: int
     staleness: int
     apply_us: int
     receipt: bytes
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ...) -> None: ...
+    behind: bool
+    waited_us: int
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ..., behind: _Optional[bool] = ..., waited_us: _Optional[int] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("header", "chunk")

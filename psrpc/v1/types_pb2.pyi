@@ -132,6 +132,16 @@ class SnapshotOrder(_message.Message):
     parts: int
     def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
 
+class WorkerClock(_message.Message):
+    __slots__ = ("worker", "entry", "steps")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    entry: int
+    steps: int
+    def __init__(self, worker: _Optional[str] = ..., entry: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
 class Interval(_message.Message):
     __slots__ = ("start", "stop")
     START_FIELD_NUMBER: _ClassVar[int]

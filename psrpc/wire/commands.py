@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import (
     Attempt,
+    AwaitedWorkers,
     Begin,
     Command,
     Decision,
@@ -18,6 +19,7 @@ from psrpc.core.commands import (
     Revocation,
     RoundsAhead,
     SnapshotOrder,
+    WorkerClock,
 )
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.policy import Policy
@@ -36,6 +38,11 @@ def to_command(command: Command) -> pb.WatchResponse:
         case RoundsAhead():
             rounds = pb.RoundsAhead(decisions=map(to_decision, command.decisions))
             return pb.WatchResponse(rounds_ahead=rounds)
+        case AwaitedWorkers():
+            awaited = pb.AwaitedWorkers(
+                number=command.number, workers=map(to_clock, command.workers)
+            )
+            return pb.WatchResponse(awaited=awaited)
         case SnapshotOrder():
             return pb.WatchResponse(snapshot=to_order(command))
         case Release():
@@ -55,6 +62,9 @@ def from_command(message: pb.WatchResponse) -> Command | None:
             return from_decision(message.decision)
         case "rounds_ahead":
             return RoundsAhead(tuple(map(from_decision, message.rounds_ahead.decisions)))
+        case "awaited":
+            awaited = message.awaited
+            return AwaitedWorkers(awaited.number, tuple(map(from_clock, awaited.workers)))
         case "snapshot":
             return from_order(message.snapshot)
         case "release_snapshot":
@@ -97,6 +107,16 @@ def from_attempt(
         # Its end would not fit the messages that list applied intervals.
         raise InvalidArgument(f"a batch id has first {batch.first}; expected less than 2^63")
     return Attempt(from_batch(batch), message.attempt)
+
+
+def to_clock(clock: WorkerClock) -> types_pb2.WorkerClock:
+    """Encodes the clock of a worker."""
+    return types_pb2.WorkerClock(worker=clock.worker, entry=clock.entry, steps=clock.steps)
+
+
+def from_clock(message: types_pb2.WorkerClock) -> WorkerClock:
+    """Decodes the clock of a worker."""
+    return WorkerClock(message.worker, message.entry, message.steps)
 
 
 def to_order(order: SnapshotOrder) -> types_pb2.SnapshotOrder:

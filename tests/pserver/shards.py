@@ -238,9 +238,10 @@ class SharingClient(ShardClient):
         rows: RowsWanted | None = None,
         patience_s: float | None = None,
         staged: Sequence[StagedEverywhere] = (),
+        clock: types.WorkerClock | None = None,
     ) -> PullInfo:
         mine = self.workspace.sets[0]
-        info = super().pull(fence, source, mine, decision, rows, patience_s, staged)
+        info = super().pull(fence, source, mine, decision, rows, patience_s, staged, clock)
         self._hand_over(self.workspace.sets[0], into)
         return info
 
@@ -251,8 +252,9 @@ class SharingClient(ShardClient):
         into: Arrays,
         rows: RowsWanted | None = None,
         round_number: int | None = None,
+        clock: types.WorkerClock | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        answer = super().push_pull(fence, push, self.workspace.sets[1], rows, round_number)
+        answer = super().push_pull(fence, push, self.workspace.sets[1], rows, round_number, clock)
         self._hand_over(self.workspace.sets[1], into)
         return answer
 

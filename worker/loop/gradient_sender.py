@@ -17,6 +17,8 @@ from worker.loop.step_times import StepTimes
 from worker.protocol import actions as does
 from worker.step.gradient_source import GradientResult, GradientSource
 
+_BEHIND = "workers that are behind to catch up"
+
 
 class GradientSender:
     """Performs the pulls and pushes of one worker. One thread uses it.
@@ -55,12 +57,22 @@ class GradientSender:
         def pull() -> None:
             # The content of the spare set is undefined until the pull succeeds.
             spare, staged = self._source.spare, self._staged
-            here.shards.pull(action.round, spare, action.decision, rows=rows, staged=staged)
+            here.shards.pull(
+                action.round,
+                spare,
+                action.decision,
+                rows=rows,
+                staged=staged,
+                clock=action.clock,
+            )
 
         if action.ahead:
             # Others may need long, and this worker does not keep them waiting.
             self._times.at(pb.WorkerPosition.PHASE_WAITING)
-            self._patiently(pull, action.round)
+            self._patiently(pull, f"the other micro-batches before round {action.round}")
+        elif action.clock is not None:
+            self._times.at(pb.WorkerPosition.PHASE_WAITING)
+            self._patiently(pull, _BEHIND)
         else:
             pull()
         self._staged.clear()
@@ -69,13 +81,21 @@ class GradientSender:
 
     def push_pull(self, action: does.PushPull, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.PushPull`."""
-        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        clock, shards = action.clock, here.shards
+        # Others may need long, and a worker that is ahead does not keep them waiting.
+        position = pb.WorkerPosition
+        self._times.at(position.PHASE_WAITING if clock else position.PHASE_EXCHANGING)
         following = action.following or here.leases.first_of_next()
         rows = here.rows.ahead(following)
-        results = here.shards.push_pull(self._pushes(action, here), self._source.spare, rows)
+        spare = self._source.spare
+        results = shards.push_pull(self._pushes(action, here), spare, rows, clock=clock)
+        self._times.waited(max([result.waited_us for result in results]) * 1e-6)
+        asked_again = shards.asked_again
+        if any(result.behind for result in results):
+            self._patiently(lambda: shards.pull(None, spare, rows=rows, clock=clock), _BEHIND)
         here.rows.came(following, rows)
         self._received(None, here)
-        return self._pushed(results, max([result.staleness for result in results]), here)
+        return self._pushed(results, max([result.staleness for result in results]), asked_again)
 
     def push(self, action: does.Push, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.Push`."""
@@ -86,7 +106,7 @@ class GradientSender:
         # Backup workers may stage gradients of parameters older than the open round's.
         answers = zip(results, pushes, strict=True)
         staleness = max(0, *[r.version - p.base_version for r, p in answers])
-        pushed = self._pushed(results, staleness, here)
+        pushed = self._pushed(results, staleness, here.shards.asked_again)
         if action.ahead and len(results) > 1:
             attempt = Attempt(action.batch, action.attempt)
             self._staged.append(StagedEverywhere(attempt, pushed.receipts))
@@ -116,15 +136,16 @@ class GradientSender:
         def push_pull() -> None:
             results[:] = here.shards.push_pull(pushes, spare, rows, action.round)
 
-        self._patiently(push_pull, action.round)
+        self._patiently(push_pull, f"the other micro-batches before round {action.round}")
         self._times.took("commit")
         here.rows.came(action.following, rows)
         self._received(action.round, here)
-        return self._pushed(results, 0, here)
+        return self._pushed(results, 0, here.shards.asked_again)
 
-    def _patiently(self, exchange: Callable[[], None], number: int | None) -> None:
-        """Repeats ``exchange`` as long as the round does not come: other workers may need long."""
-        with self._standing.waits.on(f"the other micro-batches before round {number}"):
+    def _patiently(self, exchange: Callable[[], None], reason: str) -> None:
+        """Repeats ``exchange`` as long as what it waits for does not come: other workers may need
+        long."""
+        with self._standing.waits.on(reason):
             while True:
                 try:
                     return exchange()
@@ -156,7 +177,9 @@ class GradientSender:
             for shard, base in enumerate(bases)
         ]
 
-    def _pushed(self, results: Sequence[PushResult], staleness: int, here: Joined) -> does.Pushed:
+    def _pushed(
+        self, results: Sequence[PushResult], staleness: int, asked_again: frozenset[int]
+    ) -> does.Pushed:
         self.drop()
         # The exchanges with the shards run in parallel, so the slowest one counts.
         apply_s = max([result.apply_us for result in results]) * 1e-6
@@ -165,7 +188,7 @@ class GradientSender:
         return does.Pushed(
             staleness,
             tuple([shard for shard, outcome in outcomes if outcome == "already_applied"]),
-            here.shards.asked_again,
+            asked_again,
             tuple([shard for shard, outcome in outcomes if outcome == "too_stale"]),
             apply_s,
             tuple([result.receipt for result in results]),

@@ -154,16 +154,23 @@ class Router:
         *,
         rows: ReceivedRows | None = None,
         staged: Sequence[StagedEverywhere] = (),
+        clock: types_pb2.WorkerClock | None = None,
     ) -> None:
         """Receives parameters into ``into`` and table rows into ``rows``; without ``into`` only
         rows. ``source`` is None for the newest, a round's number (``decision`` is that of the
         round before), or the name of a kept snapshot. ``staged`` are attempts that all shards
-        hold, for rounds that were decided ahead."""
+        hold, for rounds that were decided ahead; ``clock`` is this worker's (ssp)."""
 
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
             return self._clients[shard].pull(
-                self._fences[shard], source, into or {}, decision, wanted, staged=staged
+                self._fences[shard],
+                source,
+                into or {},
+                decision,
+                wanted,
+                staged=staged,
+                clock=clock,
             )
 
         self._pulling = True
@@ -237,18 +244,19 @@ class Router:
         into: Mapping[str, Array],
         following: ReceivedRows | None = None,
         round_number: int | None = None,
+        clock: types_pb2.WorkerClock | None = None,
     ) -> list[PushResult]:
         """Applies a gradient on all shards, one part on each (async), or stages it (sync), and
         receives the newest parameters, or those of a round, and the rows for the ``following``
-        batch."""
+        batch. With ``clock`` (ssp), parameters may be ``behind``: pull again."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
             client, fence = self._clients[shard], self._fences[shard]
-            return client.push_pull(fence, pushes[shard], into, wanted, round_number)
+            return client.push_pull(fence, pushes[shard], into, wanted, round_number, clock)
 
         with span("push_pull", batch=pushes[0].batch, attempt=pushes[0].attempt):
-            self._pulling = round_number is not None
+            self._pulling = round_number is not None or clock is not None
             try:
                 answers = self._calls.call(push_pull, finishing=True)
             finally:

@@ -16,7 +16,8 @@ Part = Literal["data", "compute", "push_pull", "pull", "push", "commit"]
 
 PARTS: tuple[Part, ...] = ("data", "compute", "push_pull", "pull", "push", "commit")
 """The parts of a step, in column order. Async steps have ``push_pull``; sync steps have ``pull`` (0
-if the parameters were there already), ``push`` and ``commit``."""
+if the parameters were there already), ``push`` and ``commit``. In ssp mode ``commit`` is the
+wait for workers that are behind."""
 
 COLUMNS = ("start_s", *(f"{part}_s" for part in PARTS))
 """The header of the file; load-bearing."""
@@ -96,6 +97,14 @@ class StepTimes:
         self._sums[place] += seconds
         self._last = now
         return seconds
+
+    def waited(self, seconds: float) -> None:
+        """Counts ``seconds`` since the last call as those of a wait for other workers."""
+        waited_s = min(seconds, self._clock() - self._last)
+        place = _PLACE["commit"]
+        self._rows[self._at + place] += waited_s
+        self._sums[place] += waited_s
+        self._last += waited_s
 
     def applied(self, seconds: float) -> None:
         """Counts ``seconds`` of the last part as the shards' update."""

@@ -81,7 +81,8 @@ class Pull(Action):
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
     of a round. The decision of the round before goes along, for shards that have not applied it.
     ``batch`` is computed next: the table rows that it needs may come along, and replace those that
-    came before. A round that was decided ``ahead`` may need long.
+    came before. A round that was decided ``ahead`` may need long, and so may the workers that one
+    with a ``clock`` waits for (ssp).
 
     Raises ``RoundPassed``.
     """
@@ -90,6 +91,7 @@ class Pull(Action):
     decision: types_pb2.SignedDecision | None = None
     batch: BatchId | None = None
     ahead: bool = False
+    clock: types_pb2.WorkerClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,15 @@ class Computed:
 class PushPull(Action):
     """Async: have every shard apply the gradient, and receive the newest parameters and the table
     rows for the batch ``following``, if known. With ``skip`` the batch is recorded as skipped.
-    ``grant`` came with the attempt's lease. Answered by :class:`Pushed`."""
+    ``grant`` came with the attempt's lease, and ``clock`` (ssp) with the task; see :class:`Pull`.
+    Answered by :class:`Pushed`."""
 
     batch: BatchId
     attempt: int
     skip: bool = False
     following: BatchId | None = None
     grant: bytes = b""
+    clock: types_pb2.WorkerClock | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,8 @@ def _train(task: pb.TrainTask) -> Leased:
 
     Requests the next task when half of the current one is done.
     """
-    yield does.Pull(batch=_first(task))
+    clock = _clock(task)
+    yield does.Pull(batch=_first(task), clock=clock)
     yield does.Expect(tuple(from_batch(each.batch) for each in task.batches))
     while True:
         asked = False
@@ -137,24 +138,30 @@ def _train(task: pb.TrainTask) -> Leased:
             if not asked and 2 * index >= len(task.batches) - 1:
                 asked = True
                 yield does.LeaseAhead()
-            yield from _apply(attempt, following[index])
+            yield from _apply(attempt, following[index], clock)
         if not asked:
             yield does.LeaseAhead()
         lease: pb.Lease = yield does.TakeLease()
         if lease.WhichOneof("work") != "train":
             return lease
-        task = lease.train
-        if task.fresh:
+        task, before = lease.train, clock
+        clock = _clock(task)
+        if task.fresh or clock != before:
             # The last push brought parameters, but the lease may have waited for newer ones.
-            yield does.Pull(batch=_first(task))
+            yield does.Pull(batch=_first(task), clock=clock)
 
 
-def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
-    """Async: runs one batch, from its data to its report; ``following`` is the next of its task."""
+def _apply(
+    leased: types.Attempt, following: BatchId | None, clock: types.WorkerClock | None
+) -> Conduct:
+    """Async, ssp: runs one batch, from its data to its report; ``following`` is the next of its
+    task."""
     batch, attempt = from_batch(leased.batch), leased.attempt
-    computed: does.Computed = yield does.Compute(batch, following)
+    # Rows that come during the computation may be older than the next step's clock allows.
+    ahead = following if clock is None else None
+    computed: does.Computed = yield does.Compute(batch, ahead)
     pushed: does.Pushed = yield does.PushPull(
-        batch, attempt, not computed.finite, following, leased.grant
+        batch, attempt, not computed.finite, following, leased.grant, clock
     )
     # A shard whose call was repeated may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
@@ -171,6 +178,10 @@ def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
             not_finite=computed.not_finite,
         )
     )
+
+
+def _clock(task: pb.TrainTask) -> types.WorkerClock | None:
+    return task.clock if task.HasField("clock") else None
 
 
 def _first(task: pb.TrainTask) -> BatchId | None:

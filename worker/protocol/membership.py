@@ -173,6 +173,7 @@ class WorkerMembership:
             # The coordinator must repeat dropped leases.
             received=0 if self._dropped else self._received,
             rounds_ahead=True,
+            clocks=True,
         )
         return LeaseRequest(request, sent)
 

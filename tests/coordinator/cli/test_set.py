@@ -190,7 +190,7 @@ def test_a_parked_call_looks_again_when_there_may_be_work(
     course = job.served.course
     asked: list[float] = []
 
-    def find(_name: str, _received: int, _ahead: bool) -> Work:
+    def find(_name: str, _received: int, _ahead: bool, _clocks: bool) -> Work:
         asked.append(course.now())
         if len(asked) < 3:
             return Wait("somebody is late", until=course.now() + 0.02)

@@ -19,7 +19,7 @@ from coordinator.core.work import (
 from coordinator.job.authority import Authority
 from coordinator.rpc.messages import read_report, write_lease
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt, Decision, Ended, SnapshotOrder
+from psrpc.core.commands import Attempt, Decision, Ended, SnapshotOrder, WorkerClock
 from psrpc.security.signatures import SignedDecision, check_decision
 from psrpc.wire.commands import parse_decision
 from tests.coordinator.builders import make_run
@@ -36,7 +36,7 @@ DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
 @pytest.mark.parametrize(
     ("kind", "work"),
     [
-        ("train", Train((ATTEMPT,), fresh=True)),
+        ("train", Train((ATTEMPT,), fresh=True, clock=WorkerClock("worker-1", 3, 7))),
         ("round", Round(5, ATTEMPT, DECISION, newest=True, pull_next=True, ahead=AHEAD)),
         ("evaluate", EvaluationWork("epoch-1", 1, "step-1", 2, 4)),
         ("merge", MergeWork("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),

@@ -98,3 +98,42 @@ def test_the_least_clock_never_falls_and_nobody_is_further_ahead_of_it(
             given_out.pop(worker, None)
         assert clocks.least >= least
         least = clocks.least
+
+
+def told(clocks: Clocks) -> dict[str, tuple[int, int]]:
+    """The entry and the steps of each worker that others wait for, as shards hear it."""
+    return {one.worker: (one.entry, one.steps) for one in clocks.awaited.workers}
+
+
+def test_shards_hear_of_who_comes_and_goes() -> None:
+    clocks = Clocks(1)
+    first = clocks.enter("a", counted=True)
+    assert first == clocks.enter("a", counted=True), "it trains already"
+    clocks.enter("b", counted=True)
+    assert (clocks.awaited.number, told(clocks)) == (2, {"a": (1, 0), "b": (2, 0)})
+    clocks.idle("a")
+    clocks.idle("a")
+    assert (clocks.awaited.number, told(clocks)) == (3, {"b": (2, 0)})
+    clocks.tick("b")
+    again = clocks.enter("a", counted=True)
+    assert (again.entry, again.steps) == (4, 1)
+    clocks.leave("b")
+    clocks.leave("b")
+    assert (clocks.awaited.number, told(clocks)) == (5, {"a": (4, 1)})
+
+
+def test_shards_hear_of_the_steps_of_a_worker_that_knows_no_clocks_alone() -> None:
+    clocks = Clocks(1)
+    clocks.enter("new", counted=True)
+    clocks.enter("old")
+    clocks.tick("new")
+    assert clocks.awaited.number == 2
+    clocks.tick("old")
+    assert (clocks.awaited.number, told(clocks)["old"]) == (3, (2, 1))
+
+
+def test_who_comes_may_start_where_the_others_are_by_now() -> None:
+    clocks = Clocks(0)
+    clocks.enter("a", counted=True)
+    assert clocks.enter("b", counted=True, least=7).steps == 7
+    assert clocks.least == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.core.figures import WorkerHeartbeat
 from coordinator.core.work import EvaluationWork, Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
-from psrpc.core.commands import Attempt
+from psrpc.core.commands import Attempt, AwaitedWorkers
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 from tests.coordinator.whole_coordinator import Worker, start
@@ -228,3 +228,77 @@ def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
     assert isinstance(slow.lease(), EvaluationWork)
     assert rung
     assert isinstance(fast.lease(), Train)
+
+
+def timely(ledger: Ledger, worker: str, now: float, workers: int = 2) -> Train:
+    """The task of a worker that the shards hold back."""
+    work = ledger.lease(worker, now, ALL, workers, clocks=True)
+    assert isinstance(work, Train)
+    assert not work.fresh
+    return work
+
+
+def test_the_tasks_of_a_worker_that_shards_hold_back_are_as_long_as_those_of_async() -> None:
+    ledger = make(0)
+    timely(ledger, "slow", 0.0)
+    sizes, now = [], 0.0
+    for _ in range(5):
+        work = timely(ledger, "fast", now)
+        sizes.append(len(work.batches))
+        now += 0.001 * len(work.batches)
+        finish(ledger, "fast", list(work.batches), now)
+    assert sizes == [1, 2, 4, 8, 16]
+
+
+def test_a_worker_keeps_its_entry_while_it_has_work_and_gets_another_one_later() -> None:
+    ledger = make(0)
+    first = timely(ledger, "w", 0.0)
+    again = timely(ledger, "w", 0.0)
+    assert first.clock == again.clock
+    finish(ledger, "w", [*first.batches, *again.batches], 1.0)
+    assert timely(ledger, "w", 1.0).clock == first.clock
+    assert ledger.lease("w", 1.0, 0, 1, clocks=True).clock == first.clock  # type: ignore[union-attr]
+    ledger.revoke("w")
+    assert ledger.awaited is not None
+    assert ledger.awaited.workers == ()
+    ledger.release("w")
+    clock = timely(ledger, "w", 2.0).clock
+    assert (clock.entry, clock.steps) == (3, 2)  # type: ignore[union-attr]
+
+
+def test_a_worker_that_comes_starts_where_the_others_probably_are() -> None:
+    ledger = make(2)
+    work = timely(ledger, "old", 0.0)
+    finish(ledger, "old", list(work.batches), 0.1)
+    for now in (0.1, 0.3):
+        work = timely(ledger, "old", now)
+        finish(ledger, "old", list(work.batches), now + 0.1 * len(work.batches))
+    work = timely(ledger, "old", 0.7)
+    assert (work.clock.steps, len(work.batches)) == (0, 5)  # type: ignore[union-attr]
+    # It has reported five steps and has probably done three of the next five.
+    reported = ledger.awaited.workers[0].steps  # type: ignore[union-attr]
+    assert timely(ledger, "new", 1.05).clock.steps == reported + 3  # type: ignore[union-attr]
+
+
+def test_one_that_knows_no_clocks_is_held_back_by_its_leases_among_others() -> None:
+    ledger = make(0)
+    timely(ledger, "new", 0.0)
+    step(ledger, "old")
+    assert lease(ledger, "old") == []
+
+
+def test_shards_hear_whom_others_wait_for(tmp_path: Path) -> None:
+    coordinator, worker = start(tmp_path, mode="ssp", staleness=1, train_records=12)
+    other = Worker(coordinator, 22)
+    coordinator.course.training.lease(worker.name, 0.0, ALL, 2, clocks=True)
+    coordinator.course.training.lease(other.name, 0.0, ALL, 2, clocks=True)
+    (missed,) = [
+        command
+        for command in coordinator.course.training.missed(0)
+        if isinstance(command, AwaitedWorkers)
+    ]
+    assert [one.worker for one in missed.workers] == [worker.name, other.name]
+    sent: list[object] = []
+    coordinator.course.training._awaited._send = sent.append
+    coordinator.course.training.revoke(other.name, lost=True)
+    assert sent == [AwaitedWorkers(3, missed.workers[:1])]

@@ -10,6 +10,7 @@ import pytest
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import (
     Attempt,
+    AwaitedWorkers,
     Begin,
     Command,
     Decision,
@@ -19,6 +20,7 @@ from psrpc.core.commands import (
     Revocation,
     RoundsAhead,
     SnapshotOrder,
+    WorkerClock,
 )
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.policy import Policy
@@ -50,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "keep": KEEP,
     "restore": RESTORE,
     "fresh": FRESH,
+    "awaited": AwaitedWorkers(4, (WorkerClock("worker-1", 3, 17), WorkerClock("worker-2", 4, 0))),
     "revocation": Revocation(3, "worker-1", (ATTEMPT,), ends_ahead=True),
     "shutdown": Ended(True, "the disk is full"),
 }

@@ -33,8 +33,11 @@ def attempt(index: int, number: int | None = None) -> types.Attempt:
     return attempt_at(batch(index), index + 1 if number is None else number)
 
 
-def task(*indices: int) -> pb.Lease:
-    return train_task(*map(attempt, indices))
+def task(*indices: int, clock: types.WorkerClock | None = None) -> pb.Lease:
+    lease = train_task(*map(attempt, indices))
+    if clock is not None:
+        lease.train.clock.CopyFrom(clock)
+    return lease
 
 
 def work(number: int, index: int, decision: types.SignedDecision | None = None) -> pb.Lease:
@@ -61,10 +64,15 @@ class Driver:
         self.expects(Join())
         self.expects(Lease(), lease)
 
-    def applies(self, index: int, following: int | None = None) -> None:
+    def applies(
+        self, index: int, following: int | None = None, clock: types.WorkerClock | None = None
+    ) -> None:
         after = None if following is None else batch(following)
-        self.expects(Compute(batch(index), after), Computed(0.5, True))
-        self.expects(PushPull(batch(index), index + 1, following=after), Pushed(2))
+        # Rows that come during the computation would be too old for the next step of ssp.
+        ahead = after if clock is None else None
+        self.expects(Compute(batch(index), ahead), Computed(0.5, True))
+        push = PushPull(batch(index), index + 1, following=after, clock=clock)
+        self.expects(push, Pushed(2))
         self.expects(Settle())
         self.expects(Done(DoneBatch(batch(index), index + 1, 0.5, 2)))
 

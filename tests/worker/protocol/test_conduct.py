@@ -69,6 +69,26 @@ def test_a_task_is_run_in_order_and_the_next_is_asked_for_at_its_half() -> None:
     worker.leaves(Leave("the job is done"), Stopped)
 
 
+def test_a_task_with_a_clock_is_pulled_for_only_when_others_have_begun_to_wait() -> None:
+    worker = Driver()
+    clock, later = types.WorkerClock(entry=3, steps=7), types.WorkerClock(entry=5, steps=9)
+    worker.joins(task(0, clock=clock))
+    worker.expects(Pull(batch=batch(0), clock=clock))
+    worker.expects(Expect((batch(0),)))
+    worker.expects(LeaseAhead())
+    worker.applies(0, clock=clock)
+    worker.expects(TakeLease(), task(1, 2, clock=clock))
+    worker.applies(1, following=2, clock=clock)
+    worker.expects(LeaseAhead())
+    worker.applies(2, clock=clock)
+    worker.expects(TakeLease(), task(3, clock=later))
+    worker.expects(Pull(batch=batch(3), clock=later))
+    worker.expects(LeaseAhead())
+    worker.applies(3, clock=later)
+    worker.expects(TakeLease(), FINISHED)
+    worker.leaves(Leave("the job is done"), Stopped)
+
+
 def test_a_batch_that_is_not_finite_is_pushed_as_skipped() -> None:
     worker = Driver()
     worker.joins(task(0))

@@ -1,0 +1,73 @@
+"""Waits in ssp mode: a worker that is too far ahead gets parameters once others are there."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from pserver.core.requests import PullRequest, PushRequest, PushResult
+from pserver.core.step_clocks import StepClocks
+from pserver.engine.gate import Gate
+from psrpc.core.commands import WorkerClock
+from psrpc.core.errors import NotReady
+from psrpc.ops.clock import Clock
+
+
+class StepWaits:
+    """``changed`` is notified of each step; callers hold its lock, the shard's.
+
+    Attributes:
+        clocks: of the present generation.
+    """
+
+    def __init__(self, changed: threading.Condition, gate: Gate, clock: Clock) -> None:
+        """``clock`` measures waits."""
+        self.clocks = StepClocks(gate.identity.settings.staleness)
+        self._changed = changed
+        self._gate = gate
+        self._clock = clock
+        self._closed = False
+
+    def count(self, push: PushRequest, clock: WorkerClock | None) -> bool:
+        """Counts an admitted push; returns whether its worker, if it has a ``clock``, is too far
+        ahead now."""
+        if self._gate.identity.settings.staleness is None:
+            return False
+        if clock is not None:
+            self.clocks.enter(push.worker, clock.entry, clock.steps)
+        if self.clocks.step(push.worker, push.attempt.number):
+            self._changed.notify_all()
+        return clock is not None and self.clocks.waits(push.worker)
+
+    def after(self, push: PushRequest, result: PushResult, timeout_s: float) -> PushResult:
+        """Waits until the worker of a push is not too far ahead; returns its result, which is
+        ``behind`` if that takes too long."""
+        began = self._clock.now()
+        behind = not self._caught_up(push, timeout_s)
+        waited_us = int((self._clock.now() - began) * 1e6)
+        return replace(result, behind=behind, waited_us=waited_us)
+
+    def before(self, pull: PullRequest, timeout_s: float) -> None:
+        """Waits until the worker of an admitted pull with a clock is not too far ahead.
+
+        Raises:
+            NotReady: that takes too long.
+        """
+        if pull.clock is None:
+            return
+        self.clocks.enter(pull.worker, pull.clock.entry, pull.clock.steps)
+        if not self._caught_up(pull, timeout_s):
+            awaited = self.clocks.reason(pull.worker)
+            raise NotReady(f"shard {self._gate.identity.shard} waits for {awaited}")
+
+    def close(self) -> None:
+        """Ends all waits, present and future."""
+        self._closed = True
+        self._changed.notify_all()
+
+    def _caught_up(self, request: PushRequest | PullRequest, timeout_s: float) -> bool:
+        def over() -> bool:
+            self._gate.admit_worker(request)
+            return not self.clocks.waits(request.worker) or self._closed
+
+        return self._changed.wait_for(over, timeout_s) and not self._closed
