@@ -27,6 +27,7 @@ from psrpc.core.errors import (
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.commands import from_clock
 from tests.sim.fibers import Fibers
 from tests.sim.network import CALL_S, COORDINATOR, EXCHANGE_S, Call, Network
 from tests.sim.schedule import Process
@@ -49,8 +50,11 @@ class ToCoordinator(CoordinatorClient):
         process: Process,
         fibers: Fibers,
         answered: Callable[[str, Any], object] = lambda _method, _answer: None,
+        clocks: bool = True,
     ) -> None:
-        """``answered`` sees each answer, with the method that was called."""
+        """``answered`` sees each answer, with the method that was called; ``clocks`` is whether
+        the worker knows clocks of ssp."""
+        self._clocks = clocks
         self.address = COORDINATOR
         self.security = PLAINTEXT
         self.reached = False
@@ -81,6 +85,8 @@ class ToCoordinator(CoordinatorClient):
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
     ) -> Response:
+        if not self._clocks and isinstance(request, commands.LeaseWorkRequest):
+            request.clocks = False
         response = self._answer(method, request, timeout_s)
         assert isinstance(response, expected)
         self.reached = True
@@ -231,6 +237,7 @@ class _Exchanger:
             tuple(rows[table].values for table, _ in request.rows),
             from_table_ids(header.pull.rows),
             header.pull.round if header.pull.WhichOneof("source") == "round" else None,
+            from_clock(header.pull.clock) if header.pull.HasField("clock") else None,
             header.patience_ms / 1000,
         )
 

@@ -19,6 +19,7 @@ from psrpc.core.commands import Begin, Command, Decision, RoundsAhead, SnapshotO
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.sim.clock_book import ClockBook
 from tests.sim.network import RUN_DIR
 from tests.sim.policy_book import PolicyBook, attempts_of
 from tests.sim.schedule import Process
@@ -58,6 +59,7 @@ class Invariants:
         self._witness = cluster.witness
         self._options = cluster.options
         self.policies = PolicyBook(cluster, self.fail)
+        self.clocks = ClockBook(cluster, self.fail)
         self.tables = TableBook(cluster, self.fail)
         self._shards: dict[str, tuple[int, int, int]] = {}
         self._workers: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -195,7 +197,10 @@ class Invariants:
         """Nothing of another generation or process changes anything, of a batch that was leased
         anew nothing of the lease before, and nothing that is older than the policy allows."""
         if result.outcome in ("already_applied", "too_stale"):
+            if result.outcome == "already_applied":
+                self.clocks.count(shard, header)
             return
+        self.clocks.check_accepted(shard, header)
         assert shard.engine is not None
         fence, generation = header.fence, shard.engine.report().generation
         if (fence.generation, fence.shard_incarnation) != (generation, shard.process.incarnation):

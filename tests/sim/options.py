@@ -33,6 +33,7 @@ class Options:
     ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
     for ``cut_s``, at least and at most.
+    The first ``old_workers`` know no clocks of ssp.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any."""
 
     policy: Policy
@@ -66,6 +67,7 @@ class Options:
     recent: Recent = PLAIN
     cut_s: tuple[float, float] = (2.0, 40.0)
     paced: bool = False
+    old_workers: int = 0
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -186,7 +188,27 @@ def draw(random: Random) -> Options:
     # time, signals, ids that come again, and cuts.
     options = _with_interval(random, _with_tables(random, options))
     options = _with_recent(random, _with_signals(random, options))
-    return _with_short_rounds(random, _with_cuts(random, options))
+    return _with_short_steps(random, _with_short_rounds(random, _with_cuts(random, options)))
+
+
+def _with_short_steps(random: Random, options: Options) -> Options:
+    """The same, maybe with so many and so short steps of ssp that a worker is leased more of them
+    at a time than it may run ahead, and with a worker that does not know clocks."""
+    if all(policy.mode != "ssp" for policy in options.policies):
+        return options
+    options = replace(options, old_workers=1 if random.random() < 0.2 else 0)
+    if len(options.policies) > 1 or random.random() < 0.3:
+        return options
+    batches = random.choice((12, 16, MOST_BATCHES))
+    lacking = options.batches * options.batch_records - options.records
+    return replace(
+        options,
+        batches=batches,
+        epochs=1,
+        skipped=tuple(index for index in options.skipped if index < batches),
+        records=batches * options.batch_records - lacking,
+        batch_s=random.choice((0.01, 0.03, 0.1)),
+    )
 
 
 def _with_short_rounds(random: Random, options: Options) -> Options:

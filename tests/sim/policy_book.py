@@ -146,7 +146,10 @@ class PolicyBook:
                 if attempt.batch.epoch >= self._options.then_after:
                     self._fail(f"{attempt} is leased before the job's rule has changed its policy")
         staleness, ledger = course.run.settings.staleness, course.training.ledger
-        if staleness is None or ledger is None:
+        if staleness is None or ledger is None or not isinstance(work, Train):
+            return
+        if work.clock is not None:
+            self._cluster.invariants.clocks.handed_out(course, worker, work)
             return
         if attempts[0].number not in self._done:
             self._check_clocks(ledger, worker, staleness)
@@ -175,8 +178,8 @@ class PolicyBook:
         return done
 
     def check_fresh(self, who: object, attempt: int, part: NDArray) -> None:
-        """Ssp: what a gradient was computed from has all that was done when its batch was leased,
-        on every shard."""
+        """Ssp, without clocks: what a gradient was computed from has all that was done when its
+        batch was leased, on every shard."""
         done = self._done.get(attempt)
         if done is None:
             return

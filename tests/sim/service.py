@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pserver.core.assembly import Extent, Seen
-from pserver.core.requests import PullRequest, RowsRequest
+from pserver.core.requests import PullRequest, PushRequest, PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds
+from psrpc.core.commands import WorkerClock
 from psrpc.core.errors import AccessDenied, NotReady, PsError
 from psrpc.core.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -29,12 +30,14 @@ NDArray = npt.NDArray[Any]
 class Tensors:
     """What follows the header of an ``Initialize`` or a push: values or a gradient, the gradients
     of the rows that the header names, and the ids of rows that a ``PushPull`` wants: of the newest
-    version, or of ``round``, for which it waits ``patience_s``."""
+    version, with ``clock`` once the worker is not too far ahead, or of ``round``. For both it waits
+    ``patience_s``."""
 
     arena: NDArray | None
     rows: tuple[NDArray, ...] = ()
     wanted: TableIds = ()
     round: int | None = None
+    clock: WorkerClock | None = None
     patience_s: float = 0.0
 
 
@@ -81,6 +84,7 @@ class Service:
         self._shard = shard
         self._schedule = cluster.schedule
         self._parked: list[_Parked] = []
+        self._clocks = cluster.invariants.clocks
 
     def handle(self, method: str, request: Any, respond: Respond) -> None:
         engine = self._shard.engine
@@ -92,7 +96,10 @@ class Service:
             if method == "Pull":
                 request, patience_s = request
                 request = engine.credentials.pull(request, "")
-                if isinstance(request.source, int) or request.decision is not None:
+                if request.clock is not None:
+                    self._clocks.came(self._shard, request, request.clock)
+                waits = isinstance(request.source, int) or request.clock is not None
+                if waits or request.decision is not None:
                     self._park(request, respond, patience_s)
                     return
                 answer = engine.pull(request, 0.0)
@@ -127,9 +134,18 @@ class Service:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
                     wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
-                    result, values = engine.push_pull(header, sent, 0.0, "plain", wanted)
-                    answer = engine.credentials.vouch(header, result), values
-                    self._cluster.invariants.check_accepted(self._shard, header, answer[0])
+                    clock = tensors.clock
+                    if clock is not None:
+                        self._clocks.came(self._shard, header, clock)
+                    result, values = engine.push_pull(header, sent, 0.0, "plain", wanted, clock)
+                    result = engine.credentials.vouch(header, result)
+                    self._cluster.invariants.check_accepted(self._shard, header, result)
+                    if result.behind:
+                        self._wait(header, tensors, result, values, respond)
+                        return
+                    answer = result, values
+                    if clock is not None:
+                        self._clocks.check_served(self._shard, header, values, clock)
         except AccessDenied as error:
             # Every worker is honest here, whatever is lost, late or repeated.
             self._cluster.invariants.fail(f"{self._shard.address} denied {method}: {error}")
@@ -139,6 +155,26 @@ class Service:
         else:
             self.changed()
             respond(answer)
+
+    def _wait(
+        self, push: PushRequest, tensors: Tensors, result: PushResult, old: Values, respond: Respond
+    ) -> None:
+        """Answers a push once its worker is not too far ahead, or with ``old`` values."""
+        self._cluster.counts["waits for slower workers"] += 1
+        rows, clock = tensors.wanted, tensors.clock
+        pull = PullRequest(push.fence, push.worker, None, rows=rows, clock=clock)
+
+        def both(values: Any) -> None:
+            if isinstance(values, NotReady):
+                self._cluster.counts["slower workers not awaited"] += 1
+                respond((result, old))
+            elif isinstance(values, PsError):
+                respond(values)
+            else:
+                respond((replace(result, behind=False), values))
+
+        self._park(pull, both, tensors.patience_s)
+        self.changed()
 
     def _park(self, request: PullRequest, respond: Respond, patience_s: float) -> None:
         parked = _Parked(request, respond, self._schedule.now() + patience_s)
@@ -158,6 +194,9 @@ class Service:
         except PsError as error:
             parked.respond(error)
         else:
+            if parked.request.clock is not None:
+                request = parked.request
+                self._clocks.check_served(self._shard, request, values, request.clock)
             parked.respond(values)
             if parked.request.decision is not None or parked.request.staged:
                 self.changed()

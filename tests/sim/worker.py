@@ -30,9 +30,11 @@ class Worker:
         self.process = process
         self.cluster = cluster
         self.fibers = Fibers(process)
+        old = cluster.options.old_workers
+        clocks = process.name not in [f"worker-{index}" for index in range(old)]
         times = StepTimes(1, self.fibers.now)
         self.standing = WorkerSession(
-            ToCoordinator(cluster.network, process, self.fibers, self._answered),
+            ToCoordinator(cluster.network, process, self.fibers, self._answered, clocks),
             process.incarnation,
             cluster.options.patience_s,
             times.totals,
