@@ -13,6 +13,7 @@ import coordinator.cli.__main__
 import coordinator.process.describing
 import coordinator.process.serve
 import coordinator.rpc.messages
+import coordinator.rpc.status
 import coordinator.training.job_state
 import pserver.cli.__main__
 import pserver.process.shard  # what `pserver serve` imports when it runs
@@ -33,6 +34,7 @@ STACKS = signal.SIGUSR1
 def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
         (coordinator.training.job_state, "LEASE_S", LEASE_S),
+        (coordinator.rpc.status, "LEASE_S", LEASE_S),
         (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
         (
             coordinator.process.describing,
