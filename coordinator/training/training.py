@@ -201,8 +201,7 @@ class Training:
         return attempts
 
     def release(self, worker: str) -> int:
-        """Reopens the batches of ``worker``, from which no shard takes anything any more; returns
-        how many."""
+        """Reopens the batches of ``worker``, which no shard serves any more; returns how many."""
         return self.schedule.release(worker) if self.schedule else 0
 
     def record(self, worker: str, reports: Sequence[Report], now: float) -> None:

@@ -134,8 +134,8 @@ class ShardClient:
             sent,
         )
         path = f"/{wire.SERVICE}/"
-        made = pb.InitializeResponse.FromString
         channel: Any = self._channel  # its type requires serializers; bytes need none
+        made = pb.InitializeResponse.FromString
         self._initialize = channel.stream_unary(path + "Initialize", response_deserializer=made)
         asked, told = pb.GetStatusRequest.SerializeToString, pb.GetStatusResponse.FromString
         self._get_status = channel.unary_unary(path + "GetStatus", asked, told)
@@ -157,8 +157,7 @@ class ShardClient:
         return self._exchanger.transport
 
     def cancel(self) -> None:
-        """Ends the current exchange, if any, as a broken connection does, but without a call of
-        ``failed``."""
+        """Ends the current exchange, as a broken connection does, without a call of ``failed``."""
         with self._tries.cancelling():
             self._exchanger.cancel()
 
@@ -170,18 +169,13 @@ class ShardClient:
     def fence(self, generation: int, policy: int, session: bytes) -> types.Fence:
         """Returns the fence that every call but ``get_status`` needs; make it once per cluster.
         ``session`` is the worker's."""
-        return types.Fence(
-            generation=generation,
-            policy=policy,
-            plan_hash=self._plan.hash,
-            shard_incarnation=self._incarnation,
-            session=session,
-        )
+        fence = types.Fence(generation=generation, policy=policy, session=session)
+        fence.plan_hash, fence.shard_incarnation = self._plan.hash, self._incarnation
+        return fence
 
     def initialize(self, fence: types.Fence, values: Arrays, grant: bytes) -> bool:
-        """Sets all parameters and state; False when the shard was initialized already. ``grant``
-        comes with the lease. Raises CheckpointError if the shard cannot read the initial rows of
-        its tables."""
+        """Sets all parameters and state, with the ``grant`` of the lease; False when the shard was
+        initialized already. Raises CheckpointError if it cannot read the first rows of tables."""
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
         mine = {name: plain(part) for name, part in self._requests.mine(values).items()}
@@ -216,8 +210,8 @@ class ShardClient:
                 first.
             rows: the table rows to read. With ``rows_only``, ``into`` stays as it is.
             staged: attempts that all shards hold, for rounds that were decided ahead.
-            clock: the worker's, from the lease (ssp); the shard waits for others that are behind.
-            patience_s: try once, and let the shard wait for the round no longer than that.
+            clock: from the lease (ssp); the shard waits for workers that are behind.
+            patience_s: try once, and let the shard wait for the round no longer.
 
         Raises:
             RoundPassed: the shard is past the requested round.
@@ -227,8 +221,7 @@ class ShardClient:
         header = pb.ExchangeHeader()
         self._requests.fill_pull(header.pull, fence, source, decision)
         self._requests.fill_staged(header.pull, staged)
-        if clock is not None:
-            header.pull.clock.CopyFrom(clock)
+        self._requests.fill_clock(header.pull, clock)
         answer = self._exchange(header, into, wanted=rows, patience_s=patience_s)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
@@ -248,8 +241,7 @@ class ShardClient:
     def confirm(self, fence: types.Fence, staged: Sequence[StagedEverywhere]) -> None:
         """Tells the shard of attempts that all shards hold."""
         header = pb.ExchangeHeader()
-        header.pull.rows_only = True
-        header.pull.encoding = types.ENCODING_PLAIN
+        header.pull.rows_only, header.pull.encoding = True, types.ENCODING_PLAIN
         self._requests.fill_pull(header.pull, fence, None, None)
         self._requests.fill_staged(header.pull, staged)
         self._exchange(header, None)
@@ -263,17 +255,15 @@ class ShardClient:
         round_number: int | None = None,
         clock: types.WorkerClock | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        """:meth:`push` and :meth:`pull` of the newest values (async) or of a round (sync), in one
-        exchange if a message can hold the ids of both. With ``clock`` the values may be ``behind``:
-        pull again."""
+        """:meth:`push` and :meth:`pull` of the newest values or of a round, in one exchange if a
+        message can hold the ids of both. With ``clock`` they may be ``behind``: pull again."""
         if not fit_one_message(push, rows):
             result = self.push(fence, push)
-            pulled = self.pull(fence, round_number, into, rows=rows)
-            return replace(result, behind=clock is not None), pulled
+            result = replace(result, behind=clock is not None)
+            return result, self.pull(fence, round_number, into, rows=rows)
         header = pb.ExchangeHeader()
         self._requests.fill_source(header.pull, round_number)
-        if clock is not None:
-            header.pull.clock.CopyFrom(clock)
+        self._requests.fill_clock(header.pull, clock)
         self._requests.fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)

@@ -132,6 +132,11 @@ class Requests:
             batch = to_batch(attempt.batch)
             header.staged.add(batch=batch, attempt=attempt.number, receipts=one.receipts)
 
+    def fill_clock(self, header: pb.PullRequest, clock: types.WorkerClock | None) -> None:
+        """Fills the worker's clock in ``header`` in place, if it has one."""
+        if clock is not None:
+            header.clock.CopyFrom(clock)
+
     def fill_push(self, header: pb.PushHeader, fence: types.Fence, push: GradientPush) -> None:
         """Fills ``header`` in place."""
         header.fence.CopyFrom(fence)

@@ -135,8 +135,12 @@ class ShardCommands:
         """
         with self._changed:
             self._rounds.plan(ahead)
-            if self._rounds.advance():
-                self._changed.notify_all()
+            self.advance()
+
+    def advance(self) -> None:
+        """Applies rounds that were decided ahead and are complete. The caller holds the lock."""
+        if self._rounds.advance():
+            self._changed.notify_all()
 
     def await_workers(self, awaited: AwaitedWorkers) -> None:
         """Notes which workers others wait for (ssp)."""

@@ -201,14 +201,10 @@ class ShardEngine:
             return PushResult("already_applied", self._held.version, skipped=skipped)
         if self.identity.settings.rounds:
             result = self._rounds.stage(request, arrived)
-            self._advance()
+            self.commands.advance()
             return result
         with span("apply", shard=self.identity.shard, batch=request.batch):
             return self._pushes.apply(request, arrived, pulls)
-
-    def _advance(self) -> None:
-        if self._rounds.advance():
-            self._changed.notify_all()
 
     def pull(
         self,
@@ -234,7 +230,7 @@ class ShardEngine:
                 self.commands.decide(request.decision)
             if request.staged:
                 self._rounds.confirm(one.attempt for one in request.staged)
-                self._advance()
+                self.commands.advance()
             if request.source is not None:
                 self._waits.reached(request, request.source, timeout_s)
             return self._pulls.newest(request, request.encoding, rows)
@@ -247,9 +243,9 @@ class ShardEngine:
     def report(self) -> ShardReport:
         """Returns the shard's present state.
 
-        Reads without the lock, so the values may be of two moments: a status request must not wait
-        for an update of a gigabyte. Revocations first: after one, the version rises by decisions
-        alone that the coordinator sends."""
+        Without the lock, so the values may be of two moments: a status request must not wait for
+        an update of a gigabyte. Revocations first: the version rises no more after one that ends
+        rounds ahead."""
         revocations = self._gate.revocations
         revoked = revocations.number
         standing = self._held.standing

@@ -133,8 +133,7 @@ class Conversation:
         source = header.pull.WhichOneof("source")
         if source not in ("newest", "round") or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values or of a round")
-        encoding = streams.from_encoding(header.pull.encoding)
-        only = header.pull.rows_only
+        encoding, only = streams.from_encoding(header.pull.encoding), header.pull.rows_only
         if source == "newest":
             wanted = RowsRequest(rows, places.rows, only) if rows or only else None
             clock = wire.clock_of(header.pull)
