@@ -75,7 +75,8 @@ class ScriptedCoordinator(CoordinatorServicer):
         lease = pb.Lease()
         lease.CopyFrom(written)
         generation = self.cluster.generation
-        attempts = [lease.round.attempt] if lease.HasField("round") else lease.train.batches
+        attempts = [lease.round.attempt] if lease.HasField("round") else [*lease.train.batches]
+        attempts += [ahead.attempt for ahead in lease.rounds.attempts]
         for attempt in attempts:
             batch = from_batch(attempt.batch)
             attempt.grant = grant_of(worker, batch, attempt.attempt, generation)

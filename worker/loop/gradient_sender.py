@@ -120,8 +120,7 @@ class GradientSender:
 
     def push_next(self, action: does.PushNext, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.PushNext`: one exchange with a single shard.
-        Several
-        shards have to be told that all of them hold the gradient, which comes with the pull."""
+        Several have to be told that all of them hold the gradient, which comes with the pull."""
         push = does.Push(action.batch, action.attempt, action.skip, action.grant, ahead=True)
         if here.shards.count > 1:
             pushed = self.push(push, here)
@@ -131,16 +130,19 @@ class GradientSender:
         self._times.at(pb.WorkerPosition.PHASE_WAITING)
         rows = here.rows.ahead(action.following)
         pushes, spare = self._pushes(push, here), self._source.spare
-        results: list[PushResult] = []
+        tries: list[list[PushResult]] = []
 
         def push_pull() -> None:
-            results[:] = here.shards.push_pull(pushes, spare, rows, action.round)
+            tries.append([])
+            tries[-1] += here.shards.push_pull(pushes, spare, rows, action.round)
 
         self._patiently(push_pull, f"the other micro-batches before round {action.round}")
         self._times.took("commit")
         here.rows.came(action.following, rows)
         self._received(action.round, here)
-        return self._pushed(results, 0, here.shards.asked_again)
+        # What the shard had may come from a try that found the round not there yet.
+        asked_again = frozenset([0]) if len(tries) > 1 else here.shards.asked_again
+        return self._pushed(tries[-1], 0, asked_again)
 
     def _patiently(self, exchange: Callable[[], None], reason: str) -> None:
         """Repeats ``exchange`` as long as what it waits for does not come: other workers may need
