@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.core.run import Run
 from coordinator.core.work import Report
-from psrpc.core.commands import KEY_BYTES, Attempt, Begin, Command, Keys
+from psrpc.core.commands import KEY_BYTES, Attempt, Begin, Command, Keys, WorkerClock
 from psrpc.core.errors import JobMismatch
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
@@ -22,6 +22,7 @@ from psrpc.security.signatures import (
     SessionIdentity,
     SignedDecision,
     check_receipts,
+    clock_proof,
     grant_of,
     session_body,
 )
@@ -59,6 +60,10 @@ class Authority:
     def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
         """Returns the proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
+
+    def proven(self, generation: int, clock: WorkerClock) -> WorkerClock:
+        """Adds the proof by which shards accept a worker's ``clock`` from it (ssp)."""
+        return replace(clock, proof=clock_proof(self.keys.grant, generation, clock))
 
     def vouched(self, worker: str, generation: int, report: Report, shards: int) -> Report:
         """Returns ``report`` of ``worker`` as the receipts of all ``shards`` prove it: skipped if

@@ -95,7 +95,7 @@ class JobRun(JobState):
         if self.stopping is not None and self.stopping.drains:
             log.info("the run ends, and does not go on", why=STOPPED)
             self.stopping.drains = False
-        elif self.stopping is not None or self.phase not in ("training", "finishing"):
+        elif self.stopping is not None or not self._goes_on:
             self.fail(STOPPED)
         else:
             self._stop(Stopping(self.now()), STOPPED)
@@ -105,10 +105,15 @@ class JobRun(JobState):
         continues the run. A second call leaves at once. Does nothing to a job that stops."""
         if self.phase in ENDED:
             return
-        if self.stopping is None and self.phase in ("training", "finishing"):
+        if self.stopping is None and self._goes_on:
             self._stop(Stopping(self.now(), drains=True), DRAINED)
         elif self.stopping is None or self.stopping.drains:
             self._leave()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there is a state of training to save."""
+        return self.phase in ("training", "finishing") or self.generations.again
 
     def _stop(self, stopping: Stopping, reason: str) -> None:
         self.stopping = stopping

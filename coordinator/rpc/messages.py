@@ -212,7 +212,8 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
             lease.train.batches.extend(map(leased, work.batches))
             lease.train.fresh = work.fresh
             if work.clock is not None:
-                lease.train.clock.CopyFrom(to_clock(work.clock))
+                clock = authority.proven(generation, work.clock)
+                lease.train.clock.CopyFrom(to_clock(clock))
         case Round():
             lease.round.round = work.round
             lease.round.attempt.CopyFrom(leased(work.attempt))

@@ -39,6 +39,16 @@ class Clocks:
         """Rises with every change that shards have to hear of."""
 
     @property
+    def number(self) -> int:
+        """Number of the last change of :attr:`awaited`; 0 before the first."""
+        return self._number
+
+    def entered(self, worker: str) -> WorkerClock | None:
+        """Returns the clock of ``worker`` as of when others began to wait for it, if they do."""
+        clock = self._clocks.get(worker)
+        return clock.entered if clock is not None and clock.holds else None
+
+    @property
     def awaited(self) -> AwaitedWorkers:
         """The workers that others wait for now."""
         holding = [(n, c) for n, c in self._clocks.items() if c.holds]

@@ -22,7 +22,7 @@ from coordinator.core.work import Report, RoundsLease
 from coordinator.schedule.micro_batch import Held, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import Pace
+from coordinator.schedule.pace import TASK_S, Pace
 from coordinator.schedule.round_leases import RoundLeases
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, RoundsAhead
@@ -32,7 +32,7 @@ LEAST_ROUNDS = 2
 """Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: in longer ones, workers
 that are done take what others have not begun."""
 
-LONG_ROUND_S = 5.0
+LONG_ROUND_S = 2.0
 """Longest round of which no worker has more than one micro-batch that is decided ahead."""
 
 MOST_ATTEMPTS = 2048
@@ -149,7 +149,7 @@ class DecidedAhead:
             weights: the speeds of workers, in any unit, where known.
         """
         epoch, fresh = opened.epoch, opened.untouched
-        if epoch is None or opened.drains or (opened.has_open and not fresh):
+        if epoch is None or opened.drains or (opened.has_open and not fresh) or opened.revoked:
             return None
         first = number + len(self._queue) + (not fresh)
         left = todo.left(epoch) - self.batches - (0 if fresh else len(opened.micros))
@@ -261,7 +261,9 @@ class DecidedAhead:
         if self._taken <= workers and round_s is not None and round_s <= LONG_ROUND_S:
             # A worker has one micro-batch of a round at most, so none could help another.
             size = max(size, LEAST_ROUNDS)
-        if size < LEAST_ROUNDS or len(self._queue) > size:
+        # A checkpoint, a change and a stop wait for what is decided.
+        most = size if round_s is None or round_s * LEAST_ROUNDS <= TASK_S else 0
+        if size < LEAST_ROUNDS or len(self._queue) > most:
             return 0
         # The last round of an epoch may order a snapshot.
         return min(size, MOST_ATTEMPTS // self._taken, (left - 1) // self._taken)

@@ -104,6 +104,11 @@ class Ledger:
         return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
 
     @property
+    def awaited_number(self) -> int:
+        """Number of the last change of :attr:`awaited`; 0 before the first."""
+        return 0 if self._clocks is None else self._clocks.number
+
+    @property
     def awaited(self) -> AwaitedWorkers | None:
         """The workers that others wait for (ssp); None under another policy."""
         return None if self._clocks is None else self._clocks.awaited
@@ -271,6 +276,9 @@ class Ledger:
         return Train(tuple(batches), fresh=True)
 
     def _enter(self, clocks: Clocks, worker: str, now: float, counted: bool) -> WorkerClock:
+        entered = clocks.entered(worker)
+        if entered is not None:
+            return entered
         holders = self._holders
         expected = [c + holders[w].expected(now) for w, c in clocks.holding.items() if w in holders]
         return clocks.enter(worker, counted, min(expected, default=0) if counted else 0)

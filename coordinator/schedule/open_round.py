@@ -81,6 +81,11 @@ class OpenRound:
         return not self._uncut and not any(m.under_way for m in self.micros)
 
     @property
+    def revoked(self) -> bool:
+        """Whether a part of it will be open once shards refuse the worker that had it."""
+        return any(m.revoked for m in self.micros)
+
+    @property
     def drains(self) -> bool:
         """Whether no more rounds are to begin."""
         return self._draining

@@ -267,7 +267,9 @@ class Rounds:
         Returns the workers to give up: where shards already hold two attempts of stuck workers, and
         have no room for a third, the one with the newer attempt."""
         self._leases.stuck = stuck = frozenset(stuck)
-        return self.ahead.held_by(stuck) or self._open.twice_left_by(stuck)
+        if self.ahead:
+            return sorted(worker for worker in stuck if self.holds(worker))
+        return self._open.twice_left_by(stuck)
 
     def take_finished_epochs(self) -> list[int]:
         """Returns the epochs whose last round was decided since the last call."""

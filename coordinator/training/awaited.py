@@ -23,8 +23,10 @@ class AwaitedOrders:
 
     def look(self, ledger: Ledger | None) -> None:
         """Tells the shards if others wait for other workers than before."""
-        awaited = None if ledger is None else ledger.awaited
-        if awaited is not None and awaited.number != self._told:
+        if ledger is None or ledger.awaited_number == self._told:
+            return
+        awaited = ledger.awaited
+        if awaited is not None:
             self._told = awaited.number
             self._send(awaited)
 

@@ -76,9 +76,9 @@ class Decisions:
         self.halt()
 
     def hold(self, rounds: Rounds, worker: str) -> bool:
-        """Stops deciding if rounds were decided ahead in which a departed ``worker`` has an
-        attempt; returns whether that is so."""
-        held = bool(rounds.ahead.held_by([worker]))
+        """Stops deciding if rounds were decided ahead and a departed ``worker`` has an attempt of
+        one, or of the open round, which then has no taker; returns whether that is so."""
+        held = bool(rounds.ahead) and rounds.holds(worker)
         self.held = self.held or held
         return held
 

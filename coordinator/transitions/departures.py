@@ -77,7 +77,8 @@ class Departures:
             free = self._revocations.obeyed(shard, revoked)
             for worker in free:
                 self._release(worker)
-            if free and self._holds and not self._revocations.waiting_for():
+            settled = self._job.complete and not self._revocations.waiting_for()
+            if free and self._holds and settled:
                 self._begin_again()
             if free:
                 self._advance()
@@ -86,6 +87,8 @@ class Departures:
         """Whether a shard that was told to stop may go: a checkpoint was committed since its first
         request, or the job is over. The shard does not wait for ever."""
         job = self._job
+        if job.generations.again:
+            return False
         if job.phase == "stopping":
             if job.drained:
                 self._untold.discard((shard, incarnation))
@@ -139,6 +142,8 @@ class Departures:
         attempts = job.training.revoke(name, lost)
         # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:
-            job.streams.send(self._revocations.add(name, attempts, ends_ahead=holds))
+            # A shard may need them for a round that another has applied.
+            dropped = () if holds else attempts
+            job.streams.send(self._revocations.add(name, dropped, ends_ahead=holds))
             log.info("worker revoked", worker=name, batches=len(attempts))
         job.bell.ring()

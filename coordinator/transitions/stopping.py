@@ -40,10 +40,10 @@ class Stopping:
                 return False
             return self._give_up(job, newest, "another generation does not begin")
         if self._save is None:
-            if not training.idle and now < self._finish_by:
-                return False
             if training.rounds is not None and training.rounds.ahead:
                 self._begin_again(job, now)
+                return False
+            if not training.idle and now < self._finish_by:
                 return False
             training.close()
             self._save = SaveRequest()

@@ -124,6 +124,11 @@ class Staging:
                 )
         return True
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The staged attempts."""
+        return [Attempt(batch, n) for batch, held in self._held.items() for n in held]
+
     def held(self, attempt: Attempt) -> Staged:
         """Returns a staged attempt."""
         return self._held[attempt.batch][attempt.number]

@@ -78,6 +78,8 @@ class StepClocks:
 
     def reason(self, worker: str) -> str:
         """Says which workers ``worker`` waits for."""
+        if not self._clocks:
+            return "the coordinator to say whom workers wait for"
         least = self._least
         slowest = sorted(n for n, c in self._clocks.items() if c.steps == least)
         names = ", ".join(slowest[:3]) + (" and others" if len(slowest) > 3 else "")

@@ -11,7 +11,7 @@ from pserver.core.fence import Fence, FencedWorkers, ShardIdentity, admit
 from pserver.core.requests import InitializeRequest, PullRequest, PushRequest, PushResult
 from pserver.engine.parameters import Parameters
 from pserver.engine.rounds import StagedRounds
-from psrpc.core.commands import Begin, Keys
+from psrpc.core.commands import Begin, Keys, WorkerClock
 from psrpc.core.errors import (
     AccessDenied,
     InvalidArgument,
@@ -23,6 +23,7 @@ from psrpc.core.errors import (
 from psrpc.security.signatures import (
     INITIALIZE,
     SessionIdentity,
+    check_clock,
     check_decision,
     check_grant,
     check_receipts,
@@ -206,6 +207,19 @@ class Credentials:
         check_grant(keys.grant, session.worker, generation, request.batch, attempt, request.grant)
         return replace(request, worker=session.worker)
 
+    def clock(self, clock: WorkerClock | None, worker: str, generation: int) -> WorkerClock | None:
+        """Returns the clock that ``worker``, which is identified, brings from its lease (ssp).
+
+        Raises:
+            AccessDenied: this job's coordinator did not issue it.
+        """
+        keys = self._identity().keys
+        if clock is None or keys is None:
+            return None
+        mine = replace(clock, worker=worker)
+        check_clock(keys.grant, generation, mine)
+        return mine
+
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
         """Returns ``result`` with a receipt, the proof for the coordinator, if the shard has the
         batch."""
@@ -242,8 +256,9 @@ class Credentials:
             check_receipts(
                 keys.grant, session.worker, generation, batch, number, one.receipts, self._shards
             )
+        clock = self.clock(request.clock, session.worker, generation)
         if request.signed is None:
-            return replace(request, worker=session.worker)
+            return replace(request, worker=session.worker, clock=clock)
         check_decision(keys.verify, request.signed)
         decision = parse_decision(request.signed.decision)
         return replace(request, worker=session.worker, decision=decision)

@@ -56,6 +56,8 @@ class StagedRounds:
         self._alone = shards == 1
         self._ahead: dict[int, Decision] = {}
         """By round: the decisions that were made ahead."""
+        self._round_of: dict[Attempt, int] = {}
+        """The round of each attempt that they name."""
 
     def __len__(self) -> int:
         """Number of staged attempts. Any thread may call it."""
@@ -75,10 +77,11 @@ class StagedRounds:
                 f"a push of {request.batch} is for round {request.base_version};"
                 f" {self._me} is at round {version}"
             )
-        decided = self._ahead.get(version)
-        if decided is not None and request.attempt not in decided.attempts:
+        if self._round_of.get(request.attempt, version) != version or (
+            version in self._ahead and request.attempt not in self._round_of
+        ):
             raise InvalidArgument(
-                f"{request.attempt} is not of round {version}, which was decided ahead"
+                f"{request.attempt} is not of round {version}, as rounds were decided ahead"
             )
         if self._staging.admit(request.attempt):
             if arrived is not None and arrived.rows:
@@ -129,7 +132,9 @@ class StagedRounds:
                 f"{self._me} cannot apply round {decision.round}: it waits for the decision of"
                 f" round {version}"
             )
-        self._ahead.pop(decision.round, None)
+        if self._ahead.pop(decision.round, None) is not None:
+            for attempt in decision.attempts:
+                self._round_of.pop(attempt, None)
         applied = self._held.applied
         lacking = tuple(a for a in decision.attempts if not applied.contains(a.batch))
         decided = self._staging.decide(lacking)
@@ -176,6 +181,11 @@ class StagedRounds:
                 )
             if decision.round >= version:
                 self._ahead[decision.round] = decision
+                self._round_of.update(dict.fromkeys(decision.attempts, decision.round))
+        for attempt in self._staging.attempts:
+            # Its worker has pushed it too early, and takes the place of another.
+            if self._round_of.get(attempt, version) != version:
+                self.drop(attempt)
         if len(self._ahead) > MOST_AHEAD:
             raise ResourceExhausted(
                 f"{len(self._ahead)} rounds are decided ahead; expected at most {MOST_AHEAD}"
@@ -203,6 +213,7 @@ class StagedRounds:
     def forget_ahead(self) -> None:
         """Applies no round any more without the coordinator's word."""
         self._ahead.clear()
+        self._round_of.clear()
 
     def begin(self, policy: Policy) -> None:
         """Starts a generation under ``policy`` with nothing staged."""

@@ -136,7 +136,9 @@ class Conversation:
         encoding, only = streams.from_encoding(header.pull.encoding), header.pull.rows_only
         if source == "newest":
             wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-            clock = wire.clock_of(header.pull)
+            brought = wire.clock_of(header.pull)
+            generation, check = request.fence.generation, self._engine.credentials.clock
+            clock = check(brought, request.worker, generation)
             result, values = self._engine.push_pull(
                 request, arrival, patience_s, encoding, wanted, clock
             )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from psrpc.core.batch import BatchId
@@ -67,11 +67,12 @@ class RoundsAhead:
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
     """Ssp: others wait for ``worker`` since change ``entry``; it has done at least ``steps`` steps,
-    as others count them."""
+    as others count them. ``proof``: that the coordinator says so, where a worker brings it."""
 
     worker: str
     entry: int
     steps: int
+    proof: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

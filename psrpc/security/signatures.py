@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from psrpc.core.batch import BatchId
+from psrpc.core.commands import WorkerClock
 from psrpc.core.errors import AccessDenied
 from psrpc.v1 import types_pb2 as types
 
@@ -52,6 +53,11 @@ _GRANTED = struct.Struct("<QQIQI")
 """Generation, attempt, and the batch's epoch, first and count; the worker's name follows."""
 
 _GRANT = b"psrpc.v1 grant"
+_CLOCKED = b"psrpc.v1 clock"
+
+_CLOCK = struct.Struct("<QQQ")
+"""Generation, entry and steps; the worker's name follows."""
+
 _RECEIPT = {False: b"psrpc.v1 receipt, applied", True: b"psrpc.v1 receipt, skipped"}
 
 
@@ -109,6 +115,22 @@ def receipts_of(
     # like this one.
     message = key + _RECEIPT[skipped] + _granted(worker, generation, batch, attempt)
     return hashlib.shake_128(message).digest(GRANT_BYTES * shards)
+
+
+def clock_proof(key: bytes, generation: int, clock: WorkerClock) -> bytes:
+    """The proof that the coordinator counts ``clock.worker`` from this clock on."""
+    packed = _CLOCK.pack(generation, clock.entry, clock.steps)
+    return _mac(key, _CLOCKED, packed + clock.worker.encode())
+
+
+def check_clock(key: bytes, generation: int, clock: WorkerClock) -> None:
+    """Passes the clock of a lease. Raises AccessDenied for others."""
+    if not hmac.compare_digest(clock.proof, clock_proof(key, generation, clock)):
+        raise AccessDenied(
+            f"{clock.worker} says that others wait for it since change {clock.entry}, at step "
+            f"{clock.steps}; that was not leased to it in generation {generation}",
+            code="PS305",
+        )
 
 
 def check_grant(

@@ -133,14 +133,16 @@ class SnapshotOrder(_message.Message):
     def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
-    __slots__ = ("worker", "entry", "steps")
+    __slots__ = ("worker", "entry", "steps", "proof")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     worker: str
     entry: int
     steps: int
-    def __init__(self, worker: _Optional[str] = ..., entry: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, worker: _Optional[str] = ..., entry: _Optional[int] = ..., steps: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start", "stop")

@@ -57,7 +57,7 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "AppliedEpoch": {"applied": INTERVALS, "skipped": INTERVALS, "totals": MAX_VALUES},
     "EpochTotals": {"totals": MAX_VALUES},
     "WorkerStaleness": {"worker": NAME, "counts": COUNTS},
-    "WorkerClock": {"worker": NAME},
+    "WorkerClock": {"worker": NAME, "proof": NAME},
     # parameter_server.proto
     "InitializeHeader": {"extents": EXTENTS, "grant": NAME},
     "PullRequest": {"snapshot": NAME, "rows": EXTENTS, "staged": REPORTS},

@@ -111,12 +111,14 @@ def from_attempt(
 
 def to_clock(clock: WorkerClock) -> types_pb2.WorkerClock:
     """Encodes the clock of a worker."""
-    return types_pb2.WorkerClock(worker=clock.worker, entry=clock.entry, steps=clock.steps)
+    return types_pb2.WorkerClock(
+        worker=clock.worker, entry=clock.entry, steps=clock.steps, proof=clock.proof
+    )
 
 
 def from_clock(message: types_pb2.WorkerClock) -> WorkerClock:
     """Decodes the clock of a worker."""
-    return WorkerClock(message.worker, message.entry, message.steps)
+    return WorkerClock(message.worker, message.entry, message.steps, message.proof)
 
 
 def to_order(order: SnapshotOrder) -> types_pb2.SnapshotOrder:

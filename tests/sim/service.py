@@ -134,7 +134,8 @@ class Service:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
                     wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
-                    clock = tensors.clock
+                    generation = header.fence.generation
+                    clock = engine.credentials.clock(tensors.clock, header.worker, generation)
                     if clock is not None:
                         self._clocks.came(self._shard, header, clock)
                     result, values = engine.push_pull(header, sent, 0.0, "plain", wanted, clock)

@@ -235,7 +235,9 @@ class Router:
         """Tells all shards which attempts all of them hold."""
         clients, fences = self._clients, self._fences
         self._calls.call(
-            lambda shard: clients[shard].confirm(fences[shard], staged), report_wait=False
+            lambda shard: clients[shard].confirm(fences[shard], staged),
+            finishing=True,
+            report_wait=False,
         )
 
     def push_pull(

@@ -40,7 +40,6 @@ class RoundsAheadRunner:
                 rest = task.attempts[index + 1 :]
                 following = rest[0] if rest else None
                 yield from self._run_one(planned, following, at)
-            yield does.Confirm()
             if not asked:
                 yield does.LeaseAhead()
             lease: pb.Lease = yield does.TakeLease()
@@ -78,6 +77,9 @@ class RoundsAheadRunner:
             yield does.TakeBack()
             computed = self._result_of(number)
             pushed = yield does.Push(batch, number, True, grant, ahead=True)
+        if following is None:
+            # No pull will say it, and once it is reported nothing waits for this worker.
+            yield does.Confirm()
         unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
         yield does.Settle(unused)
         yield does.Done(

@@ -89,7 +89,7 @@ def test_short_rounds_are_decided_ahead_with_the_next_batches_and_new_attempts()
 
 
 def test_long_rounds_are_not() -> None:
-    assert look(begun(took_s=5.1), now=5.1) == []
+    assert look(begun(took_s=2.1), now=2.1) == []
 
 
 def test_rounds_in_which_a_worker_could_help_another_are_not_either_if_they_are_long() -> None:
@@ -191,6 +191,25 @@ def test_none_is_while_the_open_round_has_work_or_drains() -> None:
     rounds = begun()
     rounds.drain()
     assert look(rounds) == []
+
+
+def test_none_is_behind_a_round_of_which_a_worker_that_left_had_a_part() -> None:
+    """Its part will be open, and those that wait for a later round could not take it."""
+    rounds = begun()
+    commit(rounds, "v", lease(rounds, "v", SHORT_S), SHORT_S)
+    rounds.revoke("w")
+    assert rounds.ahead.crew.names == ["v"]
+    assert look(rounds) == []
+    rounds.release("w")
+    assert look(rounds) == []
+    assert lease(rounds, "v", SHORT_S).round == 1
+
+
+def test_a_worker_that_is_stuck_in_the_round_before_them_is_given_up() -> None:
+    rounds = begun()
+    assert rounds.hand_over({"w"}) == []
+    look(rounds)
+    assert rounds.hand_over({"w"}) == ["w"]
 
 
 def test_the_open_round_is_decided_with_them_if_no_worker_has_begun_it() -> None:

@@ -166,43 +166,61 @@ def test_a_generation_that_begins_again_goes_on_as_usual(cluster: Cluster) -> No
     assert not coordinator.course.generations.again
 
 
-def test_a_job_that_stops_begins_again_first_and_then_saves(cluster: Cluster) -> None:
+def stands_again(cluster: Cluster) -> None:
+    """The streams of all shards have ended; each opens another one and says where it stands."""
     coordinator = cluster.coordinator
-    cluster.apply(0)
-    coordinator.course.stop()
-    cluster.leaves(cluster.v)
-    coordinator.tick()
-    assert coordinator.course.phase == "stopping"
+    for shard in list(coordinator.shards):
+        assert shard.next() is None, "its stream has ended"
+        coordinator.shards.remove(shard)
+        shard.watch()
     coordinator.settle()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "a worker leaves"])
+@pytest.mark.parametrize("applied", [(), (0,), (0, 1)])
+def test_a_job_that_stops_begins_again_and_saves_what_shards_have_applied(
+    cluster: Cluster, applied: tuple[int, ...], leaves: bool
+) -> None:
+    coordinator = cluster.coordinator
+    cluster.apply(*applied)
+    if leaves:
+        cluster.leaves(cluster.v)
+        coordinator.course.stop()
+        coordinator.settle()
+    else:
+        coordinator.course.stop()
+        assert coordinator.course.phase == "stopping"
+        stands_again(cluster)
     assert coordinator.course.reason == STOPPED
-    assert cluster.kept == [(True, cluster.planned[0])] * 2
-    assert coordinator.course.checkpoints.newest.partition(".")[0] == "checkpoints/step-00000003"
+    step = 3 if applied else 2
+    assert coordinator.course.checkpoints.newest.partition(".")[0] == f"checkpoints/step-{step:08}"
     assert not any("is not saved" in warning for warning in coordinator.course.warnings.kept)
 
 
 def test_a_job_that_stops_does_not_wait_for_ever_for_another_generation(cluster: Cluster) -> None:
     coordinator = cluster.coordinator
     coordinator.course.stop()
-    cluster.leaves(cluster.v)
     coordinator.tick(FINISH_S)
     assert coordinator.course.reason == STOPPED
     assert any("another generation does not begin" in w for w in coordinator.course.warnings.kept)
 
 
-@pytest.mark.parametrize("applied", [(), (0,), (0, 1)])
-def test_a_job_that_stops_saves_what_shards_have_applied_and_no_worker_reports(
-    cluster: Cluster, applied: tuple[int, ...]
+def test_while_another_generation_begins_no_shard_goes_unsaved_and_a_stop_waits(
+    cluster: Cluster,
 ) -> None:
     coordinator = cluster.coordinator
+    cluster.apply(0, 1)
+    cluster.leaves(cluster.v)
+    for shard in coordinator.shards:
+        revocation = shard.next()
+        assert isinstance(revocation, Revocation)
+        assert revocation.attempts == (), "a shard that lags may need them"
+        shard.carry_out(revocation)
+    phases: list[str] = [coordinator.course.phase]
+    first = coordinator.shards[0]
+    assert not coordinator.course.departures.shard_may_go(0, first.incarnation)
     coordinator.course.stop()
-    cluster.apply(*applied)
-    coordinator.tick(FINISH_S)
-    for shard in list(coordinator.shards):
-        assert shard.next() is None, "its stream has ended"
-        coordinator.shards.remove(shard)
-        shard.watch()
+    phases.append(coordinator.course.phase)
+    assert phases == ["recovering", "stopping"]
     coordinator.settle()
-    assert coordinator.course.reason == STOPPED
-    step = 3 if applied else 2
-    assert coordinator.course.checkpoints.newest.partition(".")[0] == f"checkpoints/step-{step:08}"
-    assert not any("is not saved" in warning for warning in coordinator.course.warnings.kept)
+    assert coordinator.course.checkpoints.newest.partition(".")[0] == "checkpoints/step-00000003"

@@ -144,7 +144,9 @@ def test_an_attempt_that_the_round_does_not_name_is_refused() -> None:
     engine = shard_of(ROUNDS)
     engine.commands.plan(ahead(FIRST))
     for batch, attempt in ((A, 9), (C, 3)):
-        with pytest.raises(InvalidArgument, match="is not of round 0, which was decided ahead"):
+        with pytest.raises(
+            InvalidArgument, match="is not of round 0, as rounds were decided ahead"
+        ):
             push(engine, batch, attempt=attempt)
     assert engine.report().staged_now == 0
 

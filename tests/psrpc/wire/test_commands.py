@@ -52,7 +52,9 @@ COMMANDS: dict[str, Command] = {
     "keep": KEEP,
     "restore": RESTORE,
     "fresh": FRESH,
-    "awaited": AwaitedWorkers(4, (WorkerClock("worker-1", 3, 17), WorkerClock("worker-2", 4, 0))),
+    "awaited": AwaitedWorkers(
+        4, (WorkerClock("worker-1", 3, 17, b"proof"), WorkerClock("worker-2", 4, 0))
+    ),
     "revocation": Revocation(3, "worker-1", (ATTEMPT,), ends_ahead=True),
     "shutdown": Ended(True, "the disk is full"),
 }

@@ -54,6 +54,12 @@ class RoundsDriver(Driver):
         self.expects(Push(batch(index), index + 1, ahead=True), pushed)
         self.done(index)
 
+    def ends_its_task(self, index: int) -> None:
+        """It confirms before it reports: then the coordinator does not wait for it any more."""
+        self.expects(Push(batch(index), index + 1, ahead=True), HELD)
+        self.expects(Confirm())
+        self.done(index)
+
     def pushes_and_pulls(self, index: int, number: int, following: int) -> None:
         self.expects(PushNext(batch(index), index + 1, number, batch(following)), HELD)
         self.done(index)
@@ -76,15 +82,13 @@ def test_a_step_is_one_exchange_and_the_next_task_is_asked_for_at_half() -> None
     worker.computes(2)
     worker.pushes_and_pulls(2, 7, following=3)
     worker.computes(3)
-    worker.pushes(3)
-    worker.expects(Confirm())
+    worker.ends_its_task(3)
     worker.expects(TakeLease(), rounds((8, 4)))
     # The next round's number was not known when the last gradient was pushed.
     worker.expects(LeaseAhead())
     worker.pulls(8, 4)
     worker.computes(4)
-    worker.pushes(4)
-    worker.expects(Confirm())
+    worker.ends_its_task(4)
     worker.expects(TakeLease(), FINISHED)
     worker.leaves(Leave("the job is done"), Stopped)
 
@@ -100,8 +104,8 @@ def test_several_micro_batches_of_one_round_are_pushed_and_nothing_is_pulled_bet
     worker.computes(1)
     worker.pushes_and_pulls(1, 6, following=2)
     worker.computes(2)
-    worker.pushes(2)
-    assert worker.action == Confirm()
+    worker.ends_its_task(2)
+    assert worker.action == TakeLease()
 
 
 def test_the_gradients_of_a_task_are_confirmed_before_anything_is_waited_for() -> None:
@@ -111,8 +115,7 @@ def test_the_gradients_of_a_task_are_confirmed_before_anything_is_waited_for() -
     worker.expects(LeaseAhead())
     worker.pulls(4, 0)
     worker.computes(0)
-    worker.pushes(0)
-    worker.expects(Confirm())
+    worker.ends_its_task(0)
     assert worker.action == TakeLease()
 
 
@@ -142,8 +145,7 @@ def test_parameters_of_an_ordinary_round_are_used_and_those_ahead_by_the_next_on
     worker.begins(0)
     worker.expects(LeaseAhead())
     worker.computes(0)
-    worker.pushes(0)
-    worker.expects(Confirm())
+    worker.ends_its_task(0)
     worker.expects(TakeLease(), work(5, 1))
     worker.begins(1)
     assert worker.action == Pull(5, None, batch(1))
@@ -157,6 +159,7 @@ def test_a_shard_that_had_the_batch_used_no_gradient_of_this_push() -> None:
     worker.pulls(4, 0)
     worker.computes(0)
     worker.expects(Push(batch(0), 1, ahead=True), Pushed(had=(0, 2), asked_again=frozenset({1, 2})))
+    worker.expects(Confirm())
     assert worker.action == Settle(unused=(0,))
 
 
@@ -184,8 +187,8 @@ def test_a_round_that_has_passed_with_its_own_interrupted_push_is_reported_with_
     worker.expects(LeaseAhead())
     worker.pulls(5, 1)
     worker.computes(1)
-    worker.pushes(1)
-    assert worker.action == Confirm()
+    worker.ends_its_task(1)
+    assert worker.action == TakeLease()
 
 
 def test_a_push_that_finds_its_round_passed_asks_for_the_receipts_alone() -> None:
@@ -198,5 +201,6 @@ def test_a_push_that_finds_its_round_passed_asks_for_the_receipts_alone() -> Non
     worker.fails(Push(batch(0), 1, ahead=True), RoundPassed("round 5"))
     worker.expects(TakeBack())
     worker.expects(Push(batch(0), 1, skip=True, ahead=True), HELD)
+    worker.expects(Confirm())
     worker.done(0)
-    assert worker.action == Confirm()
+    assert worker.action == TakeLease()
