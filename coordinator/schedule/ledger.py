@@ -13,7 +13,7 @@ from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.pace import LeaseHolder
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt, AwaitedWorkers, WorkerClock
+from psrpc.core.commands import Attempt, WorkerClock
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
 
@@ -57,7 +57,7 @@ class Ledger:
         )
         self._step_offset = step_offset
         self._tally = tally if tally is not None else Tally()
-        self._clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
+        self.clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
         self._holders: dict[str, LeaseHolder] = {}
         self._leased: dict[BatchId, str] = {}
         self._reopened: dict[BatchId, str | None] = {}
@@ -103,16 +103,6 @@ class Ledger:
         step, total = done + self._step_offset, self._todo.total + self._step_offset
         return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
 
-    @property
-    def awaited_number(self) -> int:
-        """Number of the last change of :attr:`awaited`; 0 before the first."""
-        return 0 if self._clocks is None else self._clocks.number
-
-    @property
-    def awaited(self) -> AwaitedWorkers | None:
-        """The workers that others wait for (ssp); None under another policy."""
-        return None if self._clocks is None else self._clocks.awaited
-
     def extend(self, until_epoch: int) -> None:
         """Allows batches of epochs before ``until_epoch``."""
         self._todo.extend(until_epoch)
@@ -131,12 +121,12 @@ class Ledger:
     def idle_worker(self, worker: str) -> None:
         """Notes that ``worker`` does something else, such as an evaluation: once its batches are
         done, clocks do not wait for it. It may have asked ahead of time."""
-        if self._clocks is None:
+        if self.clocks is None:
             return
         if self._holds(worker):
             self._busy_next.add(worker)
         else:
-            self._clocks.idle(worker)
+            self.clocks.idle(worker)
 
     def lease(
         self, worker: str, now: float, received: int, workers: int, clocks: bool = False
@@ -156,13 +146,13 @@ class Ledger:
             return Wait(self.waiting_for())
         left = self._todo.total - self._todo.batches - len(self._leased)
         size = min(holder.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
-        if self._clocks is not None:
+        if self.clocks is not None:
             self._busy_next.discard(worker)
-            self._enter(self._clocks, worker, now, clocks)
+            self._enter(self.clocks, worker, now, clocks)
             if not clocks:
-                size = min(size, self._clocks.allowed(worker, len(holder.leases)))
+                size = min(size, self.clocks.allowed(worker, len(holder.leases)))
             if not size:
-                return Wait(self._clocks.reason(worker))
+                return Wait(self.clocks.reason(worker))
         batches: list[Attempt] = []
         while len(batches) < size and (batch := self._next_open(worker)) is not None:
             attempt = Attempt(batch, self._next_attempt)
@@ -199,8 +189,8 @@ class Ledger:
                 self._tally.too_stale += 1
                 steps += 1
                 continue
-            if self._clocks is not None:
-                self._clocks.tick(worker)
+            if self.clocks is not None:
+                self.clocks.tick(worker)
             if self._todo.is_done(batch):
                 continue
             self._examples += 0 if report.skipped else batch.count
@@ -218,8 +208,8 @@ class Ledger:
     def revoke(self, worker: str) -> list[Attempt]:
         """Returns what ``worker`` holds; other workers get it only after :meth:`release`."""
         self._busy_next.discard(worker)
-        if self._clocks is not None:
-            self._clocks.leave(worker)
+        if self.clocks is not None:
+            self.clocks.leave(worker)
         holder = self._holders.get(worker)
         if holder is None:
             return []
@@ -228,8 +218,8 @@ class Ledger:
     def release(self, worker: str) -> int:
         """Opens what ``worker`` holds to all workers, before anything new, as shards refuse it now;
         returns how many batches."""
-        if self._clocks is not None:
-            self._clocks.leave(worker)
+        if self.clocks is not None:
+            self.clocks.leave(worker)
         holder = self._holders.pop(worker, None)
         if holder is None:
             return 0
@@ -268,9 +258,9 @@ class Ledger:
         return holder is not None and bool(holder.leases)
 
     def _train(self, worker: str, batches: Sequence[Attempt], now: float, clocks: bool) -> Train:
-        if self._clocks is None:
+        if self.clocks is None:
             return Train(tuple(batches))
-        entered = self._enter(self._clocks, worker, now, clocks)
+        entered = self._enter(self.clocks, worker, now, clocks)
         if clocks:
             return Train(tuple(batches), clock=entered)
         return Train(tuple(batches), fresh=True)

@@ -23,14 +23,12 @@ class AwaitedOrders:
 
     def look(self, ledger: Ledger | None) -> None:
         """Tells the shards if others wait for other workers than before."""
-        if ledger is None or ledger.awaited_number == self._told:
-            return
-        awaited = ledger.awaited
-        if awaited is not None:
-            self._told = awaited.number
-            self._send(awaited)
+        clocks = None if ledger is None else ledger.clocks
+        if clocks is not None and clocks.number != self._told:
+            self._told = clocks.number
+            self._send(clocks.awaited)
 
     def missed(self, ledger: Ledger | None) -> list[Command]:
         """Returns the command for a shard that may have missed some."""
-        awaited = None if ledger is None else ledger.awaited
-        return [awaited] if awaited is not None else []
+        clocks = None if ledger is None else ledger.clocks
+        return [clocks.awaited] if clocks is not None else []

@@ -207,17 +207,21 @@ class Credentials:
         check_grant(keys.grant, session.worker, generation, request.batch, attempt, request.grant)
         return replace(request, worker=session.worker)
 
-    def clock(self, clock: WorkerClock | None, worker: str, generation: int) -> WorkerClock | None:
-        """Returns the clock that ``worker``, which is identified, brings from its lease (ssp).
+    def clock_of(
+        self, request: PushRequest | PullRequest, clock: WorkerClock | None
+    ) -> WorkerClock | None:
+        """Returns the clock that the worker of ``request``, which is identified, brings from its
+        lease (ssp).
 
         Raises:
             AccessDenied: this job's coordinator did not issue it.
         """
-        keys = self._identity().keys
-        if clock is None or keys is None:
+        identity, generation = self._identity(), request.fence.generation
+        # A generation that began meanwhile refuses the request.
+        if clock is None or identity.keys is None or identity.generation != generation:
             return None
-        mine = replace(clock, worker=worker)
-        check_clock(keys.grant, generation, mine)
+        mine = replace(clock, worker=request.worker)
+        check_clock(identity.keys.grant, generation, mine)
         return mine
 
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
@@ -256,12 +260,13 @@ class Credentials:
             check_receipts(
                 keys.grant, session.worker, generation, batch, number, one.receipts, self._shards
             )
-        clock = self.clock(request.clock, session.worker, generation)
+        request = replace(request, worker=session.worker)
+        request = replace(request, clock=self.clock_of(request, request.clock))
         if request.signed is None:
-            return replace(request, worker=session.worker, clock=clock)
+            return request
         check_decision(keys.verify, request.signed)
         decision = parse_decision(request.signed.decision)
-        return replace(request, worker=session.worker, decision=decision)
+        return replace(request, decision=decision)
 
     def _session(self, fence: Fence, certificate: str) -> tuple[SessionIdentity, Keys]:
         self._admit(fence)

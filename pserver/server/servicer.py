@@ -136,9 +136,7 @@ class Conversation:
         encoding, only = streams.from_encoding(header.pull.encoding), header.pull.rows_only
         if source == "newest":
             wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-            brought = wire.clock_of(header.pull)
-            generation, check = request.fence.generation, self._engine.credentials.clock
-            clock = check(brought, request.worker, generation)
+            clock = self._engine.credentials.clock_of(request, wire.clock_of(header.pull))
             result, values = self._engine.push_pull(
                 request, arrival, patience_s, encoding, wanted, clock
             )

@@ -135,10 +135,10 @@ class ClockBook:
     def _awaited(self, generation: int) -> dict[str, int] | None:
         """The entries of those that others wait for, as the coordinator sees it; None if there is
         none that knows."""
-        ledger = self._ledger
-        if ledger is None or ledger.awaited is None or self._generation != generation:
+        clocks = None if self._ledger is None else self._ledger.clocks
+        if clocks is None or self._generation != generation:
             return None
-        return {clock.worker: clock.entry for clock in ledger.awaited.workers}
+        return {clock.worker: clock.entry for clock in clocks.awaited.workers}
 
     def _at(self, shard: Shard, request: PullRequest | PushRequest) -> _There:
         place = repr(shard.process), request.fence.generation, request.worker

@@ -158,8 +158,8 @@ class PolicyBook:
             self._done.setdefault(attempt.number, done)
 
     def _check_clocks(self, ledger: Ledger, worker: str, staleness: int) -> None:
-        assert ledger._clocks is not None
-        clocks = ledger._clocks._clocks
+        assert ledger.clocks is not None
+        clocks = ledger.clocks._clocks
         mine, held = clocks[worker], len(ledger._holders[worker].leases)
         if not mine.holds:
             self._fail(f"{worker} gets work of ssp, and others do not wait for it")

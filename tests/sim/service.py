@@ -134,8 +134,7 @@ class Service:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
                     wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
-                    generation = header.fence.generation
-                    clock = engine.credentials.clock(tensors.clock, header.worker, generation)
+                    clock = engine.credentials.clock_of(header, tensors.clock)
                     if clock is not None:
                         self._clocks.came(self._shard, header, clock)
                     result, values = engine.push_pull(header, sent, 0.0, "plain", wanted, clock)

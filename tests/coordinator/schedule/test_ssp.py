@@ -259,8 +259,8 @@ def test_a_worker_keeps_its_entry_while_it_has_work_and_gets_another_one_later()
     assert timely(ledger, "w", 1.0).clock == first.clock
     assert ledger.lease("w", 1.0, 0, 1, clocks=True).clock == first.clock  # type: ignore[union-attr]
     ledger.revoke("w")
-    assert ledger.awaited is not None
-    assert ledger.awaited.workers == ()
+    assert ledger.clocks is not None
+    assert ledger.clocks.awaited.workers == ()
     ledger.release("w")
     clock = timely(ledger, "w", 2.0).clock
     assert (clock.entry, clock.steps) == (3, 2)  # type: ignore[union-attr]
@@ -276,7 +276,8 @@ def test_a_worker_that_comes_starts_where_the_others_probably_are() -> None:
     work = timely(ledger, "old", 0.7)
     assert (work.clock.steps, len(work.batches)) == (0, 5)  # type: ignore[union-attr]
     # It has reported five steps and has probably done three of the next five.
-    reported = ledger.awaited.workers[0].steps  # type: ignore[union-attr]
+    assert ledger.clocks is not None
+    reported = ledger.clocks.awaited.workers[0].steps
     assert timely(ledger, "new", 1.05).clock.steps == reported + 3  # type: ignore[union-attr]
 
 

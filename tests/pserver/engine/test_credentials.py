@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,11 @@ from pserver.client.client import ShardClient
 from pserver.client.requests import GradientPush
 from pserver.engine.engine import ShardEngine
 from psrpc.core.batch import BatchId
-from psrpc.core.commands import Attempt, Begin
+from psrpc.core.commands import Attempt, Begin, WorkerClock
 from psrpc.core.errors import AccessDenied, StaleGeneration
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import types_pb2 as types
-from psrpc.wire.commands import to_batch
+from psrpc.wire.commands import to_batch, to_clock
 from tests.pserver.shards import (
     AUTHORITY,
     INITIAL,
@@ -203,6 +204,19 @@ def test_a_staged_attempt_is_of_the_worker_that_has_its_grant(sync: Shard) -> No
     sync.denied("PS305", sync.push(stolen, session_of("worker-2")), refused=1)
     assert sync.engine.report().staged_now == 0
     assert sync.client.push(fence_of(sync.client), GOOD).outcome == "staged"
+
+
+@pytest.mark.parametrize("changed", [{}, {"entry": 2}, {"steps": 7}, {"worker": "worker-2"}])
+def test_a_clock_that_was_not_leased_holds_nobody(shard: Shard, changed: dict[str, Any]) -> None:
+    """Others would wait for a worker that the coordinator does not know to be awaited."""
+    leased_clock = AUTHORITY.proven(1, WorkerClock("worker-1", 1, 5))
+    clock = to_clock(replace(leased_clock, **changed) if changed else WorkerClock("worker-1", 1, 5))
+    fence = fence_of(shard.client, worker=clock.worker)
+    into = whole(PLAN)
+    shard.denied("PS305", lambda: shard.client.pull(fence, None, into, clock=clock))
+    shard.denied("PS305", lambda: shard.client.push_pull(fence, GOOD, into, clock=clock), refused=1)
+    mine = fence_of(shard.client)
+    assert shard.client.pull(mine, None, into, clock=to_clock(leased_clock)).version == 0
 
 
 # -- receipts --------------------------------------------------------------------------------
