@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator.client.client import check_way
+from coordinator.client.absence import check_way
 from coordinator.dashboard.options import DEFAULT_PORT
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument, PsError
 from psrpc.options import locate as whereabouts

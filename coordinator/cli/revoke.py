@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from coordinator.client.client import check_way, nobody_answers
+from coordinator.client.absence import check_way, nobody_answers
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.options import locate as whereabouts
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator.client.client import check_way, nobody_answers
+from coordinator.client.absence import check_way, nobody_answers
 from coordinator.core.lifecycle import ENDED
 from psrpc.core.errors import CoordinatorUnreachable, JobFailed
 from psrpc.options import locate as whereabouts

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.client.client import check_way, nobody_answers
+from coordinator.client.absence import check_way, nobody_answers
 from psrpc.core.errors import CoordinatorUnreachable, Preparing
 from psrpc.files.run_paths import ending_in_words, is_starting, read_ending
 from psrpc.options import locate as whereabouts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -18,7 +17,6 @@ from psrpc.core.errors import (
 from psrpc.net.channel import open_channel
 from psrpc.net.reach import why_unreachable
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.options.locate import not_running
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
@@ -229,36 +227,3 @@ class CoordinatorClient:
         assert isinstance(response, expected)
         self.reached, self.refusal = True, ""
         return response
-
-
-def check_way(client: CoordinatorClient, run_dir: Path | None = None) -> None:
-    """Checks that a coordinator answers. Takes no time if so, otherwise less than the deadline of a
-    call.
-
-    Raises:
-        PsError: see :func:`nobody_answers`.
-    """
-    cause = client.why_unreachable()
-    if cause is not None:
-        raise nobody_answers(client, cause, run_dir)
-
-
-def nobody_answers(
-    client: CoordinatorClient, cause: PsError | None = None, run_dir: Path | None = None
-) -> PsError:
-    """Returns the error of a call of ``client`` that found no coordinator, with the obstacle.
-
-    Args:
-        run_dir: the run directory that the address of ``client`` comes from, if any.
-    """
-    cause = cause or client.why_unreachable()
-    if cause is not None and not cause.retryable:
-        return cause
-    if run_dir is not None:
-        return not_running(run_dir, cause)
-    which = "choose one with --coordinator HOST:PORT or --run-dir DIR"
-    if cause is not None:
-        return CoordinatorUnreachable(
-            f"no coordinator answers: {cause}, or {which}", code=cause.code
-        )
-    return CoordinatorUnreachable(f"no coordinator answers at {client.address}; {which}")

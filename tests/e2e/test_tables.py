@@ -144,7 +144,7 @@ def test_ssp_nobody_runs_away_from_a_worker_that_is_held_and_then_killed(
             for worker in others:
                 began.setdefault(worker.worker, worker.batches)
                 steps[worker.worker] = worker.batches - began[worker.worker]
-            wait = [f"may be {AHEAD} ahead" in worker.waiting_for for worker in others]
+            wait = ["workers that are behind" in worker.waiting_for for worker in others]
             return (len(others) == 2 and all(wait)) or max(steps.values(), default=0) > most
 
         cluster.until(stand, "the others, who wait for it")

@@ -23,7 +23,7 @@ from worker.describe.describe import describe
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import LoadedJob
 from worker.model.inputs import whole_inputs
-from worker.runtime.devices import tensor_of
+from worker.runtime.devices import Device, tensor_of
 from worker.step.compute import BatchReader
 from worker.step.flat import StepResult
 
@@ -82,11 +82,11 @@ def fill(plan: Plan, received: ReceivedRows, tables: Dense) -> None:
 class TableJobStepper(JobStepper):
     """The flat step of a job with tables."""
 
-    def __init__(self, job: Job, shards: int = 2) -> None:
-        super().__init__(job, plan=plan_of(job, shards))
+    def __init__(self, job: Job, shards: int = 2, device: Device = CPU) -> None:
+        super().__init__(job, device, plan=plan_of(job, shards))
         finder = self.replica.make_finder(self.plan)
         inputs = whole_inputs(self.replica.model)
-        self.read = BatchReader(job, CPU, self.replica.num_seeds(), finder, inputs)
+        self.read = BatchReader(job, device, self.replica.num_seeds(), finder, inputs)
         self.tables = random_tables(self.plan)
 
     def run(self, batch: BatchId = FIRST) -> StepResult:

@@ -38,6 +38,8 @@ class FanOut:
         self._unsent: set[int] = set()
         """Shards whose requests are not sent yet; changed under the lock."""
         self._sending = threading.Lock()
+        self._others = ""
+        """The other workers that shards wait for with their answers, in words; empty for none."""
         self._why: dict[int, str] = {}
         """Shard -> why its last call had to be repeated."""
         self._pending: set[int] = set()
@@ -58,6 +60,8 @@ class FanOut:
         """Returns the shards that have not answered, with the reasons for retries if known."""
         # Copies, because other threads change both.
         pending, why = sorted(self._pending), dict(self._why)
+        if self._others and not why.keys() & pending:
+            return self._others
         peers = ", ".join(why.get(shard, self._peer(shard)) for shard in pending)
         return f"the shards: {peers}" if why.keys() & pending else peers
 
@@ -78,17 +82,24 @@ class FanOut:
         self._standing.hurry(True)
 
     def call(
-        self, call: Callable[[int], Result], *, finishing: bool = False, report_wait: bool = True
+        self,
+        call: Callable[[int], Result],
+        *,
+        finishing: bool = False,
+        report_wait: bool = True,
+        others: str = "",
     ) -> list[Result]:
         """Runs ``call`` for each shard; no call is in flight on return. ``finishing`` is as of
-        :meth:`WorkerSession.check`; ``report_wait`` reports the wait to ``waiting``. Raises the
-        error of a call that no retry can fix, or else of another one."""
+        :meth:`WorkerSession.check`; ``report_wait`` reports the wait to ``waiting``; ``others`` is
+        what shards wait for with their answers, in words. Raises the error of a call that no retry
+        can fix, or else of another one."""
         # Clear before checking, so that an interrupt in between is not lost.
         self.abort.clear()
         self._standing.check(finishing=finishing)
         if self._standing.interrupted:
             self.abort.set()
         self._why.clear()
+        self._others = others
         self._pending.update(self._shards)
         self._unsent = set(self._shards if report_wait else ())
         with self._standing.waits.on(self.awaited):

@@ -64,15 +64,14 @@ class GradientSender:
                 rows=rows,
                 staged=staged,
                 clock=action.clock,
+                others=others,
             )
 
-        if action.ahead:
-            # Others may need long, and this worker does not keep them waiting.
+        others = _before(action.round) if action.ahead else _BEHIND if action.clock else ""
+        if others:
+            # They may need long, and this worker does not keep them waiting.
             self._times.at(pb.WorkerPosition.PHASE_WAITING)
-            self._patiently(pull, f"the other micro-batches before round {action.round}")
-        elif action.clock is not None:
-            self._times.at(pb.WorkerPosition.PHASE_WAITING)
-            self._patiently(pull, _BEHIND)
+            self._patiently(pull)
         else:
             pull()
         self._staged.clear()
@@ -88,11 +87,13 @@ class GradientSender:
         following = action.following or here.leases.first_of_next()
         rows = here.rows.ahead(following)
         spare = self._source.spare
-        results = shards.push_pull(self._pushes(action, here), spare, rows, clock=clock)
+        others = _BEHIND if clock else ""
+        pushes = self._pushes(action, here)
+        results = shards.push_pull(pushes, spare, rows, clock=clock, others=others)
         self._times.waited(max([result.waited_us for result in results]) * 1e-6)
         asked_again = shards.asked_again
         if any(result.behind for result in results):
-            self._patiently(lambda: shards.pull(None, spare, rows=rows, clock=clock), _BEHIND)
+            self._patiently(lambda: shards.pull(None, spare, rows=rows, clock=clock, others=others))
         here.rows.came(following, rows)
         self._received(None, here)
         return self._pushed(results, max([result.staleness for result in results]), asked_again)
@@ -134,9 +135,10 @@ class GradientSender:
 
         def push_pull() -> None:
             tries.append([])
-            tries[-1] += here.shards.push_pull(pushes, spare, rows, action.round)
+            others = _before(action.round)
+            tries[-1] += here.shards.push_pull(pushes, spare, rows, action.round, others=others)
 
-        self._patiently(push_pull, f"the other micro-batches before round {action.round}")
+        self._patiently(push_pull)
         self._times.took("commit")
         here.rows.came(action.following, rows)
         self._received(action.round, here)
@@ -144,15 +146,14 @@ class GradientSender:
         asked_again = frozenset([0]) if len(tries) > 1 else here.shards.asked_again
         return self._pushed(tries[-1], 0, asked_again)
 
-    def _patiently(self, exchange: Callable[[], None], reason: str) -> None:
+    def _patiently(self, exchange: Callable[[], None]) -> None:
         """Repeats ``exchange`` as long as what it waits for does not come: other workers may need
         long."""
-        with self._standing.waits.on(reason):
-            while True:
-                try:
-                    return exchange()
-                except NotReady:
-                    self._standing.check()
+        while True:
+            try:
+                return exchange()
+            except NotReady:
+                self._standing.check()
 
     def _received(self, number: int | None, here: Joined) -> None:
         self.round = number
@@ -201,3 +202,8 @@ def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
     """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
     totals = (result.loss * records, float(records), *result.metrics)
     return totals if result.finite and all(map(math.isfinite, totals)) else ()
+
+
+def _before(number: int | None) -> str:
+    """Says what a round that is decided ahead waits for."""
+    return f"the other micro-batches before round {number}"

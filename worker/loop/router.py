@@ -155,11 +155,13 @@ class Router:
         rows: ReceivedRows | None = None,
         staged: Sequence[StagedEverywhere] = (),
         clock: types_pb2.WorkerClock | None = None,
+        others: str = "",
     ) -> None:
         """Receives parameters into ``into`` and table rows into ``rows``; without ``into`` only
         rows. ``source`` is None for the newest, a round's number (``decision`` is that of the
         round before), or the name of a kept snapshot. ``staged`` are attempts that all shards
-        hold, for rounds that were decided ahead; ``clock`` is this worker's (ssp)."""
+        hold, for rounds that were decided ahead; ``clock`` is this worker's (ssp); ``others`` is
+        what shards wait for with their answers, in words."""
 
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
@@ -177,7 +179,7 @@ class Router:
         try:
             with span("pull", source=source):
                 # A pull of rows alone may overlap with the computation of a gradient.
-                pulled = self._calls.call(pull, report_wait=into is not None)
+                pulled = self._calls.call(pull, report_wait=into is not None, others=others)
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
@@ -247,10 +249,12 @@ class Router:
         following: ReceivedRows | None = None,
         round_number: int | None = None,
         clock: types_pb2.WorkerClock | None = None,
+        others: str = "",
     ) -> list[PushResult]:
         """Applies a gradient on all shards, one part on each (async), or stages it (sync), and
         receives the newest parameters, or those of a round, and the rows for the ``following``
-        batch. With ``clock`` (ssp), parameters may be ``behind``: pull again."""
+        batch. With ``clock`` (ssp), parameters may be ``behind``: pull again. ``others`` is as in
+        :meth:`pull`."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
@@ -260,7 +264,7 @@ class Router:
         with span("push_pull", batch=pushes[0].batch, attempt=pushes[0].attempt):
             self._pulling = round_number is not None or clock is not None
             try:
-                answers = self._calls.call(push_pull, finishing=True)
+                answers = self._calls.call(push_pull, finishing=True, others=others)
             finally:
                 self._pulling = False
         self._versions = [info.version for _, info in answers]
