@@ -151,6 +151,20 @@ def test_an_attempt_that_the_round_does_not_name_is_refused() -> None:
     assert engine.report().staged_now == 0
 
 
+def test_a_gradient_of_a_later_round_takes_no_place_of_this_one() -> None:
+    """Its worker has the lease of it, but has no parameters that it could be computed from."""
+    engine = shard_of(ROUNDS)
+    push(engine, C, attempt=3)
+    push(engine, D, attempt=4)
+    engine.commands.plan(ahead(FIRST, SECOND))
+    assert engine.report().staged_now == 0
+    with pytest.raises(InvalidArgument, match="is not of round 0, as rounds were decided ahead"):
+        push(engine, C, attempt=3)
+    push(engine, A, attempt=1)
+    push(engine, B, attempt=2)
+    assert version(engine) == 1
+
+
 def test_a_round_with_a_batch_that_the_shard_had_before() -> None:
     engine = shard_of(ROUNDS)
     engine._held.applied.add(A)
