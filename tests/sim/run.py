@@ -7,7 +7,8 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -93,3 +94,14 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
 def silence() -> None:
     """What the cores would log is not written from now on."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """``silence``, until the block ends: tests of logs may follow in the same process."""
+    before = structlog.get_config()
+    silence()
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -7,12 +7,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-import structlog
 
 from psrpc.core.policy import ASYNC, Policy
 from tests.sim.faults import CUT
 from tests.sim.options import Options, draw
-from tests.sim.run import run_options, silence
+from tests.sim.run import run_options, silenced
 
 CUT_S = 1000.0
 
@@ -29,10 +28,8 @@ SEEDS = 6
 
 @pytest.fixture(autouse=True)
 def _silent() -> Iterator[None]:
-    before = structlog.get_config()
-    silence()
-    yield
-    structlog.configure(**before)
+    with silenced():
+        yield
 
 
 def options(seed: int, policy: Policy) -> Options:

@@ -13,7 +13,6 @@ from random import Random
 from typing import get_args
 
 import pytest
-import structlog
 
 from coordinator.core.work import Wait, Work
 from coordinator.job.engine import POLL_S, Caller, Engine
@@ -28,7 +27,7 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
-from tests.sim.run import Verdict, run_options, run_seed, silence
+from tests.sim.run import Verdict, run_options, run_seed, silenced
 from tests.sim.schedule import Process, Schedule
 from tests.sim.store import StoreFile
 from tests.sim.table_witness import Recent
@@ -45,10 +44,8 @@ RUN = Path("/run")
 
 @pytest.fixture(autouse=True)
 def _silent() -> Iterator[None]:
-    before = structlog.get_config()
-    silence()
-    yield
-    structlog.configure(**before)
+    with silenced():
+        yield
 
 
 @pytest.mark.parametrize("first", range(0, FAST, 5))

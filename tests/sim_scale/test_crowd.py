@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.sim.run import silence
+from tests.sim.run import silenced
 from tests.sim_scale.cluster import Options, run_crowd
 
 SMALL = Options(
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    silence()
+def _silent() -> Iterator[None]:
+    with silenced():
+        yield
 
 
 @pytest.mark.parametrize("seed", range(3))
