@@ -189,6 +189,8 @@ def push_result(
         "version": str(version),
         "staleness": str(staleness),
         "applyUs": "0",
+        "behind": False,
+        "waitedUs": "0",
     }
 
 
