@@ -199,23 +199,24 @@ def _with_short_steps(random: Random, options: Options) -> Options:
     options = replace(options, old_workers=1 if random.random() < 0.2 else 0)
     if len(options.policies) > 1 or random.random() < 0.3:
         return options
-    batches = random.choice((12, 16, MOST_BATCHES))
-    lacking = options.batches * options.batch_records - options.records
-    return replace(
-        options,
-        batches=batches,
-        epochs=1,
-        skipped=tuple(index for index in options.skipped if index < batches),
-        records=batches * options.batch_records - lacking,
-        batch_s=random.choice((0.01, 0.03, 0.1)),
-    )
+    options = _of_one_epoch(options, random.choice((12, 16, MOST_BATCHES)))
+    return replace(options, batch_s=random.choice((0.01, 0.03, 0.1)))
 
 
 def _with_short_rounds(random: Random, options: Options) -> Options:
     """The same, maybe with rounds that are so short, and so many, that some are decided ahead."""
     if not options.policy.rounds or options.then is not None or random.random() < 0.4:
         return options
-    batches = random.choice((12, 16, MOST_BATCHES))
+    options = _of_one_epoch(options, random.choice((12, 16, MOST_BATCHES)))
+    return replace(
+        options,
+        batch_s=random.choice((0.002, 0.01, 0.03)),
+        checkpoint_every=random.choice((3, 6, 50, "0.5s", None)),
+    )
+
+
+def _of_one_epoch(options: Options, batches: int) -> Options:
+    """The same with one epoch of ``batches``, of which the last lacks as many records as before."""
     lacking = options.batches * options.batch_records - options.records
     return replace(
         options,
@@ -223,8 +224,6 @@ def _with_short_rounds(random: Random, options: Options) -> Options:
         epochs=1,
         skipped=tuple(index for index in options.skipped if index < batches),
         records=batches * options.batch_records - lacking,
-        batch_s=random.choice((0.002, 0.01, 0.03)),
-        checkpoint_every=random.choice((3, 6, 50, "0.5s", None)),
     )
 
 
