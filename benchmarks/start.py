@@ -33,7 +33,7 @@ JOB = Dense(1, (16384, 1024), steps=10**6)
 """64 MB of parameters, and more steps than a run makes."""
 
 Event = Literal["import", "start", "worker", "shard"]
-"""What is timed: the import of TensorFlow and Keras in one process; the command until the end of
+"""The timed parts: the import of TensorFlow and Keras in one process; the command until the end of
 the first step; the kill of a process until the end of the next step."""
 
 WARM: dict[bool, tuple[str, ...]] = {True: (), False: ("--no-warm-start",)}

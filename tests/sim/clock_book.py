@@ -1,4 +1,4 @@
-"""What must hold of ssp: no gradient is computed without the steps of the others that it needs."""
+"""The invariant of ssp: no gradient is computed without the steps of the others that it needs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SimulatedBell:
 
 
 @dataclass(frozen=True)
-class _Options:
+class ServeOptions:
     """A :class:`coordinator.process.settling.Options`."""
 
     shards: int
@@ -168,7 +168,7 @@ class Coordinator:
         while True:
             try:
                 return settle(
-                    _Options(cluster.options.shards),
+                    ServeOptions(cluster.options.shards),
                     cluster.description,
                     cluster.witness.plan,
                     directory,

@@ -46,7 +46,7 @@ class Options:
 
 @dataclass
 class Verdict:
-    """What a seed has come to; ``failure`` is empty if all is well."""
+    """The outcome of a seed; ``failure`` is empty if all is well."""
 
     seed: int
     failure: str = ""

@@ -22,7 +22,7 @@ from coordinator.training.streams import Stream
 from psrpc.core.errors import NotReady, PsError
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.wire.shard_reports import from_held
-from tests.sim.coordinator import NoCurves, SimulatedBell
+from tests.sim.coordinator import NoCurves, ServeOptions, SimulatedBell
 from tests.sim.schedule import Process, Steps
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a call of a process tells besides its request."""
+    """The context of a call: its caller's address and the absence of certificates."""
 
     incarnation: int
 
@@ -55,19 +55,6 @@ class Context:
     def auth_context(self) -> dict[str, list[bytes]]:
         """Returns nothing: there are no certificates."""
         return {}
-
-
-@dataclass(frozen=True)
-class _Options:
-    """A :class:`coordinator.process.settling.Options`."""
-
-    shards: int
-    job: Path = Path("jobs/crowd.py")
-    mode: str | None = None
-    replicas: int | None = None
-    overrides: tuple[str, ...] = ()
-    resume: bool = False
-    auto_resume: bool = True
 
 
 class _Disk(DiskWork):
@@ -135,7 +122,7 @@ class Coordinator:
         store.open()
         self.process.at_death(store.close)
         run = settle(
-            _Options(cluster.options.shards),
+            ServeOptions(cluster.options.shards, Path("jobs/crowd.py")),
             cluster.description,
             cluster.plan,
             RunDirectory(cluster.run_dir, resume=False),

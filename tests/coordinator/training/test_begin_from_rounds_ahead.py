@@ -29,7 +29,7 @@ def begun(
     last: Decision | None = None,
     ahead: Sequence[Decision] = (),
 ) -> list[Begin]:
-    """What two shards at these versions are told by a coordinator with these decisions; nothing
+    """Orders for two shards at these versions by a coordinator with these decisions; nothing
     where no checkpoint could be restored either."""
     told: list[Command] = []
     run = make_run(tmp_path, shards=2, mode="sync", replicas=2, generation=GENERATION)

@@ -40,7 +40,7 @@ class Cluster:
         assert [decision.round for decision in self.planned][:2] == [2, 3]
 
     def commands(self) -> list[RoundsAhead]:
-        """What shard 0 is told of rounds ahead; both carry out all else."""
+        """The orders about rounds ahead that shard 0 gets; both carry out all else."""
         told: list[Command] = []
         for shard in self.coordinator.shards:
             while (command := shard.next()) is not None:

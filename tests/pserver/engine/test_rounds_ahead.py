@@ -55,7 +55,7 @@ def version(engine: ShardEngine) -> int:
 
 
 def stage(engine: ShardEngine, batch: BatchId, attempt: int, base: int = 0) -> str:
-    """What comes of a push as skipped, which fits shards of every plan."""
+    """The result of a push as skipped, which fits shards of every plan."""
     request = a_push(batch, attempt, base=base, skipped=True)
     fence = replace(request.fence, plan_hash=engine.plan.hash)
     return engine.push(replace(request, fence=fence), Shared([]), 0).outcome
@@ -265,7 +265,7 @@ def test_a_generation_begins_with_the_round_that_only_the_other_shard_applied() 
 
 
 class Interrupted:
-    """What a shard holds; a reader of where it stands is held up until ``meanwhile`` is over."""
+    """A shard's state; a reader of where it stands is held up until ``meanwhile`` is over."""
 
     def __init__(self, held: Parameters, meanwhile: Callable[[], object]) -> None:
         self._held = held
