@@ -15,13 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT, RunFailed, write_job
 from benchmarks.link import HOSTS, Link, Processes, why_no_hosts
 from benchmarks.peers import Figure, read_figure
-from benchmarks.report import add_arguments, say, write_json, write_section
+from benchmarks.report import add_arguments, publish, say
 from benchmarks.steps import TooShort, read_steps, step_ms
 from benchmarks.table import markdown, number
 from benchmarks.workloads import DENSE, JOBS, Dense
@@ -123,22 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # So that the hosts are removed; those of a killed process, the next one removes.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     cases = [case for case in CASES if not options.only or case.name in options.only]
-    samples: list[HostSample] = []
-    try:
-        with Link() as link:
-            for run in range(1, options.runs + 1):
-                for case in cases:
-                    for sample in measure(run, case, link, options.peers.resolve()):
-                        say(str(sample))
-                        samples.append(sample)
-    finally:
-        # A benchmark that is cut short has still measured something.
-        text = table(samples)
-        sys.stdout.write(text)
-        if options.json:
-            write_json(options.json, {"samples": list(map(asdict, samples))})
-    if options.readme:
-        write_section("hosts", text)
+    with Link() as link:
+        samples = (
+            sample
+            for run in range(1, options.runs + 1)
+            for case in cases
+            for sample in measure(run, case, link, options.peers.resolve())
+        )
+        publish("hosts", samples, table, options)
     return 0
 
 

@@ -7,9 +7,16 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SampleT = TypeVar("SampleT", bound="DataclassInstance")
 
 README = Path(__file__).resolve().parent / "README.md"
 
@@ -22,6 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--readme", action="store_true", help="put the tables into benchmarks/README.md"
     )
+
+
+def publish(
+    section: str,
+    samples: Iterable[SampleT],
+    table: Callable[[Sequence[SampleT]], str],
+    options: argparse.Namespace,
+) -> None:
+    """Says each of ``samples``, dataclasses, as it is measured; then prints their table and writes
+    what ``options`` of :func:`add_arguments` ask for. If measuring is cut short, everything but
+    ``section`` of the README is still written."""
+    measured: list[SampleT] = []
+    try:
+        for sample in samples:
+            say(str(sample))
+            measured.append(sample)
+    finally:
+        text = table(measured)
+        sys.stdout.write(text)
+        if options.json:
+            write_json(options.json, {"samples": list(map(asdict, measured))})
+    if options.readme:
+        write_section(section, text)
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from benchmarks.cluster import Cluster, RunFailed
-from benchmarks.report import add_arguments, say, write_json, write_section
+from benchmarks.report import add_arguments, publish
 from benchmarks.steps import read_steps
 from benchmarks.table import markdown
 from benchmarks.workloads import Dense
@@ -74,20 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     options = parser.parse_args(argv)
     engines = options.engine or get_args(EngineKind)
-    samples: list[StartSample] = []
-    try:
-        for run in range(1, options.runs + 1):
-            for sample in measure_all(run, engines, not options.warm_only, options.after):
-                say(str(sample))
-                samples.append(sample)
-    finally:
-        # A benchmark that is cut short has still measured something.
-        text = table(samples)
-        sys.stdout.write(text)
-        if options.json:
-            write_json(options.json, {"samples": list(map(asdict, samples))})
-    if options.readme:
-        write_section("start", text)
+    samples = (
+        sample
+        for run in range(1, options.runs + 1)
+        for sample in measure_all(run, engines, not options.warm_only, options.after)
+    )
+    publish("start", samples, table, options)
 
 
 def measure_all(
