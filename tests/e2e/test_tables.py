@@ -122,9 +122,11 @@ def test_async_rows_that_are_fetched_ahead_are_refused_when_too_old_and_none_is_
     assert all(files), "rows of both shards are in the checkpoint"
 
 
-def test_ssp_nobody_runs_away_from_a_worker_that_is_held_and_then_killed(
+def test_ssp_workers_do_not_run_away_from_one_that_is_held_and_then_killed(
     tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
 ) -> None:
+    """The simulator has what each gradient's base holds. Staleness has no bound here: the worker
+    that comes for the killed one may enter behind the others (docs/design/0027)."""
     hold = tmp_path / "hold"
     os.mkfifo(hold)
     ssp = ("--mode", "ssp", "--workers", "3", "--set", f"staleness={AHEAD}", *EVERY)
@@ -153,7 +155,5 @@ def test_ssp_nobody_runs_away_from_a_worker_that_is_held_and_then_killed(
         run = cluster.end()
     assert_all_counted_once(run)
     assert_in_every_batch_once(run, loop)
-    # During a step each of the two others goes from s behind to s + 1 ahead.
-    assert len(run.summary["staleness_counts"]) <= 1 + 2 * (2 * AHEAD + 1)
     restarts = run.summary["restarts"]
     assert [name.partition("-")[0] for name in restarts] == ["worker"]
