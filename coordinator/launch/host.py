@@ -1,0 +1,79 @@
+"""Runs the jobs of one caller one after the other, with one fork server for all of them.
+
+``python -m coordinator.launch.host REQUESTS REPLIES``, two inherited descriptors, takes a
+:class:`psrpc.ops.up_request.UpRequest` a line and replies with the exit status. It ends once
+REQUESTS is at its end. ``pserver.Cluster`` starts it (docs/design/0028-fit-on-a-cluster.md).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from psrpc.ops.up_request import UpRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coordinator.launch.warm_start import WarmStart
+
+
+def main() -> int:
+    """Serves the descriptors of the command line; returns 0."""
+    requests, replies = map(int, sys.argv[1:])
+    from coordinator.launch.commands import cluster_environment
+    from coordinator.launch.warm_start import WarmStart
+    from psrpc.ops.logs import make_printing_safe
+    from psrpc.ops.process import quiet_grpc
+
+    quiet_grpc()
+    with (
+        WarmStart(cluster_environment(os.environ)) as warm_start,
+        os.fdopen(requests, encoding="utf-8") as lines,
+        os.fdopen(replies, "w", encoding="utf-8") as answers,
+    ):
+        make_printing_safe()
+        serve(lines, answers, warm_start)
+    return 0
+
+
+def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
+    """Runs each request of ``lines`` until their end."""
+    # Imported before a request is there: this takes half a second.
+    from coordinator.cli.__main__ import make_parser
+    from coordinator.launch import up
+
+    parser = make_parser(["up"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in lines:
+        request = UpRequest.decode(line)
+        with _output_to(request.output):
+            try:
+                status = up.run(parser.parse_args(["up", *request.arguments]), warm_start)
+            except SystemExit as refused:
+                status = int(refused.code or 0)
+        # A stop that comes late is of the run that has ended.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        answers.write(f"{status}\n")
+        answers.flush()
+
+
+@contextmanager
+def _output_to(path: str) -> Iterator[None]:
+    """Sends what this process prints to the file ``path``."""
+    with Path(path).open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Attends a job from the process that called ``fit``: waits for its holds and ends them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import DeadlinePassed, JobFailed, NotReady, PsError
+from psrpc.core.names import ADDRESS
+from psrpc.files.run_paths import read_summary
+from psrpc.options.locate import security_of_run
+from worker.fit.processes import UpRun
+
+RETRY_S = 0.02
+"""Pause before the coordinator is looked for again, at first."""
+
+LONGEST_RETRY_S = 0.5
+
+Answer = TypeVar("Answer")
+
+ANSWER_S = 120.0
+"""How long a coordinator that is restarted may be away."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A job that holds after ``at`` batches, in all epochs.
+
+    Attributes:
+        checkpoint: of this state.
+        evaluation: results of the epoch that has just ended, by name; empty inside of an epoch.
+        over: the job is done, and holds for no one.
+    """
+
+    at: int
+    checkpoint: Path
+    evaluation: Mapping[str, float]
+    over: bool = False
+
+
+class Attendant:
+    """The attendant of one run. Not thread-safe."""
+
+    def __init__(
+        self, run_dir: Path, up: UpRun, meanwhile: Callable[[int], None] = lambda _step: None
+    ) -> None:
+        """``meanwhile`` gets the global step while the job trains."""
+        self._run_dir = run_dir
+        self._up = up
+        self._meanwhile = meanwhile
+        self._client: CoordinatorClient | None = None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def await_hold(self, after: int) -> Hold:
+        """Waits for a hold at more than ``after`` batches, -1 for the first, or the job's end.
+
+        Raises:
+            JobFailed: the job ended in another way than done; says how.
+        """
+        while True:
+            answer = self._call(lambda client: client.await_hold(after))
+            if answer is None:
+                return self._end()
+            if answer.held or answer.phase == "done":
+                checkpoint = self._run_dir / "checkpoints" / Path(answer.checkpoint).name
+                return Hold(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
+            if answer.phase == "failed":
+                raise JobFailed(answer.reason)
+            self._meanwhile(answer.global_step)
+
+    def end_hold(self, at: int, until: int, rate: float = 1.0, restore: str = "") -> None:
+        """Lets the job go on from ``at`` batches until ``until`` are done; see
+        :meth:`CoordinatorClient.end_hold`. Raises JobFailed."""
+        self._call(lambda client: client.end_hold(at, until, rate=rate, restore=restore))
+
+    def _end(self) -> Hold:
+        """Returns the end of a job that is done, from its run directory."""
+        summary = read_summary(self._run_dir)
+        checkpoint = self._run_dir / str(summary["checkpoint"])
+        return Hold(int(summary["batches"]), checkpoint, dict(summary["evaluation"] or {}), True)
+
+    def _call(self, call: Callable[[CoordinatorClient], Answer]) -> Answer | None:
+        """Calls the coordinator, as often as it takes while the run goes on; returns None once it
+        is done. Raises JobFailed if it has failed."""
+        pause_s, silent_since = RETRY_S, time.monotonic()
+        while True:
+            if self._up.status is not None:
+                if self._up.status:
+                    raise JobFailed(self._up.why())
+                return None
+            try:
+                if self._client is None:
+                    address = (self._run_dir / ADDRESS).read_text().strip()
+                    self._client = CoordinatorClient(address, security_of_run(self._run_dir))
+                return call(self._client)
+            except (NotReady, DeadlinePassed):
+                silent_since = time.monotonic()
+            except (FileNotFoundError, PsError) as error:
+                if isinstance(error, PsError) and not error.retryable:
+                    raise
+                self.close()
+                if time.monotonic() - silent_since > ANSWER_S:
+                    raise JobFailed(
+                        f"the coordinator of {self._run_dir} is away: {error}"
+                    ) from None
+            self._up.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)

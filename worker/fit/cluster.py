@@ -1,0 +1,330 @@
+"""``pserver.Cluster``: trains Keras models with ``fit`` on processes of this machine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from psrpc.core.errors import InvalidArgument, InvalidSetting
+from psrpc.core.batch import batches_per_epoch
+from psrpc.options.config_keys import did_you_mean
+from worker.fit.arguments import training_data
+from worker.fit.attendant import Attendant
+from worker.fit.handover import hand_over
+from worker.fit.interception import calls_sent
+from worker.fit.processes import Host
+from worker.fit.refusals import check_model
+from worker.fit.spec import FitSpec, write_spec
+from worker.fit.stored_data import store
+from worker.fit.training import PARTS, Course, Fitting, has_batch_hooks
+from worker.fit.training_logs import build_as_fit
+from worker.job.job import Job
+from worker.model.loss_scale import inner
+
+_UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
+"""Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""
+
+_THE_FITS = {
+    "model",
+    "loss",
+    "loss_weights",
+    "optimizer",
+    "train",
+    "eval",
+    "metrics",
+    "class_weight",
+    "batch_size",
+    "epochs",
+    "evaluate_every_epoch",
+    "init_from",
+    "keep_best",
+    "stop_early",
+    "reduce_lr",
+    "then",
+    "then_after",
+    "local_steps",
+    "mode",
+    "replicas",
+}
+"""Fields of a job that ``fit`` sets itself or that callbacks stand for."""
+
+FOLDER = "fit"
+"""The folder in a run's directory that holds model, data and settings."""
+
+JOB_FILE = Path(__file__).with_name("fit.py")
+
+MOST_PER_WORKER = 4
+"""Micro-batches of a worker in one update, at most."""
+
+
+def micro_batches(batch_size: int, workers: int) -> int:
+    """Returns into how many micro-batches of equal size an update's ``batch_size`` records are cut:
+    as many as ``workers``, or, where that is no divisor, the number that keeps the busiest
+    worker's share smallest."""
+    divisors = [n for n in range(1, MOST_PER_WORKER * workers + 1) if batch_size % n == 0]
+    return min(divisors, key=lambda n: (-(-n // workers) * (batch_size // n), abs(n - workers)))
+
+
+class Cluster:
+    """Shards and workers on this machine, which train Keras models.
+
+    Within ``with Cluster(...)``, ``model.fit``, ``model.evaluate`` and ``model.predict`` run on
+    it; :meth:`fit`, :meth:`evaluate` and :meth:`predict` do the same by name. Processes start on
+    entering and end on leaving, or with this process. docs/fit.md says what is supported.
+
+    Args:
+        shards: shards that hold variables and optimizer state.
+        workers: workers that compute gradients.
+        mode: ``sync``, ``async`` or ``ssp``, as in :class:`Job`. In ``sync`` mode an update is
+            that of plain ``fit``: ``batch_size`` records, of which each worker computes a part.
+            In the others each worker computes updates of ``batch_size`` records by itself.
+        replicas: micro-batches that an update is cut into (sync), by default as many as workers
+            where that divides ``batch_size``.
+        run_dir: directory for the runs, one each ``fit``; ``runs`` by default.
+        batch_hooks_every: updates from one batch hook of a callback to the next; by default ten
+            times per epoch. The model is up to date in each of them, which costs some tens of
+            milliseconds.
+        settings: further fields of :class:`Job`, such as ``staleness=2`` or ``engine="numpy"``, and
+            the options ``gpu``, ``gpu_memory_fraction``, ``intra_op_threads``,
+            ``connect_timeout_s`` and ``max_restarts`` of ``coordinator up``.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+        InvalidSetting: a setting is unknown, or ``fit`` sets it.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: int = 1,
+        workers: int = 1,
+        mode: str = "sync",
+        replicas: int | None = None,
+        run_dir: str | Path | None = None,
+        batch_hooks_every: int | None = None,
+        **settings: Any,
+    ) -> None:
+        counts = {"shards": shards, "workers": workers}
+        optional = {"replicas": replicas, "batch_hooks_every": batch_hooks_every}
+        counts |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgument(
+                    f"Cluster: {name} is {value!r}; expected a whole number of at least 1"
+                )
+        if mode != "sync" and replicas is not None:
+            raise InvalidArgument(f"Cluster: replicas is for mode sync; the mode is {mode}")
+        _check_settings(settings)
+        self.shards = shards
+        self.workers = workers
+        self.mode = mode
+        self.replicas = replicas
+        self.batch_hooks_every = batch_hooks_every
+        self.settings = settings
+        self.run_dir: Path | None = None
+        """The directory of the run under way, or of the last one."""
+        self._base = Path("runs") if run_dir is None else Path(run_dir)
+        self._host: Host | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> Cluster:
+        if self._host is not None:
+            raise InvalidArgument("this cluster is entered already")
+        with ExitStack() as held:
+            self._host = Host(os.environ)
+            held.callback(self._end)
+            sent = {"fit": self.fit}
+            held.enter_context(calls_sent(sent))
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
+
+    def fit(
+        self,
+        model: keras.Model,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> keras.callbacks.History:
+        """Trains ``model``, whose weights and optimizer state are the result, as
+        ``keras.Model.fit`` with the same arguments does.
+
+        Raises:
+            InvalidJob: the model, the data or an argument is not supported, or invalid.
+            InvalidArgument: the cluster is not entered.
+            JobFailed: the job failed; says why.
+        """
+        check_model(model)
+        data = training_data(
+            x,
+            y,
+            batch_size=batch_size,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            validation_batch_size=validation_batch_size,
+            validation_steps=validation_steps,
+        )
+        per_step = self._per_step(data.batch_size)
+        micro = data.batch_size // per_step
+        build_as_fit(model, data.sample)
+        hooks = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=data.steps,
+            model=model,
+        )
+        run_dir = self._new_run_dir()
+        folder = run_dir / FOLDER
+        folder.mkdir(mode=0o700)
+        hand_over(folder, model, data.sample[0])
+        spec = FitSpec(
+            train=store(folder / "train", data.train),
+            eval=None if data.validation is None else store(folder / "eval", data.validation),
+            batch_size=micro,
+            epochs=max(epochs - initial_epoch, 1),
+            seed=random.getrandbits(32),
+            class_weight=class_weight,
+            fields=self._fields,
+        )
+        write_spec(folder, spec)
+        course = Course(
+            first=initial_epoch,
+            epochs=epochs,
+            steps=data.steps,
+            per_step=per_step,
+            per_epoch=batches_per_epoch(data.train.records, micro),
+            every=self._every(hooks.callbacks, data.steps),
+            validated=data.validation is not None,
+            validation_freq=validation_freq,
+        )
+        self._train(model, run_dir, course, hooks, per_step)
+        return model.history
+
+    def _train(
+        self, model: keras.Model, run_dir: Path, course: Course, hooks: Any, replicas: int
+    ) -> None:
+        up = self._entered().up(self._arguments(run_dir, replicas), run_dir / "up.log")
+        attendant = Attendant(run_dir, up)
+        fitting = Fitting(model, attendant, course, hooks, _base_rate(model))
+        try:
+            fitting.run()
+            fitting.finish()
+        finally:
+            attendant.close()
+            up.end()
+            for name in ("train", "eval"):
+                shutil.rmtree(run_dir / FOLDER / name, ignore_errors=True)
+
+    def _arguments(self, run_dir: Path, replicas: int) -> list[str]:
+        """Returns the command line of ``coordinator up``."""
+        found = [str(JOB_FILE), "--attended", f"--run-dir={run_dir}", f"--mode={self.mode}"]
+        found += [f"--set=fit={run_dir.absolute() / FOLDER}"]
+        found += [f"--shards={self.shards}", f"--workers={self.workers}"]
+        found += [f"--replicas={replicas}"] * (self.mode == "sync")
+        for name in _UP:
+            if name in self.settings:
+                flag = {"connect_timeout_s": "connect-timeout"}.get(name, name.replace("_", "-"))
+                found.append(f"--{flag}={self.settings[name]}")
+        return found
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The settings that are fields of the job."""
+        return {name: value for name, value in self.settings.items() if name not in _UP}
+
+    def _per_step(self, batch_size: int) -> int:
+        """Returns the micro-batches of an update of ``batch_size`` records."""
+        if self.mode != "sync":
+            return 1
+        if self.replicas is None:
+            return micro_batches(batch_size, self.workers)
+        if batch_size % self.replicas:
+            raise InvalidArgument(
+                f"batch_size is {batch_size} and replicas {self.replicas}: an update cannot be cut "
+                "into so many equal parts; give a multiple, or leave replicas to the cluster"
+            )
+        return self.replicas
+
+    def _every(self, callbacks: Sequence[Any], steps: int) -> int:
+        if not has_batch_hooks(callbacks):
+            return steps
+        return self.batch_hooks_every or max(1, steps // PARTS)
+
+    def _new_run_dir(self) -> Path:
+        """Makes the directory of a run."""
+        name = time.strftime("fit-%Y%m%d-%H%M%S")
+        self._base.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = self._base / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            self.run_dir = path
+            return path
+        raise AssertionError("count never ends")
+
+    def _entered(self) -> Host:
+        if self._host is None:
+            raise InvalidArgument("this cluster is not entered; say: with pserver.Cluster(...):")
+        return self._host
+
+    def _end(self) -> None:
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    known = [*_UP, *(field.name for field in fields(Job) if field.name not in _THE_FITS)]
+    for name in settings:
+        if name in _THE_FITS:
+            raise InvalidSetting(
+                f"Cluster takes no {name}: it follows from the model and the call of fit"
+            )
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; it knows {', '.join(known)}"
+            raise InvalidSetting(f"Cluster has no setting {name}{hint}")
+
+
+def _base_rate(model: keras.Model) -> float:
+    """Returns the learning rate that the job is described with; NaN under a schedule."""
+    rate = inner(model.optimizer)._learning_rate
+    return (
+        math.nan
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        else float(rate)
+    )

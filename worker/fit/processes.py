@@ -1,0 +1,146 @@
+"""The processes of a local cluster, as the caller of ``fit`` holds them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psrpc.core.errors import JobFailed
+from psrpc.ops.exit_status import INTERRUPTED
+from psrpc.ops.process import child_environment, module_command
+from psrpc.ops.up_request import UpRequest
+
+LEAVE_S = 15.0
+"""How long the processes may take to end after the caller has closed the cluster."""
+
+STOP_S = 120.0
+"""How long a job may take to stop, which includes a checkpoint."""
+
+
+class Host:
+    """The process that runs one ``coordinator up`` after the other. It ends with its standard
+    input, which this process holds: all of the cluster ends however this process does.
+
+    Not thread-safe, except for :meth:`close`.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Starts the process, which begins to import TensorFlow."""
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                module_command("coordinator.launch.host", str(requests), str(replies)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(environment),
+                pass_fds=(requests, replies),
+                # Ctrl-C is for the caller alone, which decides what it means.
+                start_new_session=True,
+            )
+        finally:
+            os.close(requests)
+            os.close(replies)
+        self._closed = threading.Lock()
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the host."""
+        return self._process.pid
+
+    def up(self, arguments: Sequence[str], output: Path) -> UpRun:
+        """Starts ``coordinator up``; the run before has ended. Raises JobFailed if the host is
+        gone."""
+        try:
+            os.write(self._requests, UpRequest(list(arguments), str(output)).encode().encode())
+        except BrokenPipeError:
+            raise JobFailed(
+                "the processes of the cluster are gone; enter the cluster anew"
+            ) from None
+        return UpRun(self._process.pid, self._replies, output)
+
+    def close(self) -> None:
+        """Ends all processes of the cluster. May be repeated."""
+        if not self._closed.acquire(blocking=False):
+            return
+        atexit.unregister(self.close)
+        os.close(self._requests)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            # Its children die with it.
+            self._process.kill()
+            self._process.wait()
+        os.close(self._replies)
+
+
+class UpRun:
+    """A run of ``coordinator up`` in the host."""
+
+    def __init__(self, host: int, replies: int, output: Path) -> None:
+        self._host = host
+        self._output = output
+        self._status: int | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._listen, args=(replies,), name="up", daemon=True).start()
+
+    def _listen(self, replies: int) -> None:
+        said = b""
+        with contextlib.suppress(OSError):
+            while not said.endswith(b"\n") and (more := os.read(replies, 16)):
+                said += more
+        self._status = int(said) if said.endswith(b"\n") else -signal.SIGKILL
+        self._ended.set()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._status
+
+    @property
+    def output(self) -> str:
+        """Everything that it has printed so far."""
+        try:
+            return self._output.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def wait(self, seconds: float) -> int | None:
+        """Waits up to ``seconds`` for the end; returns the exit status, None if it still runs."""
+        self._ended.wait(seconds)
+        return self._status
+
+    def stop(self) -> None:
+        """Stops the job: work under way is finished and saved. A second call ends it at once."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._host, signal.SIGINT)
+
+    def end(self) -> None:
+        """Ends the run now if it has not ended. Raises JobFailed if it does not end."""
+        for _ in range(2):
+            self.stop()
+            if self.wait(LEAVE_S) is not None:
+                return
+        raise JobFailed(f"the processes of the cluster do not end; see {self._output.parent}/logs")
+
+    def why(self) -> str:
+        """Returns why it failed, as it has said itself."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error ")]
+        if errors:
+            return errors[-1].removeprefix("error ")
+        if self._status == INTERRUPTED:
+            return "the run was stopped"
+        return lines[-1] if lines else f"coordinator up ended with status {self._status}"
