@@ -13,8 +13,15 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
 from psrpc.core.text import counted
 from worker.data.permutation import BlockOrder
-from worker.data.ragged import in_numpy, joined, take
-from worker.data.source import Batch, arrays_of, check_count, check_range, map_arrays
+from worker.data.ragged import in_numpy, take
+from worker.data.source import (
+    Batch,
+    arrays_of,
+    check_count,
+    check_range,
+    join_batches,
+    map_arrays,
+)
 
 KEPT_BLOCKS = 3
 """Shuffled blocks in memory: the current one, and two that a batch may reach into."""
@@ -76,7 +83,7 @@ class Function:
         pieces = []
         for block, low, high in self._order.pieces(seed, batch.epoch, batch.first, stop):
             pieces.append(_part(self._block(seed, batch.epoch, block), low, high))
-        return _joined(pieces)
+        return join_batches(pieces)
 
     def read_range(self, start: int, stop: int) -> Batch:
         check_range("Function", start, stop, self._records)
@@ -192,18 +199,3 @@ def _check_unbatched(name: str, dataset: Any, wanted: int) -> None:
 def _part(batch: Batch, low: int, high: int) -> Batch:
     part: Batch = map_arrays(lambda array: array[low:high], batch)
     return part
-
-
-def _joined(pieces: list[Batch]) -> Batch:
-    """Joins batches of equal structure end to end."""
-    batch: Batch = pieces[0] if len(pieces) == 1 else _concatenated(pieces)
-    return batch
-
-
-def _concatenated(nests: list[Any]) -> Any:
-    head = nests[0]
-    if isinstance(head, dict):
-        return {key: _concatenated([nest[key] for nest in nests]) for key in head}
-    if isinstance(head, list | tuple):
-        return type(head)([_concatenated(list(values)) for values in zip(*nests, strict=True)])
-    return joined(nests)

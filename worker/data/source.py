@@ -7,7 +7,7 @@ records. Sources open their files on first use, which keeps job files cheap to l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
 from psrpc.core.text import counted
-from worker.data.ragged import in_numpy
+from worker.data.ragged import in_numpy, joined
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Any, ...]
@@ -94,6 +94,21 @@ def named_arrays(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
             yield from named_arrays(f"{name}[{index}]", value)
     else:
         yield name, nest
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Joins batches of equal structure end to end; a single one stays as it is."""
+    batch: Batch = batches[0] if len(batches) == 1 else _concatenated(batches)
+    return batch
+
+
+def _concatenated(nests: Sequence[Any]) -> Any:
+    head = nests[0]
+    if isinstance(head, dict):
+        return {key: _concatenated([nest[key] for nest in nests]) for key in head}
+    if isinstance(head, list | tuple):
+        return type(head)([_concatenated(values) for values in zip(*nests, strict=True)])
+    return joined(nests)
 
 
 def check_range(name: str, first: int, stop: int, records: int) -> None:
