@@ -121,7 +121,8 @@ class Shards:
                     np.copyto(staging[name], array, casting="same_kind")
                 engine.apply(staging)
                 for array in staging.values():
-                    array.fill(np.nan)  # The buffers are ours again; nothing may look at them.
+                    # The buffers are ours again; nothing may look at them.
+                    array.fill(-1 if array.dtype.kind == "i" else np.nan)
 
     def values(self) -> Values:
         """What all shards hold."""

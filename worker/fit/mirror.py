@@ -1,0 +1,170 @@
+"""The state of a job's checkpoint in the caller's Keras model, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from pserver.updates.keras_objects import copied, view
+from psrpc.checkpoint.directory import commit
+from psrpc.checkpoint.load import load_state
+from psrpc.checkpoint.manifest import TEMPORARY, Manifest, ManifestFile, read_manifest
+from psrpc.checkpoint.shard_file import NDArray, ShardState, shard_file_name, write_shard_file
+from psrpc.core.errors import CheckpointError, InvalidJob, disk_code, disk_reason
+from psrpc.core.plan import Plan
+from psrpc.files.storage import DISK
+from worker.embedding.embedding import Embedding
+from worker.fit.binding import Binding, Key
+from worker.model.loss_scale import inner
+from worker.model.variables import derive
+
+
+class Mirror:
+    """A caller's model as the mirror of the checkpoints of a job that trains it.
+
+    A checkpoint holds the model's weights and the state of its optimizer, not the learning rate,
+    the states of seed generators (workers derive them from the batch) and the scale of a
+    ``LossScaleOptimizer`` (workers begin each batch with the same): those stay as they are. Not
+    thread-safe.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        """Takes a compiled model; it has to be built by the first :meth:`load` or :meth:`save`.
+
+        Raises:
+            InvalidJob: it is not compiled with an optimizer that shards can run, or one of its
+                layers has its rows on shards.
+        """
+        check_mirrored(model)
+        self._model = model
+        self._bound: Binding | None = None
+        self._loaded: list[tuple[Any, NDArray]] = []
+        """Each variable with what :meth:`load` has assigned to it."""
+
+    def load(self, checkpoint: Path) -> None:
+        """Assigns a committed checkpoint, of any number of shards, to the model and its optimizer,
+        which is built if it is not.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be read; nothing was assigned.
+            InvalidJob: it is of another model or optimizer; nothing was assigned.
+        """
+        manifest = read_manifest(checkpoint)
+        # Anew each time: a callback may have compiled the model again.
+        bound = Binding(self._model, manifest.plan)
+        state = load_state(checkpoint, bound.whole, 0)
+        parts = {key: part for key, _, part in _parts(bound.whole, 0, state)}
+        bound.check(parts.keys())
+        self._bound, self._loaded = bound, []
+        for key, variable in bound.variables.items():
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            array = parts[key].astype(dtype, copy=False).reshape(variable.shape)
+            variable.assign(copied(array))
+            self._loaded.append((variable, array))
+        bound.follow_constants()
+        derive(self._model)
+
+    def changed(self) -> bool:
+        """Whether a variable of the model or a slot of the optimizer differs, bit for bit, from
+        what :meth:`load` has assigned, or the model was compiled anew since."""
+        if self._bound is None or self._bound.optimizer is not inner(self._model.optimizer):
+            return True
+        return not all(_same_bits(view(variable), array) for variable, array in self._loaded)
+
+    def save(self, checkpoint: Path, to: Path) -> None:
+        """Writes a checkpoint ``to``, a directory that is not there yet in one that is: that of
+        ``checkpoint`` with the present values of the model and its optimizer. All else, such as the
+        step and what was applied, is that of ``checkpoint``. Shards restore it as any other.
+
+        Raises:
+            CheckpointError: ``checkpoint`` cannot be read, or ``to`` not be written.
+            InvalidJob: ``checkpoint`` is of another model or optimizer.
+        """
+        manifest = read_manifest(checkpoint)
+        plan = manifest.plan
+        bound = Binding(self._model, plan)
+        states = [load_state(checkpoint, plan, shard) for shard in range(plan.shards)]
+        bound.check({key for k, state in enumerate(states) for key, *_ in _parts(plan, k, state)})
+        values = {key: view(variable).reshape(-1) for key, variable in bound.variables.items()}
+        for shard, state in enumerate(states):
+            for key, elements, part in _parts(plan, shard, state):
+                if key in values:
+                    np.copyto(part, values[key][elements], casting="unsafe")
+        _write(manifest, states, to)
+
+
+def check_mirrored(model: keras.Model) -> None:
+    """Refuses a model that no checkpoint can be a mirror of. Raises InvalidJob as
+    :class:`Mirror`."""
+    if not model.compiled or not isinstance(model.optimizer, keras.optimizers.Optimizer):
+        raise InvalidJob(
+            f"model {model.name!r} is not compiled with an optimizer; call compile() first"
+        )
+    inner(model.optimizer)
+    for layer in model._flatten_layers():
+        if isinstance(layer, Embedding):
+            raise InvalidJob(
+                f"layer {layer.name!r} is a pserver.Embedding, whose rows only shards have; fit on "
+                "a cluster does not bring them back: write a job file, see docs/jobs.md, or use "
+                "keras.layers.Embedding",
+                code="PS108",
+            )
+
+
+def _parts(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[Key, slice, NDArray]]:
+    """Yields each part of a shard's state with its place among the elements of the flattened
+    variable, and a flat view of it."""
+    slots = {"": state.values, **state.elements}
+    for arena in plan.arenas:
+        for piece in plan.shard_slices(arena, shard):
+            elements = slice(piece.start, piece.stop)
+            place = slice(piece.offset, piece.offset + piece.stop - piece.start)
+            for slot, arrays in slots.items():
+                if arena.name in arrays:
+                    yield (slot, piece.variable.name), elements, arrays[arena.name][place]
+    for slot, arrays in state.variables.items():
+        for name, array in arrays.items():
+            yield (slot, name), slice(array.size), array.reshape(-1)
+    for name, array in state.scalars.items():
+        yield (name, ""), slice(1), array.reshape(-1)
+
+
+def _same_bits(one: NDArray, other: NDArray) -> bool:
+    kind = f"u{one.itemsize}"
+    return np.array_equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
+
+
+def _write(manifest: Manifest, states: Sequence[ShardState], to: Path) -> None:
+    """Writes a checkpoint like that of ``manifest``, with other states. Raises CheckpointError."""
+    if to.exists():
+        raise CheckpointError(f"checkpoint {to} is there already")
+    temporary = to.with_name(f"{TEMPORARY}{to.name}")
+    try:
+        with suppress(FileNotFoundError):
+            DISK.remove(temporary)
+        DISK.make_directory(temporary)
+    except OSError as error:
+        raise CheckpointError(
+            f"{temporary} cannot be made: {disk_reason(error)}", code=disk_code(error)
+        ) from error
+    files = []
+    for shard, state in enumerate(states):
+        written = write_shard_file(
+            temporary / shard_file_name(shard, manifest.plan.shards),
+            manifest.plan,
+            shard,
+            state,
+            run_id=manifest.run_id,
+            generation=manifest.generation,
+            global_step=manifest.global_step,
+        )
+        files.append(
+            ManifestFile(shard, written.name, written.nbytes, written.sha256, state.version)
+        )
+    commit(temporary, to, replace(manifest, name=to.name, files=tuple(files)))
