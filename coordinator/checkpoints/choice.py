@@ -8,10 +8,18 @@ from pathlib import Path
 
 from coordinator.core.applied import common_positions, partial_positions
 from coordinator.core.description import JobDescription
-from coordinator.core.run import RestoredCheckpoint
+from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.schedule.open_batches import count_batches
-from psrpc.checkpoint.checkpoint import Choice, Manifest, applied_sets, newest_good, slot_names
+from psrpc.checkpoint.checkpoint import (
+    Choice,
+    Manifest,
+    applied_sets,
+    newest_good,
+    read_manifest,
+    slot_names,
+)
 from psrpc.checkpoint.load import compare_variables
+from psrpc.checkpoint.manifest import check_identity
 from psrpc.checkpoint.rows_chain import compare_tables
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.intervals import IntervalSet
@@ -34,6 +42,11 @@ class Chosen:
     remarks: tuple[str, ...]
     batches: int = 0
     apart: int = 0
+
+    def version(self, policy: int) -> int | None:
+        """Returns the version of shards that restore it under the policy of that number, or None
+        for its own: under another policy it may have counted something other than global steps."""
+        return None if self.restored.policy == policy else self.restored.global_step
 
 
 def choose_checkpoint(
@@ -92,6 +105,56 @@ def choose_checkpoint(
     restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
     batches = _batches(sets, manifest.batch_size)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches, apart)
+
+
+def check_changed_copy(
+    run: Run, name: str, of: str, storage: Storage = DISK, lasting: MutableSet[str] | None = None
+) -> Chosen:
+    """Returns the checkpoint ``name``, once its name is durable, if it is a copy of checkpoint
+    ``of`` that differs in the values of tensors alone. Does not read the tensors.
+
+    Args:
+        lasting: as in :func:`choose_checkpoint`.
+
+    Raises:
+        CheckpointError: it is not; names what differs.
+        OSError: the operating system refused; a retry may help.
+    """
+    checkpoints = run.run_dir / CHECKPOINTS
+    directory, original = checkpoints / name, checkpoints / of
+    manifest = read_manifest(directory, storage)
+    check_identity(directory, manifest, run.run_id)
+    expected = read_manifest(original, storage)
+    for what, found, wanted in (
+        ("plan", manifest.plan.hash.hex(), expected.plan.hash.hex()),
+        ("generation", manifest.generation, expected.generation),
+        ("global_step", manifest.global_step, expected.global_step),
+        ("policy", manifest.policy, expected.policy),
+        ("versions", *([file.version for file in one.files] for one in (manifest, expected))),
+        (
+            "slots",
+            slot_names(directory, manifest, storage),
+            slot_names(original, expected, storage),
+        ),
+    ):
+        if found != wanted:
+            raise CheckpointError(f"{directory} has {what} {found}, and {of} has {wanted}")
+    for kind in ("applied", "skipped"):
+        sets = (
+            applied_sets(directory, manifest, storage, kind),
+            applied_sets(original, expected, storage, kind),
+        )
+        if _plain(sets[0]) != _plain(sets[1]):
+            raise CheckpointError(f"{directory} and {of} differ in the batches that are {kind}")
+    make_last(directory, storage)
+    if lasting is not None:
+        lasting.add(name)
+    restored = RestoredCheckpoint(name, manifest.global_step, manifest.policy)
+    return Chosen(restored, manifest.run_id, manifest.generation, ())
+
+
+def _plain(sets: Sequence[Mapping[int, IntervalSet]]) -> list[dict[int, list[tuple[int, int]]]]:
+    return [{epoch: list(held) for epoch, held in one.items() if len(held)} for one in sets]
 
 
 def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:

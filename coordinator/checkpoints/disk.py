@@ -13,7 +13,7 @@ from threading import Thread
 from typing import TypeVar
 
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.checkpoints.choice import Chosen, choose_checkpoint
+from coordinator.checkpoints.choice import Chosen, check_changed_copy, choose_checkpoint
 from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
 from psrpc.checkpoint.manifest import TEMPORARY
@@ -141,6 +141,15 @@ class DiskWork:
             done,
         )
 
+    def check_copy(self, name: str, of: str, done: Callable[[Chosen | str], None]) -> None:
+        """Checks that ``name`` may be restored in place of checkpoint ``of``, of which it is a
+        changed copy; passes ``done`` why it may not."""
+        self.start(
+            f"the check of checkpoint {name}",
+            lambda: check_copy(self._run, name, of, self._storage, self._checkpoints.lasting),
+            done,
+        )
+
 
 class ThreadedDisk(DiskWork):
     """Runs the work on daemon threads, so that storage that hangs delays the end of the process by
@@ -256,6 +265,20 @@ def choose(
     except Exception as error:  # as above
         return DiskChoice(None, repr(error), seen=bool(present))
     return DiskChoice(chosen)
+
+
+def check_copy(
+    run: Run, name: str, of: str, storage: Storage, lasting: MutableSet[str]
+) -> Chosen | str:
+    """Returns the checkpoint ``name`` or why it cannot be restored in place of ``of``. Blocks."""
+    try:
+        return check_changed_copy(run, name, of, storage, lasting)
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"{run.run_dir / CHECKPOINTS / name} cannot be used: {error}"
+    except Exception as error:  # not foreseen; without an answer the attendant would wait for ever
+        return repr(error)
 
 
 def _present(run: Run, storage: Storage) -> list[str]:

@@ -164,6 +164,33 @@ class CoordinatorClient:
         request = pb.SetPolicyRequest(settings=settings)
         return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
 
+    def await_hold(self, after: int) -> pb.AwaitHoldResponse:
+        """Waits a few seconds for an attended job to hold, or to be over; see the proto.
+
+        Args:
+            after: the batches of the hold that the caller ended last; -1 for none.
+        """
+        request = pb.AwaitHoldRequest(after=after)
+        return self._call(self._stub.AwaitHold, request, pb.AwaitHoldResponse, POLL_S)
+
+    def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
+        """Ends the hold at ``at`` batches; the job trains until ``until`` are done.
+
+        Args:
+            rate: multiplies the job's own learning rate from now on; None leaves the factor.
+            restore: the name of a changed copy of the hold's checkpoint, in the same directory:
+                that of the original with a suffix, as in ``step-00000010.set``. All shards restore
+                it first.
+
+        Raises:
+            InvalidArgument: the job holds somewhere else, or the hold was ended otherwise.
+            CheckpointError: ``restore`` cannot be restored; the hold goes on.
+            NotReady: the job does not hold now, as while a lost shard is replaced; try again.
+            JobFailed: the job is over.
+        """
+        request = pb.EndHoldRequest(at=at, until=until, rate=rate, restore=restore)
+        self._call(self._stub.EndHold, request, pb.EndHoldResponse, POLL_S)
+
     def revoke_worker(
         self, worker: str, incarnation: int, reason: str, *, bar: bool
     ) -> pb.RevokeWorkerResponse:

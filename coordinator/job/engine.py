@@ -23,6 +23,7 @@ from coordinator.job.shard_calls import ShardCalls
 from coordinator.job.worker_sessions import WorkerSessions
 from coordinator.membership.members import Shard
 from coordinator.records.store import Store
+from coordinator.transitions.holding import Hold, HoldEnd
 from psrpc.core.commands import Ended
 from psrpc.core.errors import Forming, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import Policy
@@ -174,6 +175,22 @@ class Engine:
         values = parse_settings(settings)
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.course.changes.ask(policy), policy
+
+    async def await_hold(self, after: int) -> Hold | None:
+        """Waits a while for a hold, or the end of the job; see :meth:`Holding.look`."""
+        deadline = asyncio.get_running_loop().time() + POLL_S
+        while True:
+            hold = self.course.holding.look(after)
+            over = self.course.phase in ENDED or self.course.drained
+            if hold is not None or over or not await self.course.bell.wait(deadline):
+                return hold
+
+    async def end_hold(self, end: HoldEnd) -> None:
+        """Ends the present hold; see :meth:`Holding.end`."""
+        deadline = asyncio.get_running_loop().time() + POLL_S
+        while not self.course.holding.end(end):
+            if not await self.course.bell.wait(deadline):
+                raise NotReady(f"checkpoint {end.restore} is still being looked at")
 
     async def await_work(self, caller: Caller, received: int) -> Work:
         """Waits a while for work for a caller that there was none for. Raises StaleGeneration."""

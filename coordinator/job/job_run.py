@@ -24,6 +24,7 @@ from coordinator.training.job_state import JobState
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.checkpointing import Checkpointing
 from coordinator.transitions.departures import Departures
+from coordinator.transitions.holding import Holding
 from coordinator.transitions.stopping import DRAINED, Stopping
 from coordinator.transitions.stuck import Stuck
 from coordinator.transitions.waits import Assignments, JobWaits, held_up, waiting_for
@@ -46,16 +47,19 @@ class JobRun(JobState):
         curves: Curves | None = None,
         at_end: Callable[[], object] = lambda: None,
         history: Path | None = None,
+        attended: bool = False,
     ) -> None:
         """``history`` is the file of all epochs, None for none. ``at_end`` runs when the job is
-        over, before the store records that, so the store's record implies its effects."""
+        over, before the store records that, so the store's record implies its effects. An
+        ``attended`` job holds before it trains, see :class:`Holding`."""
         self._curves = curves or Curves(run.run_dir / "tensorboard")
-        super().__init__(run, store, clock, disk, self._curves, history, self.advance)
+        super().__init__(run, store, clock, disk, self._curves, history, self.advance, attended)
         self.began = clock.now()
         self._store = store
         self._at_end = at_end
         self._waits = JobWaits()
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint(), self.advance)
+        self.holding = Holding(self, disk, lambda: self.checkpoints.newest, self.advance)
         self.departures = Departures(self, run.plan.shards, self.advance)
         self.stuck = Stuck(self, self.departures.dismiss)
         self.changes = Changes(self, self.advance, self.waiting_for)
@@ -138,8 +142,10 @@ class JobRun(JobState):
 
     @property
     def everyone_knows(self) -> bool:
-        """Whether all connected shards and workers know that the job is over."""
-        return not (self.members.places.present(self.now()) or self.members.active_workers)
+        """Whether all connected shards and workers, and the attendant, know that the job is
+        over."""
+        present = self.members.places.present(self.now()) or self.members.active_workers
+        return self.holding.told and not present
 
     def note_process(self, role: str, member: str, incarnation: int, address: str) -> None:
         """Stores that a process has registered, for the next coordinator of the run."""
@@ -159,7 +165,9 @@ class JobRun(JobState):
 
     def waiting_for(self) -> str:
         """Returns what the job waits for, in words; empty while it goes on."""
-        return waiting_for(self, self.stopping, self.changes, self.stuck, self.departures)
+        return waiting_for(
+            self, self.stopping, self.changes, self.holding, self.stuck, self.departures
+        )
 
     def held_up(self) -> str:
         """Returns what holds the job up, in words; empty while workers finish batches."""
@@ -203,6 +211,8 @@ class JobRun(JobState):
             self.training.order_due()
         if self.phase == "training" and self.complete:
             self.changes.advance()
+        if self.phase in ("training", "finishing") and self.complete:
+            self.holding.advance()
         failure = self.training.failure or self.generations.failure
         if failure:
             self.fail(failure)
@@ -215,7 +225,7 @@ class JobRun(JobState):
             saved=saving.first_saved,
             trained=self.training.epochs.over,
             final_saved=saving.final.saved,
-            final_evaluated=saving.final_evaluated,
+            final_evaluated=saving.final_evaluated and self.holding.ends,
         )
         transition = next_phase(self.phase, facts)
         if transition is not None:
@@ -255,6 +265,7 @@ class JobRun(JobState):
             self.warnings.add(lost)
         self.initializer = None
         self.changes.begin()
+        self.holding.begin()
         log.info("generation begun", generation=self.begun, step=self.training.span.step)
 
     def _enter(self, phase: Phase, reason: str) -> None:

@@ -125,6 +125,8 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
     command += ["--bind", address]
     if options.resume:
         command.append("--resume")
+    if options.attended:
+        command.append("--attended")
     if options.dashboard is not None:
         command += ["--dashboard", options.dashboard]
     return command + _of_the_job(options) + _of_every_child(options)

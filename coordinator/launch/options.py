@@ -26,6 +26,11 @@ class UpArguments(ListenerSecurityOptions):
     overrides: tuple[str, ...] = option(
         "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
     )
+    attended: bool = option(
+        "hold before the first step, and wherever the process that keeps standard input open says; "
+        "at the end of standard input, stop at once",
+        default=False,
+    )
     resume: bool = option(
         "go on from the newest checkpoint of --run-dir, or of the job's newest run", default=False
     )

@@ -7,10 +7,11 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 from rich.console import Console
 
@@ -51,6 +52,9 @@ from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.certificates import CA_KEY
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role, job_name
+
+STDIN = 0
+"""File descriptor of standard input."""
 
 WORKER_NBYTES = 250 << 20
 """Memory of a worker alone before it loads data or a model: TensorFlow's."""
@@ -122,6 +126,8 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
             processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
             on_stop_signals(lambda _number: supervisor.stop())
+            if options.attended:
+                stop_at_end_of_input(supervisor)
             screen.note(f"run directory {run_dir}")
             cores = os.cpu_count() or 1
             for line in crowded(options.shards, options.workers, cores, available_nbytes()):
@@ -200,6 +206,19 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
         dashboard=args.dashboard,
         security=security,
     )
+
+
+def stop_at_end_of_input(supervisor: Supervisor) -> None:
+    """Stops everything at once when standard input ends: the attendant of the job is gone."""
+
+    def read() -> None:
+        with suppress(OSError):
+            while os.read(STDIN, 1 << 12):
+                pass
+        for _ in range(2):
+            supervisor.stop()
+
+    Thread(target=read, name="attendant", daemon=True).start()
 
 
 @contextmanager

@@ -90,11 +90,24 @@ def choose_origin(
     restore = Begin(generation, policy, restore=checkpoint, settings=settings, version=version)
     if settings.rounds:
         reason = f"{lost}: all shards restore {checkpoint}"
-        return Origin(tuple(restore for _ in holdings), reason, kept=False)
+        return restore_all(restore, len(holdings), reason)
     keep = Begin(generation, policy, keep=True, settings=settings)
     begins = tuple(keep if holding.initialized else restore for holding in holdings)
     they = "it restores" if len(_lacking(holdings)) == 1 else "they restore"
     return Origin(begins, f"{lost}: {they} {checkpoint}", kept=False)
+
+
+def restore_all(restore: Begin, shards: int, reason: str) -> Origin:
+    """Returns the same order to ``restore`` for every shard, which ends the history of what they
+    hold."""
+    return Origin((restore,) * shards, reason, kept=False)
+
+
+def order_in_words(begin: Begin) -> str:
+    """Says what a shard is ordered to begin with."""
+    if begin.restore:
+        return f"restore {begin.restore}"
+    return "keep what it holds" if begin.keep else "begin with nothing"
 
 
 def _lacking(holdings: Sequence[HeldState]) -> list[int]:

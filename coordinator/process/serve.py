@@ -122,6 +122,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 disk,
                 at_end=lambda: write_final_summary(course),
                 history=run.run_dir / HISTORY,
+                attended=options.attended,
             )
             warn_of_key(course, options.security)
             signals.pass_on_to(course)

@@ -158,6 +158,17 @@ class Store:
             *(since, number),
         )
 
+    def newest_decision(self, since: int, versions: Collection[int]) -> Decision | None:
+        """Returns the newest decision of generation ``since`` or later that only some shards may
+        have carried out, if there is one; ``versions`` are those of all shards."""
+        last = self.last_decision(since)
+        ahead = self.decision_ahead(since, max(versions) - 1)
+        if ahead is None or (last is not None and _order(last) >= _order(ahead)):
+            return last
+        # The rounds since the last one were decided ahead, each in the same generation as the one
+        # before or a later one.
+        return ahead if min(versions) < max(versions) else None
+
     def _insert(self, table: str, decision: Decision) -> None:
         text = json.dumps(asdict(decision), separators=(",", ":"))
         row = (decision.generation, decision.round, text)
@@ -249,6 +260,10 @@ class Store:
             return check(value, what)
         except ValueError as error:
             raise self._file.damaged(str(error)) from None
+
+
+def _order(decision: Decision) -> tuple[int, int]:
+    return decision.generation, decision.round
 
 
 def _utc() -> str:

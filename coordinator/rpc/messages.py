@@ -29,8 +29,10 @@ from coordinator.core.work import (
 )
 from coordinator.job.authority import Authority
 from coordinator.membership.members import Shard, Worker
+from coordinator.transitions.holding import Hold, HoldEnd
 from psrpc.core.commands import Attempt, Ended
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.names import check_file_name
 from psrpc.core.text import NAME_CHARS, sanitize
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES
@@ -250,3 +252,21 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
         case Ended():
             lease.finished.CopyFrom(to_shutdown(work))
     return lease
+
+
+def write_hold(hold: Hold | None, phase: str, reason: str) -> pb.AwaitHoldResponse:
+    """Returns the response with a hold, or without one."""
+    response = pb.AwaitHoldResponse(phase=phase, reason=reason)
+    if hold is not None:
+        response.held, response.at, response.global_step = True, hold.at, hold.global_step
+        response.epoch, response.checkpoint = hold.epoch, hold.checkpoint
+        response.evaluation.update(hold.evaluation)
+    return response
+
+
+def read_hold_end(request: pb.EndHoldRequest) -> HoldEnd:
+    """Returns the end of a hold. Raises InvalidArgument for a name that is no file's."""
+    if request.restore:
+        check_file_name(request.restore, "restore")
+    rate = request.rate if request.HasField("rate") else None
+    return HoldEnd(request.at, request.until, rate, request.restore)

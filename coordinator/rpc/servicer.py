@@ -14,10 +14,12 @@ from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
 from coordinator.rpc.messages import (
     read_heartbeat,
+    read_hold_end,
     read_registration,
     read_reports,
     read_states,
     write_cluster,
+    write_hold,
     write_job,
     write_lease,
     write_session,
@@ -226,6 +228,15 @@ class Servicer(CoordinatorServicer):
         number, policy = self._engine.set_policy(request.settings)
         self._note("SetPolicy", context, settings=list(request.settings), policy=number)
         return pb.SetPolicyResponse(policy=number, settings=str(policy))
+
+    async def AwaitHold(self, request: pb.AwaitHoldRequest, _context: Any) -> pb.AwaitHoldResponse:
+        hold = await self._engine.await_hold(request.after)
+        return write_hold(hold, self._engine.course.phase, self._engine.course.reason)
+
+    async def EndHold(self, request: pb.EndHoldRequest, context: Any) -> pb.EndHoldResponse:
+        await self._engine.end_hold(read_hold_end(request))
+        self._note("EndHold", context, at=request.at, until=request.until, restore=request.restore)
+        return pb.EndHoldResponse()
 
     async def RevokeWorker(
         self, request: pb.RevokeWorkerRequest, context: Any

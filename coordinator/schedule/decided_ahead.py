@@ -153,7 +153,8 @@ class DecidedAhead:
             return None
         first = number + len(self._queue) + (not fresh)
         left = todo.left(epoch) - self.batches - (0 if fresh else len(opened.micros))
-        rounds = self.room(left, now)
+        # The last round may go beyond the limit, and none begins after it.
+        rounds = min(self.room(left, now), -(-todo.room // self._taken) + fresh)
         if before is not None:
             rounds = min(rounds, before - first)
         if rounds <= 0:

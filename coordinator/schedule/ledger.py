@@ -10,15 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from coordinator.core.work import Report, Train, TrainingPosition, Wait
 from coordinator.schedule.clocks import Clocks
 from coordinator.schedule.micro_batch import Tally
-from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.open_batches import BatchSchedule, OpenBatches
 from coordinator.schedule.pace import LeaseHolder
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, WorkerClock
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
 
+NOTHING_NEW = "the policy to change; nothing new is handed out under the present one"
+NOTHING_BELOW = "the hold to end; all batches below its limit are done"
 
-class Ledger:
+
+class Ledger(BatchSchedule):
     """Leases batches in position order, one epoch after another, and counts each once.
 
     Batches are cut from the grid of their epoch, so a batch's id is the same on every lease. Epochs
@@ -39,22 +42,27 @@ class Ledger:
         partial: Mapping[int, IntervalSet] | None = None,
         step_offset: int = 0,
         until_epoch: int | None = None,
+        limit: int | None = None,
         tally: Tally | None = None,
     ) -> None:
         """``done``, ``skipped`` and ``partial`` are positions per epoch, from the shards of a
         resumed job: what all shards applied, the skipped part of it, and what only some applied,
         which is leased before anything new. The global step is the number of batches done plus
-        ``step_offset``. New batches come from epochs before ``until_epoch`` only."""
+        ``step_offset``. New batches come from epochs before ``until_epoch`` only, and no more than
+        ``limit`` are done."""
         done = done or {}
-        self._next_attempt = first_attempt
-        self._todo = OpenBatches(
-            records=records,
-            batch_size=batch_size,
-            epochs=epochs,
-            done=done,
-            partial=partial,
-            until_epoch=until_epoch,
+        super().__init__(
+            OpenBatches(
+                records=records,
+                batch_size=batch_size,
+                epochs=epochs,
+                done=done,
+                partial=partial,
+                until_epoch=until_epoch,
+                limit=limit,
+            )
         )
+        self._next_attempt = first_attempt
         self._step_offset = step_offset
         self._tally = tally if tally is not None else Tally()
         self.clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
@@ -76,25 +84,17 @@ class Ledger:
         return not self._leased
 
     @property
-    def finished_epochs(self) -> list[int]:
-        """All epochs whose batches are done."""
-        return self._todo.finished_epochs
-
-    @property
-    def finished(self) -> bool:
-        """Whether every batch of the job is done."""
-        return self._todo.finished
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every batch before ``until_epoch`` is done."""
-        return self._todo.exhausted
-
-    @property
     def drained(self) -> bool:
         """Whether nothing is in flight any more: all shards have the same batches."""
         under_way = self._leased or self._reopened or self._todo.has_partial
         return self._draining and not under_way
+
+    @property
+    def held(self) -> bool:
+        """Whether every batch below the limit is done and nothing is in flight: all shards have the
+        same batches."""
+        under_way = self._leased or self._reopened or self._todo.has_partial
+        return self._todo.limited and not under_way
 
     @property
     def span(self) -> TrainingPosition:
@@ -102,10 +102,6 @@ class Ledger:
         done = self._todo.batches
         step, total = done + self._step_offset, self._todo.total + self._step_offset
         return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
-
-    def extend(self, until_epoch: int) -> None:
-        """Allows batches of epochs before ``until_epoch``."""
-        self._todo.extend(until_epoch)
 
     def drain(self) -> None:
         """Leases nothing new; batches that only some shards may have are still done on all."""
@@ -144,7 +140,7 @@ class Ledger:
             if not holder.leases:
                 self.idle_worker(worker)
             return Wait(self.waiting_for())
-        left = self._todo.total - self._todo.batches - len(self._leased)
+        left = self._todo.end - self._todo.batches - len(self._leased)
         size = min(holder.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
         if self.clocks is not None:
             self._busy_next.discard(worker)
@@ -249,7 +245,7 @@ class Ledger:
         if self.finished or self._has_open():
             return ""
         if not self._leased:
-            return "the policy to change; nothing new is handed out under the present one"
+            return NOTHING_BELOW if self._todo.limited else NOTHING_NEW
         held = [f"{name} ({len(h.leases)})" for name, h in self._holders.items() if h.leases]
         return f"batches that are under way: {', '.join(sorted(held))}"
 
@@ -276,7 +272,12 @@ class Ledger:
     def _has_open(self) -> bool:
         if self._reopened or self._todo.has_partial:
             return True
-        return not self._draining and self._todo.next_epoch is not None
+        return self._begins and self._todo.next_epoch is not None
+
+    @property
+    def _begins(self) -> bool:
+        """Whether batches may be leased that no worker has had."""
+        return not (self._draining or self._todo.limited)
 
     def _next_open(self, worker: str) -> BatchId | None:
         """Takes what some shards may have first. A worker gets a batch that was refused from it
@@ -284,7 +285,7 @@ class Ledger:
         batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
         if batch is None:
             batch = self._todo.take_partial()
-        if batch is None and not self._draining:
+        if batch is None and self._begins:
             batch = self._todo.take()
         if batch is None:
             batch = next(iter(self._reopened), None)

@@ -26,9 +26,11 @@ class OpenBatches:
         done: Mapping[int, IntervalSet],
         partial: Mapping[int, IntervalSet] | None = None,
         until_epoch: int | None = None,
+        limit: int | None = None,
     ) -> None:
         """``done`` are the positions per epoch that all shards have, ``partial`` those that only
-        some have. New batches come from epochs before ``until_epoch``."""
+        some have. New batches come from epochs before ``until_epoch``, and begin while fewer than
+        ``limit`` are done or under way."""
         self._records = records
         self._batch_size = batch_size
         self._epochs = epochs
@@ -52,10 +54,32 @@ class OpenBatches:
         self._touched = touched
         self._partial = deque((e, *interval) for e in sorted(touched) for interval in touched[e])
         self._epoch, self._index = 0, 0
+        self._begun = self._batches + sum(len(indices) for indices in touched.values())
+        """Batches that are done or that a worker, or all shards, must still bring to an end."""
+        self._limit = limit
 
     def extend(self, until_epoch: int) -> None:
         """Allows new batches of epochs before ``until_epoch``."""
         self._until = min(until_epoch, self._epochs)
+
+    def allow(self, limit: int) -> None:
+        """Allows new batches to begin while fewer than ``limit`` are done or under way."""
+        self._limit = limit
+
+    @property
+    def end(self) -> int:
+        """The number of batches up to which new ones may begin."""
+        return self.total if self._limit is None else min(self._limit, self.total)
+
+    @property
+    def room(self) -> int:
+        """Number of new batches that may begin, by the limit."""
+        return max(0, self.end - self._begun)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the limit allows no new batch."""
+        return self._limit is not None and self._begun >= self._limit
 
     @property
     def batches(self) -> int:
@@ -104,11 +128,13 @@ class OpenBatches:
         return self._left[epoch]
 
     def take(self) -> BatchId | None:
-        """Takes the next new batch: epoch after epoch, in position order."""
+        """Takes the next new batch: epoch after epoch, in position order. It is for the caller to
+        ask whether the batches are ``limited``, since a round goes beyond the limit."""
         if not self._seek():
             return None
         batch = self._cut(self._epoch, self._index)
         self._index += 1
+        self._begun += 1
         return batch
 
     def take_partial(self) -> BatchId | None:
@@ -189,6 +215,41 @@ class OpenBatches:
             if first < last:
                 indices.add(first, last)
         return indices
+
+
+class BatchSchedule:
+    """The part of a schedule that only its batches matter to. Not thread-safe."""
+
+    def __init__(self, todo: OpenBatches) -> None:
+        self._todo = todo
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs whose batches are done."""
+        return self._todo.finished_epochs
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch of the job is done."""
+        return self._todo.finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch before ``until_epoch`` is done."""
+        return self._todo.exhausted
+
+    def extend(self, until_epoch: int) -> None:
+        """Allows new batches of epochs before ``until_epoch``."""
+        self._todo.extend(until_epoch)
+        self._allowed()
+
+    def allow(self, limit: int) -> None:
+        """Allows new batches to begin while fewer than ``limit`` are done or under way."""
+        self._todo.allow(limit)
+        self._allowed()
+
+    def _allowed(self) -> None:
+        """Begins what has become possible."""
 
 
 def count_batches(positions: IntervalSet, batch_size: int) -> int:

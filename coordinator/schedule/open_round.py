@@ -180,14 +180,17 @@ class OpenRound:
         self._draining = True
 
     def fill(self, todo: OpenBatches) -> None:
-        """Opens a new round: up to K micro-batches of one epoch."""
+        """Opens a new round: up to K micro-batches of one epoch. At the limit of ``todo`` it has
+        only what is left of earlier rounds, or nothing."""
         self._cut = ()
         if self._draining:
             self.micros = [micro for micro in self.micros if micro.under_way]
             return
         batches: list[BatchId] = []
+        # With backup workers, those of rounds below the limit may still be open.
+        most = len(self.micros) if todo.limited else self._policy.open
         epoch = self.epoch if self.micros else todo.next_epoch
-        while len(self.micros) + len(batches) < self._policy.open and (
+        while len(self.micros) + len(batches) < most and (
             epoch is not None and todo.next_epoch == epoch
         ):
             batch = todo.take()

@@ -22,8 +22,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.core.work import Report, Round, TrainingPosition, TrainingWork, Wait
 from coordinator.schedule.decided_ahead import DecidedAhead
+from coordinator.schedule.ledger import NOTHING_BELOW
 from coordinator.schedule.micro_batch import Tally
-from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.open_batches import BatchSchedule, OpenBatches
 from coordinator.schedule.open_round import OpenRound
 from coordinator.schedule.round_commits import RoundCommits
 from coordinator.schedule.round_leases import RoundLeases
@@ -33,7 +34,7 @@ from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 
 
-class Rounds:
+class Rounds(BatchSchedule):
     """The open round and its attempts. Not thread-safe.
 
     To decide: while ``complete``, make the decision with :meth:`decide`, store it, and only then
@@ -54,21 +55,26 @@ class Rounds:
         first_attempt: int = 1,
         skipped_records: int = 0,
         until_epoch: int | None = None,
+        limit: int | None = None,
         tally: Tally | None = None,
     ) -> None:
         """``first_round`` is the version the shards start from, ``done`` the positions per epoch
         that all shards have, ``partial`` those that only some have. ``skipped_records`` of the
-        ``done`` records took no part. Only rounds of epochs before ``until_epoch`` are opened."""
+        ``done`` records took no part. Only rounds of epochs before ``until_epoch`` are opened, and
+        none once ``limit`` batches are done or under way: the last one may go beyond it."""
         done = done or {}
+        super().__init__(
+            OpenBatches(
+                records=records,
+                batch_size=batch_size,
+                epochs=epochs,
+                done=done,
+                until_epoch=until_epoch,
+                limit=limit,
+            )
+        )
         self._policy = policy
         self._generation = generation
-        self._todo = OpenBatches(
-            records=records,
-            batch_size=batch_size,
-            epochs=epochs,
-            done=done,
-            until_epoch=until_epoch,
-        )
         self._open = OpenRound(policy, batch_size, partial)
         self._tally = tally if tally is not None else Tally()
         self._round = first_round
@@ -100,24 +106,14 @@ class Rounds:
         return not self._open.awaited and not self.ahead
 
     @property
-    def finished_epochs(self) -> list[int]:
-        """All epochs whose rounds are decided."""
-        return self._todo.finished_epochs
-
-    @property
-    def finished(self) -> bool:
-        """Whether every round of the job is decided."""
-        return self._todo.finished
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every round before ``until_epoch`` is decided."""
-        return self._todo.exhausted
-
-    @property
     def drained(self) -> bool:
         """Whether no round is in flight, nor will be."""
         return self._open.drained and not self.ahead
+
+    @property
+    def held(self) -> bool:
+        """Whether every round that begins below the limit is decided."""
+        return self._todo.limited and not (self._open or self.ahead)
 
     @property
     def span(self) -> TrainingPosition:
@@ -148,12 +144,6 @@ class Rounds:
     def complete(self) -> bool:
         """Whether the open round has as many committed micro-batches as it takes."""
         return self._open.complete
-
-    def extend(self, until_epoch: int) -> None:
-        """Allows rounds of epochs before ``until_epoch``."""
-        self._todo.extend(until_epoch)
-        if not self._open:
-            self._open_next()
 
     def drain(self) -> None:
         """Begins no more rounds; a round in flight is still decided."""
@@ -280,7 +270,13 @@ class Rounds:
         """Says which commits the round waits for; empty when a micro-batch is open."""
         if self.finished:
             return ""
+        if self.held:
+            return NOTHING_BELOW
         return self._open.waiting_for(self._round)
+
+    def _allowed(self) -> None:
+        if not self._open:
+            self._open_next()
 
     def _open_next(self) -> None:
         ahead = self.ahead.next()

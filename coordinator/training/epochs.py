@@ -40,8 +40,11 @@ class Epochs:
         progress: Progress,
         curves: Curves,
         warnings: JobWarnings,
+        attended: bool = False,
     ) -> None:
+        """In an ``attended`` job the attendant sets the learning rate."""
         self.history = history
+        self._attended = attended
         self._run = run
         self._orders = orders
         self._schedule: Ledger | Rounds | None = None
@@ -65,8 +68,21 @@ class Epochs:
 
     @property
     def awaited(self) -> int | None:
-        """The epoch whose evaluation the next one waits for, or None."""
-        return self._review.awaited
+        """The epoch whose evaluation the next one, or a hold, waits for, or None."""
+        return self._ended_at_hold if self._review.awaited is None else self._review.awaited
+
+    @property
+    def ended_here(self) -> EpochRow | None:
+        """The epoch that has just ended, before any batch of the next one is done, or None."""
+        rows, schedule = self.history.rows, self._schedule
+        ended = schedule and schedule.span.batches == len(rows) * self._run.description.per_epoch
+        return rows[-1] if rows and ended else None
+
+    @property
+    def _ended_at_hold(self) -> int | None:
+        held = self._schedule is not None and self._schedule.held and not self.over
+        row = self.ended_here if held and self._run.description.eval_records else None
+        return None if row is None or row.evaluation else row.epoch
 
     @property
     def best(self) -> EpochRow | None:
@@ -89,7 +105,7 @@ class Epochs:
     def rate_due(self) -> float | None:
         """The factor of the learning rate from the next epoch on, or None if it is in force."""
         rate = self._review.rate
-        return None if self.over or rate == self._run.followed[-1].rate else rate
+        return None if self.over or self._attended or rate == self._run.followed[-1].rate else rate
 
     @property
     def rule_due(self) -> bool:
@@ -98,7 +114,7 @@ class Epochs:
             self._run.rule is not None
             and self._schedule is not None
             and self._schedule.exhausted
-            and self._review.awaited is None
+            and self.awaited is None
             and len(self._schedule.finished_epochs) >= self._run.rule.epoch
             and not self.over
         )
@@ -128,16 +144,17 @@ class Epochs:
     def retry(self) -> None:
         """Requests the evaluation that the next epoch waits for again, if it was lost. Call it
         periodically during training."""
-        awaited = self._review.awaited
+        awaited = self.awaited
         if awaited is not None and self._orders.evaluations.idle:
             self._orders.saving.evaluate(awaited)
 
     def waiting_for(self) -> str:
         """Says which evaluation the next epoch waits for; empty for none."""
-        if self._review.awaited is None:
+        awaited = self.awaited
+        if awaited is None:
             return ""
         what = self._orders.evaluations.waiting_for()
-        return f"epoch {self._review.awaited + 1} to be evaluated" + (f": {what}" if what else "")
+        return f"epoch {awaited + 1} to be evaluated" + (f": {what}" if what else "")
 
     def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
         """Records an evaluation's results, merged by ``worker``. Raises InvalidArgument."""

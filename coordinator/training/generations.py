@@ -14,12 +14,19 @@ from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import DiskChoice, DiskWork
 from coordinator.core.run import Followed, Run
 from coordinator.membership.formation import Formation
-from coordinator.membership.recovery import Origin, choose_origin, go_over, why_restore
+from coordinator.membership.recovery import (
+    Origin,
+    choose_origin,
+    go_over,
+    order_in_words,
+    restore_all,
+    why_restore,
+)
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION, POLICIES, RESTORED, SINCE
-from psrpc.core.commands import Begin, Command, Decision
+from psrpc.core.commands import Begin, Command
 from psrpc.core.errors import CheckpointError
-from psrpc.core.shard_reports import HeldReport, HeldState
+from psrpc.core.shard_reports import HeldReport
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -59,6 +66,8 @@ class Generations:
         self._choice: DiskChoice | None = None
         self._restored: Chosen | None = None
         """The checkpoint that the present generation restored because parameters were lost."""
+        self._ordered: Chosen | None = None
+        """The checkpoint that all shards must restore, until they have, or the job fails."""
         self._went_over: tuple[int, ...] = ()
         """The processes that held the same batches when the policy changed, until the next
         generation is formed."""
@@ -92,10 +101,20 @@ class Generations:
             self.cannot(f"generation {self.run.generation + 1} to be formed", error)
             return False
 
-    def go_over(self, followed: Followed) -> bool:
-        """Switches the run to another policy, in the next generation, which is formed of shards
-        that all hold the same batches; returns whether that could be stored. Without this
-        knowledge, the shards' state and earlier decisions belong to another history."""
+    def go_over(self, followed: Followed | None, chosen: Chosen | None = None) -> bool:
+        """Has the next generation formed of shards that all hold the same batches: under another
+        policy if one is to be ``followed``, and from the checkpoint ``chosen``, which has these
+        batches, instead of what the shards hold. Returns whether that could be stored. Without the
+        knowledge of a change, the shards' state and earlier decisions belong to another history."""
+        if followed is not None and not self._follow(followed):
+            return False
+        if chosen is None:
+            self._went_over = tuple(holding.incarnation for holding in self.formation.holdings)
+        self._ordered = chosen
+        self.formation.dissolve()
+        return True
+
+    def _follow(self, followed: Followed) -> bool:
         run = replace(
             self.run, policies=(*self.run.policies, followed), since=self.run.generation + 1
         )
@@ -106,8 +125,6 @@ class Generations:
             self.cannot(f"{followed} to be stored", error)
             return False
         self.run = run
-        self._went_over = tuple(holding.incarnation for holding in self.formation.holdings)
-        self.formation.dissolve()
         return True
 
     def begin_again(self, versions: Sequence[int] = ()) -> None:
@@ -130,13 +147,20 @@ class Generations:
         """Raises sqlite3.Error: nothing has changed."""
         holdings, run = self.formation.holdings, self.run
         generation = 1 + max(run.generation, *(h.generation for h in holdings))
+        if self._ordered is not None:
+            name, version = self._ordered.restored.directory, self._ordered.version(run.policy)
+            begin = Begin(generation, run.policy, False, name, None, run.settings, version)
+            origin = restore_all(begin, len(holdings), f"all shards restore {name}")
+            return self._raise(generation, origin, self._ordered)
         if all(h.initialized for h in holdings) and self._went_over == tuple(
             h.incarnation for h in holdings
         ):
             step = run.followed[-1].step
             origin = go_over(holdings, run.settings, generation, run.policy, step)
             return self._raise(generation, origin, None)
-        decision = self._newest_decision(holdings) if run.settings.rounds else None
+        decision = None
+        if run.settings.rounds:
+            decision = self._store.newest_decision(run.since, [h.version for h in holdings])
         noted = self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
@@ -160,7 +184,7 @@ class Generations:
                 decision=decision,
                 checkpoint=chosen.restored.directory if chosen else None,
                 committed=bool(self._refused) or noted or (choice is not None and choice.seen),
-                version=_version(chosen, run),
+                version=chosen.version(run.policy) if chosen else None,
             )
         except CheckpointError as error:
             self.failure = f"{error.coded}: {choice.reason}" if choice else error.coded
@@ -176,7 +200,7 @@ class Generations:
         if told is None:
             return
         if not standing.holding.initialized and (told.keep or told.restore):
-            self.failed(shard, f"it holds no parameters, though told to {_words(told)}")
+            self.failed(shard, f"it holds no parameters, though told to {order_in_words(told)}")
             return
         self._standings[shard] = standing
         self.formation.begun(shard, standing.holding)
@@ -190,9 +214,11 @@ class Generations:
         told = self.formation.told(shard)
         if told is None:
             return
-        what = f"shard {shard} cannot {_words(told)}: {error}"
+        what = f"shard {shard} cannot {order_in_words(told)}: {error}"
         self.warnings.append(what)
-        if told.restore:
+        if told.restore and self._ordered is not None:
+            self.failure = what
+        elif told.restore:
             self._refused[told.restore.rpartition("/")[2]] = what
         elif not told.keep:
             self.failure = what
@@ -204,6 +230,7 @@ class Generations:
         if self._restored is not None:
             name, step = self._restored.restored.name, self._restored.restored.global_step
             self._store.put_checkpoint(name, self._restored.generation, step)
+        self._ordered = None
 
     def waiting_for(self) -> str:
         """Says what the forming of a generation waits for, besides absent shards."""
@@ -213,23 +240,13 @@ class Generations:
             return "the newest good checkpoint to be found"
         return self.formation.waiting_for()
 
-    def _newest_decision(self, holdings: Sequence[HeldState]) -> Decision | None:
-        """Returns the decision that only some shards may have carried out, if there is one."""
-        versions = [holding.version for holding in holdings]
-        last = self._store.last_decision(self.run.since)
-        ahead = self._store.decision_ahead(self.run.since, max(versions) - 1)
-        if ahead is None or (last is not None and _order(last) >= _order(ahead)):
-            return last
-        # The rounds since the last one were decided ahead, each in the same generation as the one
-        # before or a later one.
-        return ahead if min(versions) < max(versions) else None
-
     def _check_versions(self) -> None:
         versions = {s.holding.version for s in self.standings}
         restored = self.run.restored
         if restored is not None and versions != {restored.global_step}:
             what = f"shards have restored versions {sorted(versions)} from {restored.directory}"
             self._refused[restored.name] = what
+            self.failure = what if self._ordered is not None else ""
             self.formation.dissolve()
         elif len(versions) > 1:
             what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
@@ -280,21 +297,3 @@ class Generations:
         # By the time that all shards are back, there may be a newer one.
         self._choice = choice if self.formation.due else None
         self._changed()
-
-
-def _version(chosen: Chosen | None, run: Run) -> int | None:
-    """Returns the version of shards that restore the checkpoint, or None for its own: under another
-    policy it may have counted something other than global steps."""
-    if chosen is None or chosen.restored.policy == run.policy:
-        return None
-    return chosen.restored.global_step
-
-
-def _order(decision: Decision) -> tuple[int, int]:
-    return decision.generation, decision.round
-
-
-def _words(begin: Begin) -> str:
-    if begin.restore:
-        return f"restore {begin.restore}"
-    return "keep what it holds" if begin.keep else "begin with nothing"

@@ -34,9 +34,11 @@ class InitialWork:
         unit = run.description.unit
         return sum(count_batches(positions, unit) for positions in self.skipped.values())
 
-    def schedule(self, run: Run, version: int, tally: Tally) -> Ledger | Rounds:
+    def schedule(
+        self, run: Run, version: int, tally: Tally, limit: int | None = None
+    ) -> Ledger | Rounds:
         """Returns the schedule of what is left to do in the generation of ``run``, whose shards
-        stand at ``version``, in rounds."""
+        stand at ``version``, in rounds; ``limit`` is that of an attended job, in batches."""
         description = run.description
         # If an epoch depends on the previous one's results, it is opened later.
         until = 0 if description.paced else run.rule.epoch if run.rule else None
@@ -53,6 +55,7 @@ class InitialWork:
                 first_attempt=run.first_attempt,
                 skipped_records=sum(len(positions) for positions in self.skipped.values()),
                 until_epoch=until,
+                limit=limit,
                 tally=tally,
             )
         batches = sum(count_batches(p, description.unit) for p in self.done.values())
@@ -68,5 +71,6 @@ class InitialWork:
             partial=self.partial,
             step_offset=step - batches,
             until_epoch=until,
+            limit=limit,
             tally=tally,
         )

@@ -45,9 +45,10 @@ class JobState:
         curves: Curves,
         history: Path | None,
         advance: Callable[[], None],
+        attended: bool = False,
     ) -> None:
         """``advance`` takes the job as far as the facts allow; ``history`` is the file of all
-        epochs, or None."""
+        epochs, or None; an ``attended`` job holds before it trains."""
         self.members = known_members(
             run.plan.shards,
             LEASE_S,
@@ -65,7 +66,15 @@ class JobState:
         self.warnings = JobWarnings()
         self.warnings.add(*run.remarks, *run.description.remarks)
         self.training = Training(
-            run, store, curves, self.streams.send, disk, self.warnings, clock, history
+            run,
+            store,
+            curves,
+            self.streams.send,
+            disk,
+            self.warnings,
+            clock,
+            history,
+            attended,
         )
         self.generations = Generations(run, store, disk, self.streams.send_to, advance)
         self._clock = clock

@@ -35,7 +35,8 @@ from psrpc.ops.clock import Clock
 
 class Training:
     """The work of a run, done and to do. :meth:`begin` rebuilds it for each generation; notes,
-    counters, the watch over steps and warnings stay. ``failure`` says why the job must stop."""
+    counters, the watch over steps, warnings and the ``limit`` of an attended job stay. ``failure``
+    says why the job must stop."""
 
     def __init__(
         self,
@@ -47,12 +48,11 @@ class Training:
         warnings: JobWarnings,
         clock: Clock,
         history: Path | None = None,
+        attended: bool = False,
     ) -> None:
         """``send`` reaches every shard; ``clock`` times checkpoints; ``history`` is the file of all
-        epochs, or None."""
-        self._store = store
-        self._send = send
-        self._disk = disk
+        epochs, or None; an ``attended`` job trains nothing before :meth:`allow`."""
+        self._store, self._send, self._disk = store, send, disk
         self._cadence = Cadence(run.description.checkpoint_every, clock)
         self.progress = Progress()
         self.tally = Tally()
@@ -60,6 +60,7 @@ class Training:
         self.notes = Notes(store, warnings)
         self.watch = StepWatch(run.settings, self.notes, curves, warnings)
         self.schedule: Ledger | Rounds | None = None
+        self.limit = 0 if attended else None
         self.run = run
         self.orders = self._new_orders(run)
         self.epochs = Epochs(
@@ -70,6 +71,7 @@ class Training:
             self.progress,
             curves,
             warnings,
+            attended,
         )
         self.decisions = Decisions(store, send, warnings, self.progress, self.epochs, self.watch)
         self._awaited = AwaitedOrders(send)
@@ -95,15 +97,13 @@ class Training:
     @property
     def span(self) -> TrainingPosition:
         """The training position."""
-        if self.schedule is not None:
-            return self.schedule.span
-        return TrainingPosition(0, self.run.description.total_updates, 0, 0, 0)
+        begins = TrainingPosition(0, self.run.description.total_updates, 0, 0, 0)
+        return begins if self.schedule is None else self.schedule.span
 
     @property
     def idle(self) -> bool:
         """Whether no worker holds unfinished work and no decision waits for the disk."""
-        leased = self.schedule is not None and not self.schedule.idle
-        return not leased and not self.decisions.waits
+        return (self.schedule is None or self.schedule.idle) and not self.decisions.waits
 
     @property
     def drained(self) -> bool:
@@ -123,13 +123,25 @@ class Training:
         """
         orders = self._new_orders(run)
         outset = InitialWork.of(applied, skipped)
-        schedule = outset.schedule(run, version, self.tally)
+        schedule = outset.schedule(run, version, self.tally, self.limit)
         self._at_outset = self.epochs.begin(run, orders, schedule, bool(outset.partial))
         self.run, self.orders, self.schedule = run, orders, schedule
         self.watch.follow(run.settings)
         self.decisions.begin()
         self._awaited.begin()
         self.progress.skipped = outset.batches_skipped(run)
+
+    @property
+    def held(self) -> bool:
+        """Whether all batches below the limit of an attended job are done, and nothing is in
+        flight."""
+        return self.schedule is not None and self.schedule.held and not self.decisions.waits
+
+    def allow(self, limit: int) -> None:
+        """Lets an attended job, which holds, train until ``limit`` batches are done."""
+        assert self.schedule is not None
+        self.limit = limit
+        self.schedule.allow(limit)
 
     def drain(self) -> None:
         """Stops leasing new work in this generation; work in flight is finished."""
@@ -207,8 +219,10 @@ class Training:
     def record(self, worker: str, reports: Sequence[Report], now: float) -> None:
         """Records batches that are done on all shards: in async mode, and of rounds that were
         decided ahead. Raises InvalidArgument."""
-        if self.rounds is not None:
-            self._record_ahead(self.rounds, worker, reports, now)
+        if self.rounds is not None and not self.decisions.over:
+            for report in self.rounds.report(worker, reports, now):
+                self._batch_done(worker, report, now)
+            self.decisions.decide(self.rounds, self.orders, now)
         if self.ledger is None:
             return
         before = self.ledger.span.step
@@ -245,24 +259,14 @@ class Training:
         self._batch_done(worker, report, now)
         self.decisions.decide(rounds, self.orders, now)
 
-    def _record_ahead(
-        self, rounds: Rounds, worker: str, reports: Sequence[Report], now: float
-    ) -> None:
-        """Records attempts of rounds that were decided ahead."""
-        if self.decisions.over:
-            return
-        for report in rounds.report(worker, reports, now):
-            self._batch_done(worker, report, now)
-        self.decisions.decide(rounds, self.orders, now)
-
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
         if self.decisions.held:
             return
         waits = self.epochs.awaited is not None
         outset, self._at_outset = self._at_outset, False
-        over = self.epochs.over
-        if self.rounds is None or over or self.decisions.closed or self.drained or waits or outset:
+        over, still = self.epochs.over, self.drained or self.held
+        if self.rounds is None or over or self.decisions.closed or still or waits or outset:
             self.orders.order_due(self.span.step, over)
         self._warnings.take(self.orders)
 
@@ -274,11 +278,10 @@ class Training:
     def missed(self, shard: int) -> list[Command]:
         """Returns the commands that a shard may have missed without a command stream."""
         missed = self._awaited.missed(self.ledger)
-        if self.rounds is not None and self.rounds.decisions:
-            # Decisions may order snapshots, for which the shard needs room.
-            missed += [*self.orders.releases, *self.rounds.decisions]
         if self.rounds is not None:
-            missed += self.decisions.missed(self.rounds)
+            # Decisions may order snapshots, for which the shard needs room.
+            missed += self.orders.releases if self.rounds.decisions else []
+            missed += [*self.rounds.decisions, *self.decisions.missed(self.rounds)]
         return missed + self.orders.missed(shard)
 
     def hold(self, worker: str) -> bool:
@@ -292,8 +295,7 @@ class Training:
 
     def waiting_for(self) -> str:
         """Says what the next step waits for; empty when there is work."""
-        awaited = self.epochs.waiting_for()
-        return awaited or (self.schedule.waiting_for() if self.schedule is not None else "")
+        return self.epochs.waiting_for() or (self.schedule.waiting_for() if self.schedule else "")
 
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)

@@ -9,6 +9,7 @@ from coordinator.core.work import InitializationWork, Wait, Work
 from coordinator.training.job_state import JobState
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.departures import Departures
+from coordinator.transitions.holding import Holding
 from coordinator.transitions.stopping import Stopping
 from coordinator.transitions.stuck import Stuck
 from psrpc.ops.logs import get_logger
@@ -60,18 +61,25 @@ log = get_logger()
 
 
 def waiting_for(
-    job: JobState, stopping: Stopping | None, changes: Changes, stuck: Stuck, departures: Departures
+    job: JobState,
+    stopping: Stopping | None,
+    changes: Changes,
+    holding: Holding,
+    stuck: Stuck,
+    departures: Departures,
 ) -> str:
     """Says what the job waits for; empty while it goes on."""
     if job.phase in ENDED:
         return ""
     training = job.training
     orders = training.orders
-    parts = [job.members.places.waiting_for()]
+    parts, held = [job.members.places.waiting_for()], holding.waiting_for()
     if job.phase in FORMING:
         parts.append(job.generations.waiting_for())
     elif stopping is not None:
         parts.append(stopping.waiting_for(training))
+    elif held:
+        parts.append(held)
     elif not job.members.active_workers:
         parts.append("a worker to register")
     elif job.phase == "initializing":

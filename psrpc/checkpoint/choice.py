@@ -41,7 +41,8 @@ class FoundCheckpoints:
 def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpoints:
     """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
 
-    Newest is the highest generation, and in it the highest global step.
+    Newest is the highest generation, in it the highest global step, and of that the last name: a
+    changed copy of a checkpoint has its name with a suffix.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -71,7 +72,8 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpo
             refused.append((directory, str(error)))
             continue
         found.append((directory, manifest))
-    found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
+    found.sort(key=lambda item: (item[1].generation, item[1].global_step, item[1].name))
+    found.reverse()
     return FoundCheckpoints(tuple(found), tuple(refused))
 
 

@@ -116,6 +116,11 @@ class CoordinatorOptions(ServerOptions):
         const="always",
         metavar="auto",
     )
+    attended: bool = option(
+        "hold before the first step, and wherever the attendant says, until it ends the hold "
+        "(AwaitHold, EndHold)",
+        default=False,
+    )
     dashboard: str | None = option(
         "show the job to browsers there; HOST is this machine's own (127.0.0.1) unless "
         "--insecure; default: not at all",

@@ -155,6 +155,8 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "ReportWork": _WORKERS,
         _COORDINATOR + "LeaveWorker": _WORKERS,
         _COORDINATOR + "SetPolicy": _OPERATORS,
+        _COORDINATOR + "AwaitHold": _OPERATORS,
+        _COORDINATOR + "EndHold": _OPERATORS,
         _COORDINATOR + "RevokeWorker": _OPERATORS,
         _COORDINATOR + "GetJobStatus": frozenset({Role.OPERATOR, Role.READER}),
         _COORDINATOR + "GetDashboard": _OPERATORS,

@@ -707,6 +707,55 @@ class SetPolicyResponse(_message.Message):
     settings: str
     def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
 
+class AwaitHoldRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class AwaitHoldResponse(_message.Message):
+    __slots__ = ("held", "at", "global_step", "epoch", "checkpoint", "evaluation", "phase", "reason")
+    class EvaluationEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    held: bool
+    at: int
+    global_step: int
+    epoch: int
+    checkpoint: str
+    evaluation: _containers.ScalarMap[str, float]
+    phase: str
+    reason: str
+    def __init__(self, held: _Optional[bool] = ..., at: _Optional[int] = ..., global_step: _Optional[int] = ..., epoch: _Optional[int] = ..., checkpoint: _Optional[str] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EndHoldRequest(_message.Message):
+    __slots__ = ("at", "until", "rate", "restore")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    until: int
+    rate: float
+    restore: str
+    def __init__(self, at: _Optional[int] = ..., until: _Optional[int] = ..., rate: _Optional[float] = ..., restore: _Optional[str] = ...) -> None: ...
+
+class EndHoldResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RevokeWorkerRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "reason", "bar")
     WORKER_FIELD_NUMBER: _ClassVar[int]

@@ -104,6 +104,16 @@ class CoordinatorStub:
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.AwaitHold = channel.unary_unary(
+                '/psrpc.v1.Coordinator/AwaitHold',
+                request_serializer=psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldResponse.FromString,
+                _registered_method=True)
+        self.EndHold = channel.unary_unary(
+                '/psrpc.v1.Coordinator/EndHold',
+                request_serializer=psrpc_dot_v1_dot_coordinator__pb2.EndHoldRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.EndHoldResponse.FromString,
+                _registered_method=True)
         self.RevokeWorker = channel.unary_unary(
                 '/psrpc.v1.Coordinator/RevokeWorker',
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerRequest.SerializeToString,
@@ -240,6 +250,26 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AwaitHold(self, request, context):
+        """Waits until an attended job holds: all batches below its limit are done, nothing is in flight, and
+        a checkpoint of that state is committed; an epoch that has just ended is evaluated. Answers after
+        a few seconds in any case, and at once when the job is over. Changes nothing. Retry freely.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndHold(self, request, context):
+        """Ends the hold of an attended job. Answers when that was accepted, which may be before training
+        goes on. Repeating it with the same values is safe. Errors: INVALID_ARGUMENT (the job holds
+        somewhere else, or the hold was ended otherwise), DATA_LOSS (CheckpointError: `restore` cannot be
+        restored here; the hold goes on), ABORTED (JobFailed: the job is over), UNAVAILABLE (NotReady: the
+        job does not hold now, as while a lost shard is replaced; try again).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RevokeWorker(self, request, context):
         """Ends a worker's session: its leases go to others, and shards refuse what it still sends. Safe to
         repeat. Errors: INVALID_ARGUMENT (no such worker).
@@ -337,6 +367,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'AwaitHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitHold,
+                    request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldResponse.SerializeToString,
+            ),
+            'EndHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndHold,
+                    request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.EndHoldRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_coordinator__pb2.EndHoldResponse.SerializeToString,
             ),
             'RevokeWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeWorker,
@@ -732,6 +772,60 @@ class Coordinator:
             '/psrpc.v1.Coordinator/SetPolicy',
             psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
             psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.Coordinator/AwaitHold',
+            psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldRequest.SerializeToString,
+            psrpc_dot_v1_dot_coordinator__pb2.AwaitHoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.Coordinator/EndHold',
+            psrpc_dot_v1_dot_coordinator__pb2.EndHoldRequest.SerializeToString,
+            psrpc_dot_v1_dot_coordinator__pb2.EndHoldResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,6 +115,7 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "MergeDone.ResultsEntry": {"key": 4 * NAME},
     "LeaveWorkerRequest": {"session": NAME, "reason": TEXT},
     "RevokeWorkerRequest": {"worker": NAME, "reason": TEXT},
+    "EndHoldRequest": {"restore": NAME},
     "SetPolicyRequest": {"settings": 256},
     "SetPolicyRequest.settings": {"": 4096},
 }
