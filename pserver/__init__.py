@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from worker.data.tfrecord import TfRecords
     from worker.embedding.embedding import Embedding, string_ids
     from worker.embedding.table_options import RowwiseAdagrad
+    from worker.fit.cluster import Cluster
     from worker.job.job import Job
     from worker.job.loader import setting
 
 __all__ = [
     "Arrays",
     "Batch",
+    "Cluster",
     "Csv",
     "DataSource",
     "Embedding",
@@ -50,6 +52,7 @@ __all__ = [
 _HOMES = {
     "Arrays": "worker.data.arrays",
     "Batch": "worker.data.source",
+    "Cluster": "worker.fit.cluster",
     "Csv": "worker.data.csv",
     "DataSource": "worker.data.source",
     "Embedding": "worker.embedding.embedding",

@@ -77,7 +77,7 @@ class Attendant:
                 raise JobFailed(answer.reason)
             self._meanwhile(answer.global_step)
 
-    def end_hold(self, at: int, until: int, rate: float = 1.0, restore: str = "") -> None:
+    def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
         """Lets the job go on from ``at`` batches until ``until`` are done; see
         :meth:`CoordinatorClient.end_hold`. Raises JobFailed."""
         self._call(lambda client: client.end_hold(at, until, rate=rate, restore=restore))

@@ -25,8 +25,8 @@ from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import Host
 from worker.fit.refusals import check_model
-from worker.fit.spec import FitSpec, write_spec
-from worker.fit.stored_data import store
+from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
+from worker.fit.stored_data import open_stored, store
 from worker.fit.training import PARTS, Course, Fitting, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.job.job import Job
@@ -181,7 +181,7 @@ class Cluster:
             JobFailed: the job failed; says why.
         """
         check_model(model)
-        data = training_data(
+        train, validation = training_data(
             x,
             y,
             batch_size=batch_size,
@@ -194,40 +194,42 @@ class Cluster:
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
         )
-        per_step = self._per_step(data.batch_size)
-        micro = data.batch_size // per_step
-        build_as_fit(model, data.sample)
+        run_dir = self._new_run_dir()
+        folder = run_dir / FOLDER
+        folder.mkdir(mode=0o700)
+        stored = store(folder / TRAIN, train)
+        sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
+        build_as_fit(model, sample)
+        hand_over(folder, model, sample[0])
+        per_step = self._per_step(stored["batch_size"])
+        micro = stored["batch_size"] // per_step
+        spec = FitSpec(
+            train=stored,
+            eval=None if validation is None else store(folder / EVAL, validation),
+            batch_size=micro,
+            epochs=max(epochs - initial_epoch, 1),
+            seed=random.getrandbits(32),
+            class_weight=train.class_weight,
+            fields=self._fields,
+        )
+        write_spec(folder, spec)
         hooks = keras.callbacks.CallbackList(
             callbacks,
             add_history=True,
             add_progbar=verbose != 0,
             verbose=verbose,
             epochs=epochs,
-            steps=data.steps,
+            steps=stored["steps"],
             model=model,
         )
-        run_dir = self._new_run_dir()
-        folder = run_dir / FOLDER
-        folder.mkdir(mode=0o700)
-        hand_over(folder, model, data.sample[0])
-        spec = FitSpec(
-            train=store(folder / "train", data.train),
-            eval=None if data.validation is None else store(folder / "eval", data.validation),
-            batch_size=micro,
-            epochs=max(epochs - initial_epoch, 1),
-            seed=random.getrandbits(32),
-            class_weight=class_weight,
-            fields=self._fields,
-        )
-        write_spec(folder, spec)
         course = Course(
             first=initial_epoch,
             epochs=epochs,
-            steps=data.steps,
+            steps=stored["steps"],
             per_step=per_step,
-            per_epoch=batches_per_epoch(data.train.records, micro),
-            every=self._every(hooks.callbacks, data.steps),
-            validated=data.validation is not None,
+            per_epoch=batches_per_epoch(stored["records"], micro),
+            every=self._every(hooks.callbacks, stored["steps"]),
+            validated=validation is not None,
             validation_freq=validation_freq,
         )
         self._train(model, run_dir, course, hooks, per_step)
@@ -245,7 +247,7 @@ class Cluster:
         finally:
             attendant.close()
             up.end()
-            for name in ("train", "eval"):
+            for name in (TRAIN, EVAL):
                 shutil.rmtree(run_dir / FOLDER / name, ignore_errors=True)
 
     def _arguments(self, run_dir: Path, replicas: int) -> list[str]:

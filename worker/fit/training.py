@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,7 +140,7 @@ class Fitting:
         """Lets a job whose batches are all done end by itself."""
         hold, total = self._hold, self._course.total
         if hold is not None and not hold.over and hold.at == total:
-            self._attendant.end_hold(hold.at, total)
+            self._attendant.end_hold(hold.at, total + 1)
             self._attendant.await_hold(hold.at)
 
     def _epoch(self, epoch: int) -> dict[str, float]:
@@ -163,7 +164,7 @@ class Fitting:
         assert self._hold is not None
         at, restore = self._hold.at, ""
         if self._mirror.changed():
-            restore = f"{self._hold.checkpoint.name}.c"
+            restore = f"{self._hold.checkpoint.name}.set"
             self._mirror.save(self._hold.checkpoint, self._hold.checkpoint.with_name(restore))
         self._attendant.end_hold(at, until, self._rate(), restore)
         hold = self._attendant.await_hold(at)
@@ -171,10 +172,10 @@ class Fitting:
         self._hold = hold
         return hold
 
-    def _rate(self) -> float:
-        """Returns the present learning rate as a factor of the job's."""
-        if self._base_rate != self._base_rate:
-            return 1.0
+    def _rate(self) -> float | None:
+        """Returns the present learning rate as a factor of the job's; None under a schedule."""
+        if math.isnan(self._base_rate):
+            return None
         return float(self._model.optimizer.learning_rate) / self._base_rate
 
 
