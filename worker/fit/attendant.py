@@ -82,11 +82,15 @@ class Attendant:
         :meth:`CoordinatorClient.end_hold`. Raises JobFailed."""
         self._call(lambda client: client.end_hold(at, until, rate=rate, restore=restore))
 
+    def newest_checkpoint(self) -> Path:
+        """Returns the newest checkpoint of a run that has ended."""
+        return self._run_dir / str(read_summary(self._run_dir)["checkpoint"])
+
     def _end(self) -> Hold:
         """Returns the end of a job that is done, from its run directory."""
         summary = read_summary(self._run_dir)
-        checkpoint = self._run_dir / str(summary["checkpoint"])
-        return Hold(int(summary["batches"]), checkpoint, dict(summary["evaluation"] or {}), True)
+        results = dict(summary["eval"] or {})
+        return Hold(int(summary["batches"]), self.newest_checkpoint(), results, over=True)
 
     def _call(self, call: Callable[[CoordinatorClient], Answer]) -> Answer | None:
         """Calls the coordinator, as often as it takes while the run goes on; returns None once it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import os
@@ -16,14 +17,15 @@ from typing import Any
 
 import keras
 
-from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.batch import batches_per_epoch
+from psrpc.core.errors import InvalidArgument, InvalidSetting
+from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 from worker.fit.arguments import training_data
 from worker.fit.attendant import Attendant
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
-from worker.fit.processes import Host
+from worker.fit.processes import STOP_S, Host, UpRun
 from worker.fit.refusals import check_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.fit.stored_data import open_stored, store
@@ -136,6 +138,7 @@ class Cluster:
         """The directory of the run under way, or of the last one."""
         self._base = Path("runs") if run_dir is None else Path(run_dir)
         self._host: Host | None = None
+        self._up: UpRun | None = None
         self._held = ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -148,6 +151,16 @@ class Cluster:
             held.enter_context(calls_sent(sent))
             self._held = held.pop_all()
         return self
+
+    def _repr_html_(self) -> str:
+        """Returns the state in a line, for a notebook, with a link to the dashboard of a run."""
+        shape = f"{counted(self.shards, 'shard')}, {counted(self.workers, 'worker')}, {self.mode}"
+        parts = [f"pserver.Cluster ({shape})" + ("" if self._host else ", not entered")]
+        if self._up is not None:
+            parts.append(html.escape(self._up.last_line))
+            if address := html.escape(self._up.dashboard, quote=True):
+                parts.append(f'<a href="{address}">dashboard</a>')
+        return ": ".join(parts)
 
     def __exit__(self, *exception: object) -> None:
         self._held.close()
@@ -238,12 +251,18 @@ class Cluster:
     def _train(
         self, model: keras.Model, run_dir: Path, course: Course, hooks: Any, replicas: int
     ) -> None:
-        up = self._entered().up(self._arguments(run_dir, replicas), run_dir / "up.log")
+        self._up = up = self._entered().up(self._arguments(run_dir, replicas), run_dir / "up.log")
         attendant = Attendant(run_dir, up)
         fitting = Fitting(model, attendant, course, hooks, _base_rate(model))
         try:
             fitting.run()
             fitting.finish()
+        except KeyboardInterrupt:
+            # As in plain fit, the model has the state of the moment.
+            up.stop()
+            if up.wait(STOP_S) is not None:
+                fitting.load_newest()
+            raise
         finally:
             attendant.close()
             up.end()

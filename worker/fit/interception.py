@@ -43,7 +43,9 @@ def _cell(name: str) -> CellType:
     wraps."""
     trainers = [each for each in keras.Model.__mro__ if each.__name__.endswith("Trainer")]
     method = next(vars(each)[name] for each in trainers if name in vars(each))
-    return dict(zip(method.__code__.co_freevars, method.__closure__, strict=True))["fn"]
+    cells: dict[str, CellType]
+    cells = dict(zip(method.__code__.co_freevars, method.__closure__, strict=True))
+    return cells["fn"]
 
 
 @contextmanager

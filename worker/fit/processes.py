@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,6 +19,8 @@ from psrpc.ops.up_request import UpRequest
 
 LEAVE_S = 15.0
 """How long the processes may take to end after the caller has closed the cluster."""
+
+_DASHBOARD = re.compile(r"dashboard (https?://\S+)")
 
 STOP_S = 120.0
 """How long a job may take to stop, which includes a checkpoint."""
@@ -115,6 +118,18 @@ class UpRun:
             return self._output.read_text(errors="replace")
         except FileNotFoundError:
             return ""
+
+    @property
+    def dashboard(self) -> str:
+        """The address of the dashboard; empty before it is known and after the end."""
+        found = _DASHBOARD.search(self.output)
+        return found[1] if found and self._status is None else ""
+
+    @property
+    def last_line(self) -> str:
+        """The last line about the state of the job, without its time."""
+        lines = re.findall(r"(?m)^\[ *[\d.]+ s\] (.*)$", self.output)
+        return str(lines[-1]).strip() if lines else ""
 
     def wait(self, seconds: float) -> int | None:
         """Waits up to ``seconds`` for the end; returns the exit status, None if it still runs."""

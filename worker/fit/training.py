@@ -121,6 +121,9 @@ class Fitting:
         model = self._model
         model.stop_training = False
         self._hold = self._attendant.await_hold(-1)
+        if not int(model.optimizer.iterations):
+            # The job has begun with the same: nothing goes back unless a callback changes it.
+            self._mirror.load(self._hold.checkpoint)
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
         self._course = course = self._course.begun_at(model._initial_epoch)
@@ -142,6 +145,10 @@ class Fitting:
         if hold is not None and not hold.over and hold.at == total:
             self._attendant.end_hold(hold.at, total + 1)
             self._attendant.await_hold(hold.at)
+
+    def load_newest(self) -> None:
+        """Loads the newest checkpoint of a run that was stopped."""
+        self._mirror.load(self._attendant.newest_checkpoint())
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         """Trains one epoch; returns its results, those of the validation data included."""
