@@ -58,8 +58,12 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
                 status = int(refused.code or 0)
         # A stop that comes late is of the run that has ended.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        answers.write(f"{status}\n")
-        answers.flush()
+        try:
+            answers.write(f"{status}\n")
+            answers.flush()
+        except BrokenPipeError:
+            # The caller is gone, and so is the need for a cluster.
+            os._exit(1)
 
 
 @contextmanager
