@@ -158,9 +158,15 @@ class Holding:
             self._go_on(self._accepted)
 
     def waiting_for(self) -> str:
-        """Says what a hold waits for; empty while the job does not hold."""
-        if self.hold is None or self._accepted is not None:
-            return ""
+        """Says what a hold, or its end, waits for; empty while the job does not stand at its
+        limit."""
+        training = self._job.training
+        orders = training.orders
+        if self.hold is None:
+            saving = orders.snapshots.waiting_for() or orders.awaited_commit()
+            return (training.epochs.waiting_for() or saving) if training.held else ""
+        if self._accepted is not None:
+            return orders.evaluations.waiting_for() or self._job.generations.refused_by_disk
         heard = "it has not called yet"
         if self._heard_at is not None:
             heard = f"it called {duration(self._job.now() - self._heard_at)} ago"

@@ -37,7 +37,10 @@ from tests.coordinator.builders import SHA, QueuedDisk, make_run
 class Coordinator:
     """One coordinator process after another on the same run directory."""
 
-    def __init__(self, tmp_path: Path, shards: int = 2, **changes: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, shards: int = 2, attended: bool = False, **changes: Any
+    ) -> None:
+        self._attended = attended
         self._run = make_run(tmp_path, shards=shards, **changes)
         self.clock = ManualClock()
         self.seen = (0, 0)
@@ -54,7 +57,9 @@ class Coordinator:
             policies=tuple(Followed.from_json(f) for f in self.store.get(POLICIES) or ()),
         )
         self.disk = QueuedDisk(run)
-        self.course = JobRun(run, self.store, self.clock, self.disk, _no_curves())
+        self.course = JobRun(
+            run, self.store, self.clock, self.disk, _no_curves(), attended=self._attended
+        )
         self.engine = Engine(self.course, self.store)
         self.shards: list[Shard] = []
 
