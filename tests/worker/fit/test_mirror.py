@@ -326,6 +326,7 @@ class Net(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.outer(self.inner(x))
 
 
+@pytest.mark.slow
 def test_a_model_of_other_numbers_is_the_same_model(tmp_path: Path) -> None:
     """As a worker makes it in a process of its own; 10 sorts before 9 as text."""
 

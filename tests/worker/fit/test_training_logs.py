@@ -113,20 +113,12 @@ def test_totals_of_other_metrics_are_refused() -> None:
 
 def test_totals_are_those_of_the_first_shard_and_the_epoch(tmp_path: Path) -> None:
     plan = make_plan([VariableSpec("w", (40,), "float32", "trainable")], 2, "cut")
-    epochs = (
-        {"epoch": 0, "applied": [[0, 64]], "skipped": []},
-        {
-            "epoch": 1,
-            "applied": [[0, 8]],
-            "skipped": [[0, 8]],
-        },
-    )
-    first = ({**epochs[0], "totals": [1.5, 64.0, 3.0]}, epochs[1])
+    one = {"epoch": 0, "applied": [[0, 64]], "skipped": []}
+    two = {"epoch": 1, "applied": [[0, 8]], "skipped": [[0, 8]]}
+    halves = [{a.name: np.zeros(a.shard_length(k), a.dtype) for a in plan.arenas} for k in (0, 1)]
     states = [
-        ShardState(
-            {"float32.trainable": np.zeros(plan.arenas[0].shard_length(k), "float32")}, applied=a
-        )
-        for k, a in enumerate((first, epochs))
+        ShardState(halves[0], applied=({**one, "totals": [1.5, 64.0, 3.0]}, two)),
+        ShardState(halves[1], applied=(one, two)),
     ]
     (tmp_path / "tmp").mkdir()
     checkpoint = write_and_commit(tmp_path / "tmp", plan, states)
