@@ -26,6 +26,7 @@ class Binding:
     Attributes:
         whole: the plan's variables on one shard.
         variables: by what they hold.
+        forms: dtype and shape of each, in the same order.
     """
 
     def __init__(self, model: keras.Model, plan: Plan) -> None:
@@ -57,6 +58,16 @@ class Binding:
             for variable, average in zip(updated, slots.elements.get(AVERAGES, ()), strict=False)
             if average is not None and id(variable) not in names
         ]
+        self.forms = {
+            key: (keras.backend.standardize_dtype(variable.dtype), tuple(variable.shape))
+            for key, variable in self.variables.items()
+        }
+        self._weights = list(map(id, model.weights))
+
+    def holds(self, model: keras.Model) -> bool:
+        """Whether the model has the same variables and optimizer still."""
+        same = self.optimizer is inner(model.optimizer)
+        return same and self._weights == list(map(id, model.weights))
 
     def check(self, found: Iterable[Key]) -> None:
         """Checks that a checkpoint has these slots.
@@ -107,11 +118,15 @@ def _named(model: keras.Model, plan: Plan) -> dict[str, Any]:
     if mine.keys() != theirs.keys():
         ranked, own = _ranked(theirs), _ranked(mine)
         names = {name: own[rank] for rank, name in ranked.items() if rank in own}
-    for name in [*(n for n in theirs if n not in names), *(mine.keys() - set(names.values()))]:
-        there, other = ("the job's", "the model") if name in theirs else ("the model's", "the job")
+    taken = set(names.values())
+    lacking = [
+        *((name, "job", "model") for name in theirs if name not in names),
+        *((name, "model", "job") for name in mine if name not in taken),
+    ]
+    for name, one, other in lacking:
         raise InvalidJob(
-            f"variable {name!r} is {there}, and {other} has none of the name; give fit the model "
-            "that it began with, and leave its layers as they are",
+            f"the {one} has a variable {name!r}, and the {other} has none of that name; give fit "
+            "the model that it began with, and leave its layers as they are",
             code="PS405",
         )
     for name, own_name in names.items():

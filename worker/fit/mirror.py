@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pserver.updates.keras_objects import copied, view
+from pserver.updates.keras_objects import assign, view
 from psrpc.checkpoint.directory import commit
 from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.manifest import TEMPORARY, Manifest, ManifestFile, read_manifest
@@ -55,25 +55,25 @@ class Mirror:
             CheckpointError: the checkpoint cannot be read; nothing was assigned.
             InvalidJob: it is of another model or optimizer; nothing was assigned.
         """
-        manifest = read_manifest(checkpoint)
-        # Anew each time: a callback may have compiled the model again.
-        bound = Binding(self._model, manifest.plan)
+        bound = self._bound
+        if bound is None or not bound.holds(self._model):
+            bound = Binding(self._model, read_manifest(checkpoint).plan)
         state = load_state(checkpoint, bound.whole, 0)
         parts = {key: part for key, _, part in _parts(bound.whole, 0, state)}
         bound.check(parts.keys())
-        self._bound, self._loaded = bound, []
-        for key, variable in bound.variables.items():
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            array = parts[key].astype(dtype, copy=False).reshape(variable.shape)
-            variable.assign(copied(array))
-            self._loaded.append((variable, array))
+        arrays = [
+            parts[key].astype(dtype, copy=False).reshape(shape)
+            for key, (dtype, shape) in bound.forms.items()
+        ]
+        self._bound, self._loaded = bound, list(zip(bound.variables.values(), arrays, strict=True))
+        assign(bound.variables.values(), arrays)
         bound.follow_constants()
         derive(self._model)
 
     def changed(self) -> bool:
         """Whether a variable of the model or a slot of the optimizer differs, bit for bit, from
         what :meth:`load` has assigned, or the model was compiled anew since."""
-        if self._bound is None or self._bound.optimizer is not inner(self._model.optimizer):
+        if self._bound is None or not self._bound.holds(self._model):
             return True
         return not all(_same_bits(view(variable), array) for variable, array in self._loaded)
 

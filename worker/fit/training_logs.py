@@ -60,7 +60,9 @@ def merged_metrics(model: keras.Model, totals: Sequence[float]) -> dict[str, flo
     """
     total, count, *states = totals
     loss = {"loss": total / count if count else math.nan}
-    if len(totals) == LOSS:
+    for variable, value in zip(model._loss_tracker.variables, totals[:LOSS], strict=True):
+        variable.assign(value)
+    if not states:
         return loss
     own = [*loss_trackers(model), *layer_metrics(model), model._compile_metrics]
     variables = [v for metric in own if metric is not None for v in metric.variables]
@@ -72,7 +74,5 @@ def merged_metrics(model: keras.Model, totals: Sequence[float]) -> dict[str, flo
         )
     for variable, start, stop in zip(variables, ends, ends[1:], strict=False):
         variable.assign(np.reshape(states[start:stop], variable.shape))
-    for variable, value in zip(model._loss_tracker.variables, (total, count), strict=True):
-        variable.assign(value)
     logs: dict[str, float] = pythonify_logs({**model.get_metrics_result(), **loss})
     return logs
