@@ -23,6 +23,9 @@ Batch: TypeAlias = tuple[Any, ...]
 """``(x, y)`` or ``(x, y, sample_weight)``: C-contiguous arrays and ``Ragged``, nested in
 any way."""
 
+NO_LABELS: tuple[()] = ()
+"""``y`` of a batch without labels, for a model that computes its loss without them."""
+
 Map: TypeAlias = Callable[..., Batch]
 """``f(x, y)`` or ``f(x, y, sample_weight)``: returns a batch with as many records as it gets."""
 

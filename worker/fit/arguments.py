@@ -12,8 +12,8 @@ import numpy as np
 from psrpc.core.errors import InvalidData, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.ops.logs import get_logger
-from worker.data.source import map_arrays
-from worker.fit.forms import NO_LABELS, check_lengths, in_arrays, unpacked
+from worker.data.source import NO_LABELS, map_arrays
+from worker.fit.forms import check_lengths, in_arrays, unpacked
 from worker.fit.kinds import Kind, check_ends, data_kind
 from worker.fit.passes import Order
 from worker.fit.py_dataset import measured

@@ -11,12 +11,8 @@ import numpy as np
 from psrpc.core.errors import InvalidData
 from psrpc.core.text import counted
 from worker.data.ragged import Ragged, in_numpy
-from worker.data.source import named_arrays
+from worker.data.source import NO_LABELS, named_arrays
 from worker.job.checks import show
-
-NO_LABELS = ()
-"""Stands for ``y`` of a batch without labels: a nest without arrays."""
-
 
 def in_arrays(name: str, nest: Any) -> Any:
     """Returns ``nest`` in arrays ``[records, ...]`` and ``Ragged``, in dicts, lists and tuples.

@@ -114,6 +114,8 @@ def _computed_by(model: keras.Model) -> Callable[..., Any]:
 
     def compute_loss(batch: Batch, y_pred: Any, training: bool) -> Any:
         x, y, sample_weight = (*batch, None)[:3]
+        if isinstance(y, tuple) and not y:  # NO_LABELS
+            y = None
         if not own:
             sample_weight = weights_as_outputs(model, y_pred, sample_weight)
         arguments = {"training": training} if takes_training else {}
