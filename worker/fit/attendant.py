@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ RETRY_S = 0.02
 """Pause before the coordinator is looked for again, at first."""
 
 LONGEST_RETRY_S = 0.5
+
+_BEYOND = 2**62
+"""More batches than a job has."""
 
 Answer = TypeVar("Answer")
 
@@ -59,6 +63,13 @@ class Attendant:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def stop(self) -> None:
+        """Stops a job that has not ended: work under way is finished and saved. Waits for that."""
+        self._up.stop()
+        with contextlib.suppress(JobFailed):
+            # The coordinator stays until its attendant has heard of the end.
+            self.await_hold(_BEYOND)
 
     def await_hold(self, after: int) -> Hold:
         """Waits for a hold at more than ``after`` batches, -1 for the first, or the job's end.

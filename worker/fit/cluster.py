@@ -259,11 +259,13 @@ class Cluster:
             fitting.finish()
         except KeyboardInterrupt:
             # As in plain fit, the model has the state of the moment.
-            up.stop()
+            attendant.stop()
             if up.wait(STOP_S) is not None:
                 fitting.load_newest()
             raise
         finally:
+            if up.status is None:
+                attendant.stop()
             attendant.close()
             up.end()
             for name in (TRAIN, EVAL):
