@@ -69,14 +69,18 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
 @contextmanager
 def _output_to(path: str) -> Iterator[None]:
     """Sends what this process prints to the file ``path``."""
+    streams = (sys.stdout, sys.stderr)
+    before = [os.dup(stream.fileno()) for stream in streams]
     with Path(path).open("ab") as file:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in streams:
             os.dup2(file.fileno(), stream.fileno())
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for stream, handle in zip(streams, before, strict=True):
             stream.flush()
+            os.dup2(handle, stream.fileno())
+            os.close(handle)
 
 
 if __name__ == "__main__":
