@@ -83,7 +83,8 @@ def _complete(
     measures = {name: getattr(job, name) for name in _MEASURES}
     if any(compiled.get(name) is not value for name, value in measures.items()):
         with user_code("compile()"):
-            model.compile(compiled.get("optimizer"), **measures)
+            weighted = compiled.get("weighted_metrics")
+            model.compile(compiled.get("optimizer"), **measures, weighted_metrics=weighted)
     # Keras makes the trackers of losses and metrics of outputs on first use.
     records = map_arrays(as_tensor, example)
     with calling(model, example[0]), look_up(NoRows()), keras.StatelessScope():
@@ -137,9 +138,7 @@ def completed(job: Job, model: Any) -> Job:
     compiled = _compile_arguments(model)
     if isinstance(model, keras.Model):
         job = replace(job, loss=made_losses(job.loss))
-        _check_methods(model)
-        _check_layers(model)
-        _check_arguments(compiled)
+        check_supported(model)
     chosen: dict[str, Any] = {}
     for name in ("optimizer", "loss", "loss_weights", "metrics"):
         own, other = getattr(job, name), compiled.get(name)
@@ -166,6 +165,17 @@ _WHERE = "give Job({0}=...), or compile the model with compile({0}=...)"
 _DEFAULTS = {
     "optimizer": " (compile() takes rmsprop where it is given none; optimizer=None is none)"
 }
+
+
+def check_supported(model: keras.Model) -> None:
+    """Refuses methods, layers and arguments of ``compile`` that workers do not follow, by name.
+
+    Raises:
+        InvalidJob: names it, and what to write instead.
+    """
+    _check_methods(model)
+    _check_layers(model)
+    _check_arguments(_compile_arguments(model))
 
 
 def overrides_loss(model: Any) -> bool:
@@ -241,12 +251,6 @@ def _check_arguments(compiled: Mapping[str, Any]) -> None:
         raise InvalidJob(
             "the model is compiled with run_eagerly=True, but workers compile the step; leave it "
             "out, and debug with plain fit()",
-            code="PS108",
-        )
-    if compiled.get("weighted_metrics"):
-        raise InvalidJob(
-            "the model is compiled with weighted_metrics, which workers do not compute; give "
-            "metrics, which weigh every record alike",
             code="PS108",
         )
 

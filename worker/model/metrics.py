@@ -17,7 +17,7 @@ from worker.data.source import Batch
 from worker.job.checks import required_arguments
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.job.output_names import by_output
+from worker.job.output_names import by_output, weights_as_outputs
 from worker.model import keras_names
 from worker.model.build import BY_OUTPUT, kind_of_labels, layer_metrics, loss_trackers
 from worker.model.labels import counting
@@ -32,14 +32,15 @@ def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     """Returns new metrics (``keras.metrics.Metric``) of a job, in its order.
 
     ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
-    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. For several outputs the
-    only metric is Keras's own collection, whose results are named ``OUTPUT_metric``.
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. For several outputs, and
+    for a model that is compiled with ``weighted_metrics``, the only metric is Keras's own
+    collection, whose results are named ``OUTPUT_metric``.
 
     Raises:
         InvalidJob: Keras has no metric of a name, or two metrics have the same name.
     """
     several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
-    if several and job.metrics and model.compiled:
+    if (several and job.metrics and model.compiled) or weighs_metrics(model):
         return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
     # A list in a list is that of the only output, as in Keras.
     metrics = [_metric(metric, y_true, y_pred) for metric in keras.tree.flatten(job.metrics)]
@@ -59,6 +60,21 @@ def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     return metrics
 
 
+def weighs_metrics(model: Any) -> bool:
+    """Whether a model is compiled with ``weighted_metrics``, which take the sample weights."""
+    if not isinstance(model, keras.Model) or not model.compiled:
+        return False
+    return bool(model._compile_config.config.get("weighted_metrics"))
+
+
+def counted_by(metric: Any, model: Any, batch: Batch, outputs: Any) -> tuple[Any, ...]:
+    """Returns the arguments of ``update_state`` for a metric of :func:`build_metrics`. Sample
+    weights are for ``weighted_metrics`` alone, as in Keras."""
+    if metric.name == BY_OUTPUT and len(batch) > 2 and weighs_metrics(model):
+        return batch[1], outputs, weights_as_outputs(model, outputs, batch[2])
+    return batch[1], outputs
+
+
 def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     if isinstance(metric, str):
         if metric.lower() in ("accuracy", "acc"):
@@ -71,7 +87,7 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     if metric is None:
         raise InvalidJob("metrics contains None; leave it out")
     if isinstance(metric, keras.metrics.Metric):
-        return _anew(metric)
+        return made_anew(metric)
     name = getattr(metric, "__name__", type(metric).__name__)
     if not required_arguments(metric):
         with user_code(f"metric {name}()"):
@@ -82,9 +98,13 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     return keras.metrics.MeanMetricWrapper(metric, name=name)
 
 
-def _anew(metric: Any) -> Any:
+def made_anew(metric: Any) -> Any:
     """Returns a fresh copy, because the job file's own metric may be in use elsewhere in the
-    process."""
+    process.
+
+    Raises:
+        InvalidJob: its config does not make the same metric.
+    """
     lost = ""
     try:
         made = type(metric).from_config(metric.get_config())
@@ -169,7 +189,8 @@ class TrainingMetrics:
         for metric, initial in zip(self._metrics, self._initial, strict=True):
             with naming_metric(self._job, self._model, metric, batch[1], outputs):
                 states += metric.stateless_update_state(
-                    [tf.constant(value) for value in initial], batch[1], outputs
+                    [tf.constant(value) for value in initial],
+                    *counted_by(metric, self._model, batch, outputs),
                 )
         return states if self._fits(states) else []
 

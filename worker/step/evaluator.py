@@ -22,7 +22,7 @@ from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import user_code
 from worker.model.build import BY_OUTPUT, layer_metrics, loss_trackers
 from worker.model.inputs import check_whole_numbers, whole_inputs
-from worker.model.metrics import build_metrics
+from worker.model.metrics import build_metrics, counted_by
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.trace import TRACING, Trace, graph_function
 from worker.step.arenas import split_arenas
@@ -180,8 +180,7 @@ class Evaluator:
             with self._device.scope():
                 loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
                 for metric in self._counted:
-                    # Unweighted, as Keras does for ``metrics`` (not for ``weighted_metrics``).
-                    metric.update_state(batch[1], outputs)
+                    metric.update_state(*counted_by(metric, self._model, batch, outputs))
                 return loss
 
         concrete = graph_function(run).get_concrete_function(
