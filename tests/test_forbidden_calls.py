@@ -56,6 +56,11 @@ REBUILT = (
     "plain arguments, and by no deserializer of Keras's"
 )
 
+HANDED_OVER = (
+    "the model of the program that called fit, from the folder with its classes: see "
+    "worker/fit/objects.py"
+)
+
 ALLOWED = {
     ("pserver/__init__.py", "exec_module"): (
         "our own packages, from beside this one, though a file of the user's has the name of one"
@@ -71,6 +76,13 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
+    ("worker/fit/objects.py", "cloudpickle"): (
+        "classes and functions of the program that called fit, in a file of the same user that no "
+        "other may read or write; none of it comes over the network"
+    ),
+    ("worker/fit/handover.py", "keras.saving.load_model"): HANDED_OVER,
+    ("worker/fit/handover.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
+    ("worker/fit/construction.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
     ("pserver/updates/keras_objects.py", "keras.constraints"): REBUILT,
     ("pserver/updates/keras_objects.py", "keras.initializers"): REBUILT,
     ("pserver/updates/keras_objects.py", "keras.optimizers"): REBUILT,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import keras
-from keras.src.saving.serialization_lib import SerializableDict
+from keras.src.models.functional import Functional, functional_like_constructor
 
 HELD = "held_by_fit"
 """Key of a value that Keras cannot write, in the config that stands for it: its place in the list
@@ -30,7 +31,12 @@ _KERAS_OBJECTS = (
 
 def has_no_config(kind: type) -> bool:
     """Whether a class of layers leaves ``get_config`` to Keras."""
-    return issubclass(kind, keras.Layer) and kind.get_config in _DEFAULTS
+    if not issubclass(kind, keras.Layer):
+        return False
+    # Keras makes a class Functional as soon as an object of it is.
+    if kind.get_config is Functional.get_config:
+        return not functional_like_constructor(kind)
+    return kind.get_config in _DEFAULTS
 
 
 @contextmanager
@@ -45,27 +51,47 @@ def with_arguments(layers: Sequence[Any], held: list[Any]) -> Iterator[dict[str,
     Yields:
         By class, the argument that is no attribute. Keras refuses to write such a layer.
     """
-    before: list[tuple[Any, Any]] = []
     missing: dict[str, str] = {}
+    changed: list[tuple[Any, str]] = []
+
+    def give(layer: Any, method: str, result: Callable[[], Any]) -> None:
+        # Not assigned by name: Keras tracks attributes.
+        vars(layer)[method] = result
+        changed.append((layer, method))
+
     try:
         for layer in layers:
             kind = type(layer)
-            known = getattr(layer, "_auto_config", None)
-            if not has_no_config(kind) or (known and not isinstance(layer, keras.Model)):
+            if kind.build is keras.Layer.build:
+                # Keras would take it for built and not build its parts; its first call does.
+                give(layer, "get_build_config", lambda: None)
+            known = getattr(layer, "_auto_config", None) and not isinstance(layer, keras.Model)
+            if not has_no_config(kind) or known:
                 continue
-            places = {name: _place(layer, name) for name in _parameters(kind)}
-            missing.update({kind.__name__: name for name, at in places.items() if at is None})
-            before.append((layer, known))
-            config = None
-            if all(places.values()):
-                given = {n: _writable(getattr(layer, at), held) for n, at in places.items() if at}
-                config = SerializableDict(**given)
-            # Not assigned by name: Keras tracks attributes.
-            vars(layer)["_auto_config"] = config
+            config = {
+                "name": layer.name,
+                "trainable": layer.trainable,
+                "dtype": keras.saving.serialize_keras_object(layer.dtype_policy),
+            }
+            for name in _parameters(kind):
+                place = next((each for each in (name, f"_{name}") if each in vars(layer)), None)
+                if place is not None:
+                    config[name] = _writable(getattr(layer, place), held)
+                elif name not in config:
+                    missing[kind.__name__] = name
+            answer = _refusal(kind) if kind.__name__ in missing else partial(dict, config)
+            give(layer, "get_config", answer)
         yield missing
     finally:
-        for layer, known in before:
-            vars(layer)["_auto_config"] = known
+        for layer, method in changed:
+            vars(layer).pop(method, None)
+
+
+def _refusal(kind: type) -> Callable[[], Any]:
+    def refuse() -> Any:
+        raise NotImplementedError(kind.__name__)
+
+    return refuse
 
 
 class Maker:
@@ -101,7 +127,7 @@ class Maker:
         if "name" in base and "name" not in given:
             layer.name = base["name"]
         if "dtype" in base and "dtype" not in given and not layer.built:
-            policy = keras.dtype_policies.get(base["dtype"])
+            policy = self._read(base["dtype"])
             if policy != layer.dtype_policy:
                 layer.dtype_policy = policy
         return layer
@@ -123,11 +149,6 @@ def _parameters(kind: type) -> list[str]:
     ``*args`` too, which no attribute has."""
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
     return [each.name for each in parameters if each.kind != each.VAR_KEYWORD]
-
-
-def _place(layer: Any, name: str) -> str | None:
-    """Returns the attribute that holds the argument ``name``."""
-    return next((each for each in (name, f"_{name}") if each in vars(layer)), None)
 
 
 def _takes_any(kind: type) -> bool:

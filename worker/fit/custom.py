@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import FunctionType
@@ -39,6 +40,26 @@ def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
                 classes[type(each)] = None
             waiting += getattr(each, "__dict__", {}).values()
     return list(classes), list(functions)
+
+
+def check_functions(model: keras.Model, functions: Sequence[FunctionType]) -> None:
+    """Refuses functions that use layers or weights of the model by a variable of their own: in
+    another process they would use a copy, which is not trained.
+
+    Raises:
+        InvalidJob: names the function and the variable.
+    """
+    parts = {id(each) for each in (*model._flatten_layers(), *model.variables)}
+    for function in functions:
+        found = inspect.getclosurevars(function)
+        for name, value in {**found.globals, **found.nonlocals}.items():
+            if id(value) in parts:
+                raise InvalidJob(
+                    f"function {function.__name__}() uses {name!r}, which is the model or a part "
+                    "of it; write a loss that needs it in compute_loss() of a class of the model's "
+                    "own, or add_loss() in a layer",
+                    code="PS108",
+                )
 
 
 @contextmanager

@@ -14,14 +14,17 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
+from pserver.updates.allowlist import weight_decay_exclusions
 from psrpc.core.errors import InvalidJob
-from worker.data.ragged import as_tensor
+from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import map_arrays
 from worker.embedding.lookups import NoRows, look_up
 from worker.fit.construction import Maker, has_no_config, with_arguments
-from worker.fit.custom import named_apart, user_objects
+from worker.fit.custom import check_functions, named_apart, user_objects
 from worker.fit.objects import load_object, save_object
 from worker.model.inputs import first_call
+from worker.model.loss_scale import inner
+from worker.model.metrics import made_anew
 
 MODEL = "model.keras"
 """Architecture, weights and vocabularies, as Keras writes them."""
@@ -47,7 +50,7 @@ class _Handover:
         weights_trainable: of each weight.
         paths: of each weight. Keras forms them when layers are built, which is another time here
             than there, and checkpoints have these names.
-        decayed: of each trainable variable, whether the optimizer decays it.
+        undecayed: the places of the trainable variables that the optimizer does not decay.
         sample: two records, for a model whose code makes the layers; None for others.
         held: arguments of constructors that Keras cannot write.
     """
@@ -59,7 +62,7 @@ class _Handover:
     trainable: list[bool]
     weights_trainable: list[bool]
     paths: list[str]
-    decayed: list[bool]
+    undecayed: list[int]
     sample: Any
     held: list[Any]
 
@@ -90,13 +93,13 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
     given = dict(model._compile_config.config)
     held: list[Any] = []
     classes, functions = user_objects(model, given)
+    check_functions(model, functions)
     with named_apart(classes, functions) as found:
         _save(folder / MODEL, model, held)
-        compiled = {name: _packed(given.get(name)) for name in _COMPILED}
+        compiled = {name: _packed(given.get(name), found) for name in _COMPILED}
         if model.optimizer is not None:
             # Its own state of now: the learning rate may have been assigned since compile().
             compiled["optimizer"] = _Config(keras.saving.serialize_keras_object(model.optimizer))
-    uses = getattr(model.optimizer, "_use_weight_decay", lambda _variable: True)
     handover = _Handover(
         classes=found,
         kind=keras.saving.get_registered_name(type(model)),
@@ -110,7 +113,7 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
         trainable=[layer.trainable for layer in model._flatten_layers()],
         weights_trainable=[variable.trainable for variable in model.weights],
         paths=[variable.path for variable in model.weights],
-        decayed=[bool(uses(variable)) for variable in model.trainable_variables],
+        undecayed=_undecayed(model),
         sample=None if _is_graph(model) else sample,
         held=held,
     )
@@ -154,19 +157,28 @@ def take_over(folder: Path) -> keras.Model:
         for name, kind in classes.items()
     }
     model = keras.saving.load_model(folder / MODEL, makers, compile=False, safe_mode=False)
-    for layer, trainable in zip(model._flatten_layers(), handover.trainable, strict=True):
-        if layer.trainable != trainable:
-            layer.trainable = trainable
-    for variable, trainable in zip(model.weights, handover.weights_trainable, strict=True):
-        if variable.trainable != trainable:
-            variable.trainable = trainable
+    for name, there, flags in (
+        ("layers", model._flatten_layers(), handover.trainable),
+        ("weights", model.weights, handover.weights_trainable),
+    ):
+        if len(there) != len(flags):
+            raise InvalidJob(
+                f"{handover.kind} has {len(flags)} {name} in the program that calls fit, and "
+                f"{len(there)} where it is made again; make them all in its __init__, from its "
+                "arguments",
+                code="PS108",
+            )
+        for each, trainable in zip(there, flags, strict=True):
+            # Layers come before their parts, which an assignment changes too.
+            if each.trainable != trainable:
+                each.trainable = trainable
     for variable, path in zip(model.weights, handover.paths, strict=True):
         variable._path = path
     compiled = {name: _unpacked(value, classes) for name, value in handover.compiled.items()}
     optimizer = compiled.pop("optimizer", None)
-    if optimizer is not None and not all(handover.decayed):
-        pairs = zip(model.trainable_variables, handover.decayed, strict=True)
-        optimizer.exclude_from_weight_decay(var_list=[v for v, decayed in pairs if not decayed])
+    if handover.undecayed:
+        variables = [model.trainable_variables[place] for place in handover.undecayed]
+        inner(optimizer).exclude_from_weight_decay(var_list=variables)
     model.compile(optimizer, **compiled)
     return model
 
@@ -186,16 +198,22 @@ class _State:
     attributes: Mapping[str, Any]
 
 
-def _packed(value: Any) -> Any:
-    """Returns what the file of objects holds of an argument; to be called within the names."""
+def _packed(value: Any, classes: Mapping[str, Any]) -> Any:
+    """Returns what the file of objects holds of an argument; called within the
+    names of ``classes``."""
     if isinstance(value, Mapping):
-        return {key: _packed(each) for key, each in value.items()}
+        return {key: _packed(each, classes) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_packed(each) for each in value]
+        return [_packed(each, classes) for each in value]
     if isinstance(value, keras.losses.Loss):
         return _State(type(value), dict(vars(value)))
     if isinstance(value, keras.Metric):
-        with _writing(f"{type(value).__name__} {value.name!r}", {}):
+        what = f"{type(value).__name__} {value.name!r}"
+        with _writing(what, {}), keras.saving.custom_object_scope(classes):
+            try:
+                made_anew(value)
+            except InvalidJob as error:
+                raise ValueError(str(error).partition(";")[0]) from error
             return _Config(keras.saving.serialize_keras_object(value))
     return value
 
@@ -216,14 +234,18 @@ def _unpacked(packed: Any, classes: Mapping[str, Any]) -> Any:
 
 def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
     """Writes the model, but not what it is compiled with."""
+    # Not assigned by name: Keras tracks attributes.
     attributes, compiled = vars(model), model.compiled
-    with with_arguments(model._flatten_layers(), held) as missing:
-        attributes["compiled"] = False  # Keras tracks an assignment by name.
-        try:
-            with _writing(f"model {model.name!r}", missing):
-                keras.saving.save_model(model, path, overwrite=True)
-        finally:
-            attributes["compiled"] = compiled
+    optimizer = attributes.pop("optimizer", None)
+    attributes["compiled"] = False
+    try:
+        with (
+            with_arguments(model._flatten_layers(), held) as missing,
+            _writing(f"model {model.name!r}", missing),
+        ):
+            keras.saving.save_model(model, path, overwrite=True)
+    finally:
+        attributes.update(compiled=compiled, optimizer=optimizer)
 
 
 @contextmanager
@@ -249,10 +271,23 @@ def _writing(what: str, missing: Mapping[str, str]) -> Iterator[None]:
         ) from error
 
 
+def _undecayed(model: keras.Model) -> list[int]:
+    if model.optimizer is None:
+        return []
+    names = [(str(place), each) for place, each in enumerate(model.trainable_variables)]
+    return [int(name) for name in weight_decay_exclusions(inner(model.optimizer), names)]
+
+
 def _build(model: keras.Model, sample: Any) -> None:
-    # Makes the variables but changes none: a layer may count its calls.
-    with first_call(sample), keras.StatelessScope(), look_up(NoRows()):
-        model(map_arrays(as_tensor, sample), training=False)
+    # On symbols, as fit does: a call would run preprocessing layers whose state is not loaded yet.
+    def symbol(array: Any) -> Any:
+        if isinstance(array, Ragged):
+            return as_tensor(array)
+        dtype = "string" if array.dtype.kind in "SUO" else str(array.dtype)
+        return keras.KerasTensor((None, *array.shape[1:]), dtype)
+
+    with first_call(sample), look_up(NoRows()):
+        model(map_arrays(symbol, sample), training=False)
 
 
 def _is_graph(model: keras.Model) -> bool:

@@ -19,7 +19,7 @@ _NOT_CALLED = {
 }
 
 
-def check_model(model: keras.Model) -> None:
+def check_fit_model(model: keras.Model) -> None:
     """Refuses a model before anything starts, by the name of its method, argument or layer. What
     needs data or the number of shards, ``worker describe`` refuses later.
 

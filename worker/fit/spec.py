@@ -72,5 +72,5 @@ def read_spec(folder: Path) -> FitSpec:
         raise InvalidJob(f"{str(path)!r} has format {version!r}; this version reads {FORMAT}")
     weights = document["class_weight"]
     if weights is not None:
-        document["class_weight"] = {number: factor for number, factor in weights}
+        document["class_weight"] = dict(weights)
     return FitSpec(**document)

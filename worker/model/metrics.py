@@ -68,8 +68,8 @@ def weighs_metrics(model: Any) -> bool:
 
 
 def counted_by(metric: Any, model: Any, batch: Batch, outputs: Any) -> tuple[Any, ...]:
-    """Returns the arguments of ``update_state`` of a metric of :func:`build_metrics`. Sample weights
-    are for ``weighted_metrics`` alone, as in Keras."""
+    """Returns the arguments of ``update_state`` for a metric of :func:`build_metrics`. Sample
+    weights are for ``weighted_metrics`` alone, as in Keras."""
     if metric.name == BY_OUTPUT and len(batch) > 2 and weighs_metrics(model):
         return batch[1], outputs, weights_as_outputs(model, outputs, batch[2])
     return batch[1], outputs
@@ -87,7 +87,7 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     if metric is None:
         raise InvalidJob("metrics contains None; leave it out")
     if isinstance(metric, keras.metrics.Metric):
-        return _anew(metric)
+        return made_anew(metric)
     name = getattr(metric, "__name__", type(metric).__name__)
     if not required_arguments(metric):
         with user_code(f"metric {name}()"):
@@ -98,9 +98,13 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     return keras.metrics.MeanMetricWrapper(metric, name=name)
 
 
-def _anew(metric: Any) -> Any:
+def made_anew(metric: Any) -> Any:
     """Returns a fresh copy, because the job file's own metric may be in use elsewhere in the
-    process."""
+    process.
+
+    Raises:
+        InvalidJob: its config does not make the same metric.
+    """
     lost = ""
     try:
         made = type(metric).from_config(metric.get_config())

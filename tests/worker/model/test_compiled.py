@@ -139,11 +139,6 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r"metrics is \['accuracy'\] in the job and \['mae'\] in compile",
     ),
     ({}, {"optimizer": "sgd", "loss": SPARSE, "run_eagerly": True}, "run_eagerly=True, but work"),
-    (
-        {},
-        {"optimizer": "sgd", "loss": SPARSE, "weighted_metrics": ["accuracy"]},
-        "weighted_metrics, which workers do not compute",
-    ),
 ]
 
 

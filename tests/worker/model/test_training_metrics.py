@@ -103,6 +103,43 @@ def test_counting_leaves_the_gradient_as_it_is() -> None:
         np.testing.assert_array_equal(gradient, counted.by_variable(other)[name])
 
 
+@pytest.mark.parametrize("by", ["sample", "class"])
+def test_weighted_metrics_weigh_as_keras_does(by: str) -> None:
+    def build() -> keras.Model:
+        model = dense_model()
+        entropy = keras.metrics.SparseCategoricalCrossentropy(name="entropy")
+        model.compile("sgd", job_loss, metrics=["accuracy"], weighted_metrics=["accuracy", entropy])
+        return model
+
+    job_loss = "sparse_categorical_crossentropy"
+    classes = {each: 0.5 + each for each in range(CLASSES)}
+    weigh = np.vectorize(classes.__getitem__)
+
+    def weighted(x: Any, y: Any) -> Any:
+        return (x, y, weigh(y).astype(np.float32)) if by == "sample" else (x, y)
+
+    job = make_job(
+        build,
+        loss=None,
+        optimizer=None,
+        train=records(map=weighted),
+        class_weight=None if by == "sample" else classes,
+    )
+    stepper = counting(JobStepper(job))
+    results = [(stepper.run(batch), batch.count) for batch in batches(7)]
+    total = sum(result.loss * count for result, count in results)
+    found = merge(stepper, total, np.sum([result.metrics for result, _ in results], axis=0))
+
+    model = build()
+    model.set_weights([weight.numpy() for weight in stepper.replica.model.weights])
+    x, y, *_ = stepper.job.train.read(stepper.job.seed, BatchId(0, 0, RECORDS))
+    expected = model.evaluate(x, y, sample_weight=weigh(y), verbose=0, return_dict=True)
+    assert set(found) == {"loss", "accuracy", "weighted_accuracy", "entropy"}
+    assert found["weighted_accuracy"] != found["accuracy"]
+    for name in ("accuracy", "weighted_accuracy", "entropy"):
+        assert found[name] == pytest.approx(float(expected[name]), rel=1e-5), name
+
+
 def test_losses_of_several_outputs_are_counted_for_each_batch_alone() -> None:
     def build() -> keras.Model:
         inputs = keras.Input((6,))

@@ -80,6 +80,33 @@ def test_tasks_of_two_workers_add_up_to_what_keras_evaluates() -> None:
         assert results[name] == pytest.approx(value, rel=1e-5), name
 
 
+def test_weighted_metrics_take_the_weights_of_their_output() -> None:
+    def build() -> keras.Model:
+        inputs = keras.Input((6,))
+        outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            "sgd", {"a": "mse", "b": "mae"}, weighted_metrics={"a": ["mae"], "b": ["mse"]}
+        )
+        return model
+
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(RECORDS, 6)).astype(np.float32)
+    y = {"a": x[:, :1] ** 2, "b": x[:, 1:2]}
+    weights = {name: generator.uniform(size=RECORDS).astype(np.float32) for name in y}
+    data = Arrays(x, y, weights)
+    job = make_job(build, loss=None, optimizer=None, train=data, eval=data)
+    evaluator, parameters, model = make_evaluator(job)
+    tasks = [evaluator.states(parameters, 0, 20), evaluator.states(parameters, 20, RECORDS)]
+    results = dict(evaluator.merge(summed(tasks)).results)
+    # Of several batches Keras takes the mean of an output's losses, whatever their sizes.
+    whole = {"batch_size": RECORDS, "verbose": 0, "return_dict": True}
+    expected = model.evaluate(x, y, sample_weight=weights, **whole)
+    assert set(results) == {"loss", "a_loss", "b_loss", "a_mae", "b_mse"} == set(expected)
+    for name, value in expected.items():
+        assert results[name] == pytest.approx(value, rel=1e-5), name
+
+
 def test_the_model_is_evaluated_in_inference() -> None:
     job = make_job(noisy_model, metrics=["accuracy"], eval=eval_data())
     evaluator, parameters, _ = make_evaluator(job)

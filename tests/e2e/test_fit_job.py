@@ -1,0 +1,36 @@
+"""A model of a script's ``__main__`` trains in the processes of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psrpc.checkpoint.load import load_variables
+from tests.e2e.cluster import ROOT, ended, up
+
+pytestmark = pytest.mark.slow
+
+JOB = ROOT / "worker" / "fit" / "fit.py"
+POLICY = ("--shards", "1", "--workers", "1", "--mode", "sync", "--replicas", "1")
+
+METRICS = {
+    "sequential": {"loss", "distance", "mae"},
+    "subclassed": {"loss", "mae"},
+    "two": {"loss", "number_loss", "kind_loss", "number_distance", "kind_accuracy"},
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_a_handed_over_model_trains(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "fit"
+    folder.mkdir()
+    wrote = ended("tests.e2e.fit_models", kind, folder)
+    assert wrote.returncode == 0, wrote.stderr
+    run = up(JOB, tmp_path / "run", "--set", f"fit={folder}", *POLICY)
+    assert set(run.summary["eval"]) == METRICS[kind]
+    ended_with = list(dict(load_variables(run.checkpoint)).values())
+    with np.load(folder / "begun.npz", allow_pickle=False) as begun:
+        for array in begun.values():
+            assert not any(np.array_equal(array, each) for each in ended_with)
