@@ -114,7 +114,12 @@ class Holding:
     def look(self, after: int) -> Hold | None:
         """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
         none with -1. A coordinator that has been started since knows nothing of that, and returns
-        the hold that it begins with whatever ``after`` is."""
+        the hold that it begins with whatever ``after`` is.
+
+        Raises:
+            InvalidArgument: the job is not attended.
+        """
+        self._check_attended()
         self._heard_at = self._job.now()
         self._knows_the_end = self._job.phase in ENDED
         hold = None if self._accepted is not None else self.hold
@@ -172,10 +177,13 @@ class Holding:
             heard = f"it called {duration(self._job.now() - self._heard_at)} ago"
         return f"its attendant (held at batch {self.hold.at}; {heard})"
 
-    def _check(self, end: HoldEnd) -> Hold:
-        job, hold = self._job, self.hold
+    def _check_attended(self) -> None:
         if not self.attended:
             raise InvalidArgument("this job does not hold; start it with --attended")
+
+    def _check(self, end: HoldEnd) -> Hold:
+        job, hold = self._job, self.hold
+        self._check_attended()
         if job.phase in ENDED:
             raise JobFailed(f"the job is {job.phase} ({job.reason or 'all is trained'})")
         for other in (self._accepted, self._last):
