@@ -18,7 +18,6 @@ from coordinator.core.wording import duration
 from coordinator.training.job_state import JobState
 from coordinator.transitions.stopping import SaveRequest
 from psrpc.core.errors import CheckpointError, InvalidArgument, JobFailed, NotReady
-from psrpc.core.names import CHECKPOINTS
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -200,10 +199,12 @@ class Holding:
             raise InvalidArgument(f"until is {end.until}; expected more than {hold.at} batches")
         if end.rate is not None and not 0 < end.rate < math.inf:
             raise InvalidArgument(f"rate is {end.rate:g}; expected a factor above 0")
-        if end.restore and not f"{CHECKPOINTS}/{end.restore}".startswith(f"{hold.checkpoint}."):
+        # A shard that was lost since may have restored the copy already.
+        original = hold.checkpoint.rpartition("/")[2]
+        if end.restore not in ("", original) and not end.restore.startswith(f"{original}."):
             raise InvalidArgument(
                 f"restore is {end.restore!r}; expected the name of a changed copy of the hold's "
-                f"checkpoint, which begins with {hold.checkpoint.rpartition('/')[2] + '.'!r}"
+                f"checkpoint, which begins with {original + '.'!r}"
             )
         return hold
 
