@@ -19,8 +19,8 @@ from tests.sim.witness import ARENA, UNIT
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
-MARK = 64.0
-"""A change adds it to the pair of every shard, whose sum stays zero. Exact in float32."""
+MARK = 0.25
+"""A change adds it to one half of every shard's pair and takes it from the other."""
 
 
 class Attendant:

@@ -198,8 +198,9 @@ def with_attendant(random: Random, options: Options) -> Options:
     """The same, attended: it holds at random batches, and maybe once more at its end."""
     total = options.total_batches
     limits = sorted(random.sample(range(1, total + 1), random.randint(0, min(5, total))))
-    # The rows of tables are not changed.
-    holds = ((limit, random.random() < 0.4 and not options.tables) for limit in limits)
+    # The rows of tables are not changed, and compensation grows with what it is given.
+    rigid = options.tables or any(policy.delay_compensation for policy in options.policies)
+    holds = ((limit, random.random() < 0.4 and not rigid) for limit in limits)
     return replace(options, holds=(*holds, (total + 1, False)))
 
 

@@ -42,10 +42,11 @@ class Verdict:
     refused: Counter[str]
 
     def __str__(self) -> str:
+        attended = " --attended" if self.options.holds else ""
         return (
             f"seed {self.seed} fails: {self.failure}\n"
             f"its options: {self.options}\n"
-            f"again: python -m tests.sim --seed {self.seed} --trace"
+            f"again: python -m tests.sim{attended} --seed {self.seed} --trace"
         )
 
 
