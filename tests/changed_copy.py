@@ -12,16 +12,17 @@ from psrpc.checkpoint.manifest import TEMPORARY, ManifestFile, read_manifest
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.files.storage import DISK, Storage
 
-SUFFIX = ".set"
-
 
 def write_changed_copy(
-    original: Path, change: Callable[[int, ShardState], ShardState], storage: Storage = DISK
+    original: Path,
+    change: Callable[[int, ShardState], ShardState],
+    storage: Storage = DISK,
+    suffix: str = ".set",
 ) -> str:
     """``change`` gets the index and the state of each shard; returns the name of the copy. For jobs
     without tables."""
     manifest = read_manifest(original, storage)
-    final = original.with_name(original.name + SUFFIX)
+    final = original.with_name(original.name + suffix)
     temporary = original.with_name(TEMPORARY + final.name)
     storage.make_directory(temporary)
     files = []

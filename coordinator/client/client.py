@@ -169,6 +169,9 @@ class CoordinatorClient:
 
         Args:
             after: the batches of the hold that the caller ended last; -1 for none.
+
+        Raises:
+            InvalidArgument: the job is not attended.
         """
         request = pb.AwaitHoldRequest(after=after)
         return self._call(self._stub.AwaitHold, request, pb.AwaitHoldResponse, POLL_S)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 from rich.console import Console
 
@@ -44,6 +44,7 @@ from psrpc.core.names import CERTS, SUMMARY
 from psrpc.core.tensor_form import MAX_SHARDS
 from psrpc.files.durable import ensure_directory, make_directory
 from psrpc.files.run_paths import read_summary, unfinished_run
+from psrpc.ops.exit_status import INTERRUPTED
 from psrpc.ops.process import available_nbytes, on_stop_signals
 from psrpc.options.declaration import options_of
 from psrpc.options.job_keys import UserCodeFailed
@@ -126,8 +127,7 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
             processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
             on_stop_signals(lambda _number: supervisor.stop())
-            if options.attended:
-                stop_at_end_of_input(supervisor)
+            alone = stop_at_end_of_input(supervisor) if options.attended else Event()
             screen.note(f"run directory {run_dir}")
             cores = os.cpu_count() or 1
             for line in crowded(options.shards, options.workers, cores, available_nbytes()):
@@ -138,6 +138,8 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
             if options.dashboard is not None:
                 screen.note(f"dashboard http://{options.dashboard}/")
             outcome = supervisor.run()
+            if alone.is_set() and outcome.exit_status == INTERRUPTED:
+                print_error(f"the attendant of {run_dir} is gone: standard input has ended")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
@@ -208,17 +210,20 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
     )
 
 
-def stop_at_end_of_input(supervisor: Supervisor) -> None:
-    """Stops everything at once when standard input ends: the attendant of the job is gone."""
+def stop_at_end_of_input(supervisor: Supervisor) -> Event:
+    """Stops everything at once when standard input ends, which sets the event."""
+    ended = Event()
 
     def read() -> None:
         with suppress(OSError):
             while os.read(STDIN, 1 << 12):
                 pass
+        ended.set()
         for _ in range(2):
             supervisor.stop()
 
     Thread(target=read, name="attendant", daemon=True).start()
+    return ended
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from coordinator.records.run_directory import (
 )
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
-from psrpc.core.errors import JobDone, JobFailed, PsError
+from psrpc.core.errors import InvalidSetting, JobDone, JobFailed, PsError
 from psrpc.core.names import HISTORY
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
@@ -103,6 +103,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         description = _known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
+        check_attended(options, description)
         plan = _plan(options, description)
         with (
             disk_errors_named(plan),
@@ -202,6 +203,15 @@ def _known(options: ServeOptions) -> JobDescription | None:
     return remembered(
         options.run_dir, options.job, options.overrides, options.mode, options.replicas
     )
+
+
+def check_attended(options: ServeOptions, description: JobDescription) -> None:
+    """Raises InvalidSetting for an attended job that sets its learning rate itself."""
+    if options.attended and description.reduce_lr is not None:
+        raise InvalidSetting(
+            "the job has reduce_lr, and --attended leaves the learning rate to the attendant; say "
+            "--set reduce_lr=none, or leave out --attended"
+        )
 
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:

@@ -18,7 +18,6 @@ from coordinator.core.wording import duration
 from coordinator.training.job_state import JobState
 from coordinator.transitions.stopping import SaveRequest
 from psrpc.core.errors import CheckpointError, InvalidArgument, JobFailed, NotReady
-from psrpc.core.names import CHECKPOINTS
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
@@ -114,7 +113,12 @@ class Holding:
     def look(self, after: int) -> Hold | None:
         """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
         none with -1. A coordinator that has been started since knows nothing of that, and returns
-        the hold that it begins with whatever ``after`` is."""
+        the hold that it begins with whatever ``after`` is.
+
+        Raises:
+            InvalidArgument: the job is not attended.
+        """
+        self._check_attended()
         self._heard_at = self._job.now()
         self._knows_the_end = self._job.phase in ENDED
         hold = None if self._accepted is not None else self.hold
@@ -172,10 +176,13 @@ class Holding:
             heard = f"it called {duration(self._job.now() - self._heard_at)} ago"
         return f"its attendant (held at batch {self.hold.at}; {heard})"
 
-    def _check(self, end: HoldEnd) -> Hold:
-        job, hold = self._job, self.hold
+    def _check_attended(self) -> None:
         if not self.attended:
             raise InvalidArgument("this job does not hold; start it with --attended")
+
+    def _check(self, end: HoldEnd) -> Hold:
+        job, hold = self._job, self.hold
+        self._check_attended()
         if job.phase in ENDED:
             raise JobFailed(f"the job is {job.phase} ({job.reason or 'all is trained'})")
         for other in (self._accepted, self._last):
@@ -192,10 +199,12 @@ class Holding:
             raise InvalidArgument(f"until is {end.until}; expected more than {hold.at} batches")
         if end.rate is not None and not 0 < end.rate < math.inf:
             raise InvalidArgument(f"rate is {end.rate:g}; expected a factor above 0")
-        if end.restore and not f"{CHECKPOINTS}/{end.restore}".startswith(f"{hold.checkpoint}."):
+        # A shard that was lost since may have restored the copy already.
+        original = hold.checkpoint.rpartition("/")[2]
+        if end.restore not in ("", original) and not end.restore.startswith(f"{original}."):
             raise InvalidArgument(
                 f"restore is {end.restore!r}; expected the name of a changed copy of the hold's "
-                f"checkpoint, which begins with {hold.checkpoint.rpartition('/')[2] + '.'!r}"
+                f"checkpoint, which begins with {original + '.'!r}"
             )
         return hold
 

@@ -254,6 +254,7 @@ class CoordinatorServicer:
         """Waits until an attended job holds: all batches below its limit are done, nothing is in flight, and
         a checkpoint of that state is committed; an epoch that has just ended is evaluated. Answers after
         a few seconds in any case, and at once when the job is over. Changes nothing. Retry freely.
+        Errors: INVALID_ARGUMENT (the job is not attended).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -131,6 +131,7 @@ def serving(
     board: DashboardSnapshots | None = None,
     address: str = "127.0.0.1:0",
     audit: AuditLog | None = None,
+    attended: bool = False,
 ) -> Iterator[Served]:
     """A coordinator for ``run``, on a free port unless it is told which. It ticks only when a test
     makes it, and looks at nothing: a board is the test's."""
@@ -143,7 +144,7 @@ def serving(
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
-            course = JobRun(run, store, clock or ManualClock(), disk)
+            course = JobRun(run, store, clock or ManualClock(), disk, attended=attended)
             async with Server(address, security) as server:
                 engine = Engine(course, store)
                 await server.start(engine, shown, audit)

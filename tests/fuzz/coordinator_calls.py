@@ -226,6 +226,10 @@ def coordinator_seeds() -> tuple[bytes, ...]:
         [("LeaveWorker", pb.LeaveWorkerRequest(session=session, reason="enough"))],
         [("GetCluster", pb.GetClusterRequest(session=session)), ("RegisterWorker", REGISTER)],
         [("SetPolicy", pb.SetPolicyRequest(settings=["mode=ssp", "staleness=4"]))],
+        [
+            ("AwaitHold", pb.AwaitHoldRequest(after=-1)),
+            ("EndHold", pb.EndHoldRequest(at=0, until=2, rate=0.5, restore="step-00000000.set")),
+        ],
         [("RevokeWorker", pb.RevokeWorkerRequest(worker="worker-0", reason="slow", bar=True))],
         [("HeartbeatShard", pb.HeartbeatShardRequest(shard=0, incarnation=100, generation=1))],
         [("RegisterShard", register_shard(1, 555))],

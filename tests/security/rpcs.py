@@ -143,6 +143,7 @@ MESSAGES: dict[str, list[bytes]] = {
         ).SerializeToString()
     ],
     "SetPolicy": [pb.SetPolicyRequest(settings=["mode=ssp", "staleness=4"]).SerializeToString()],
+    "EndHold": [pb.EndHoldRequest(at=0, until=1, rate=0.5).SerializeToString()],
     "RevokeWorker": [pb.RevokeWorkerRequest(worker="worker-0", bar=True).SerializeToString()],
     "Initialize": list(_initialize()),
     "PushGradients": list(_push(0, in_exchange=False)),

@@ -7,12 +7,10 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from random import Random
+from collections.abc import Callable, Iterable, Iterator
 
 from tests.sim.faults import PLANNED, RATES
-from tests.sim.options import draw
-from tests.sim.run import Verdict, run_seed, silence
+from tests.sim.run import Verdict, run_attended, run_seed, silence
 
 PROGRESS_S = 5.0
 CHUNK = 8
@@ -30,11 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--keep-going", action="store_true", help="do not stop at the first seed that fails"
     )
+    parser.add_argument("--attended", action="store_true", help="each job has an attendant")
     options = parser.parse_args(arguments)
     silence()
+    run = run_attended if options.attended else run_seed
     if options.seed is not None:
-        return _one(options.seed, options.trace)
-    return _many(options.seeds, options.jobs, options.keep_going)
+        return _one(run, options.seed, options.trace)
+    return _many(run, options.seeds, options.jobs, options.keep_going)
 
 
 def _range(text: str) -> range:
@@ -42,30 +42,30 @@ def _range(text: str) -> range:
     return range(int(first), int(last))
 
 
-def _one(seed: int, trace: bool) -> int:
-    _say(f"seed {seed}: {draw(Random(seed))}")
-    verdict = run_seed(seed, _say if trace else None)
+def _one(run: Callable[..., Verdict], seed: int, trace: bool) -> int:
+    verdict = run(seed, _say if trace else None)
+    _say(f"seed {seed}: {verdict.options}")
     _say(
         f"{verdict.events} events in {verdict.simulated_s:.1f} simulated seconds; faults: "
         f"{_listed(verdict.fired)}; {_listed(verdict.counts)}; digest {verdict.digest:08x}"
     )
     if verdict.failure:
         _say(verdict)
-    again = run_seed(seed)
+    again = run(seed)
     if again.digest != verdict.digest:
         _say(f"seed {seed} is not the same twice: {again.digest:08x} the second time")
         return 1
     return 1 if verdict.failure else 0
 
 
-def _many(seeds: range, jobs: int, keep_going: bool) -> int:
+def _many(run: Callable[..., Verdict], seeds: range, jobs: int, keep_going: bool) -> int:
     began = said = time.monotonic()
     fired: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     failed: list[int] = []
     done, simulated_s, events, cpu_s = 0, 0.0, 0, 0.0
-    for verdict in _verdicts(seeds, jobs):
+    for verdict in _verdicts(run, seeds, jobs):
         done += 1
         fired += verdict.fired
         counts += verdict.counts
@@ -94,12 +94,12 @@ def _many(seeds: range, jobs: int, keep_going: bool) -> int:
     return 1 if failed else 0
 
 
-def _verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
+def _verdicts(run: Callable[..., Verdict], seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with multiprocessing.Pool(jobs, silence) as pool:
-        yield from pool.imap(run_seed, seeds, CHUNK)
+        yield from pool.imap(run, seeds, CHUNK)
 
 
 def _say(line: object) -> None:

@@ -19,6 +19,7 @@ from pserver.engine.engine import ShardEngine
 from pserver.tables.tables import Tables
 from psrpc.core.names import CHECKPOINTS
 from tests.coordinator.builders import describe
+from tests.sim.attendant import Attendant
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
 from tests.sim.faults import CUT, Faults
@@ -41,6 +42,9 @@ PAUSES_S = ((0.3, 3.0), (8.5, 13.0), (8.5, 13.0), (12.0, 25.0))
 
 REFUSED = re.compile(r"(PS\d+: )?snapshot \S+ could not be taken: .*(error|space)")
 """Why a job may fail here: the first checkpoint could not be written."""
+
+TORN = re.compile(r"shard \d+ cannot restore \S+\.set")
+"""Why a job may fail whose attendant's copy has rotted."""
 
 BEST = {"metric": "loss", "lower": False}
 
@@ -134,6 +138,8 @@ class Cluster:
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
         operator = Operator(self)
         operator.process.spawn(operator.live())
+        if options.holds:
+            Attendant(self).begin()
         if options.early:
             self.begin_faults()
         schedule.run(lambda: bool(self.ended) or schedule.now() > self.until)
@@ -173,7 +179,9 @@ class Cluster:
         self.counts.update(asdict(course.training.tally))
         refused = self.faults.fired["EIO"] + self.faults.fired["ENOSPC"]
         stopped = course.reason == STOPPED
-        if course.phase == "done" or not (stopped or (refused and REFUSED.match(course.reason))):
+        torn = bool(self.faults.fired["rot"] and TORN.match(course.reason))
+        refused = bool(refused and REFUSED.match(course.reason)) or torn
+        if course.phase == "done" or not (stopped or refused):
             self.ended = course.phase if course.phase == "done" else course.reason
         elif not course.checkpoints.newest:
             self.ended = HOPELESS

@@ -16,9 +16,10 @@ from coordinator.job.job_run import JobRun
 from coordinator.process.settling import settle
 from coordinator.records.curves import Curves, Gauges
 from coordinator.records.run_directory import RunDirectory
-from coordinator.rpc.messages import write_lease
+from coordinator.rpc.messages import read_hold_end, write_hold, write_lease
 from coordinator.rpc.servicer import Servicer
 from coordinator.training.streams import Stream
+from coordinator.transitions.holding import HoldEnd
 from psrpc.core.commands import Ended
 from psrpc.core.errors import (
     AccessDenied,
@@ -150,7 +151,9 @@ class Coordinator:
         except (CheckpointError, OSError, sqlite3.Error) as error:
             return f"cannot go on: {error}"
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
-        self.course = JobRun(run, store, self._schedule.clock, disk, NoCurves())
+        attended = bool(self._cluster.options.holds)
+        clock, curves = self._schedule.clock, NoCurves()
+        self.course = JobRun(run, store, clock, disk, curves, attended=attended)
         self.course.bell = cast("Any", self._bell)
         self.engine = Engine(self.course, store)
         self.servicer = Servicer(self.engine)
@@ -221,6 +224,10 @@ class Coordinator:
                     (report,) = self.servicer._reports(caller, [request.report])
                     work = self.engine.commit_now(caller, request.round, report)
                     self._answer_work(work, caller, 0, pb.CommitBatchResponse, respond)
+                case "AwaitHold":
+                    self._await_hold(request, respond)
+                case "EndHold":
+                    self._end_hold(read_hold_end(request), respond)
                 case _:
                     answer = _finish(getattr(self.servicer, method)(request, CONTEXT))
                     if method.startswith("Register"):
@@ -263,6 +270,34 @@ class Coordinator:
                 )
             )
             return True
+
+        self._park(look)
+
+    def _await_hold(self, request: pb.AwaitHoldRequest, respond: Respond) -> None:
+        def look(late: bool) -> bool:
+            course = self.engine.course
+            hold = course.holding.look(request.after)
+            if hold is not None:
+                self._cluster.invariants.check_hold(course, hold)
+            if hold is not None or late or course.phase in ENDED:
+                respond(write_hold(hold, course.phase, course.reason))
+                return True
+            return False
+
+        self._park(look)
+
+    def _end_hold(self, end: HoldEnd, respond: Respond) -> None:
+        def look(late: bool) -> bool:
+            try:
+                if self.engine.course.holding.end(end):
+                    respond(pb.EndHoldResponse())
+                    return True
+            except PsError as error:
+                respond(error)
+                return True
+            if late:
+                respond(NotReady(f"{end.restore} is still being looked at"))
+            return late
 
         self._park(look)
 
@@ -345,6 +380,7 @@ class Coordinator:
         invariants.check_done(course)
         invariants.check_checkpoint(course.checkpoints.newest)
         self._cluster.generation = course.run.generation
+        invariants.check_changed(course)
         self._cluster.policy = course.run.settings
         if course.phase == "training":
             self._cluster.begin_faults()

@@ -288,12 +288,13 @@ class View:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
-def _age(checkpoint: str) -> tuple[int, int, int]:
-    """Checkpoints are ordered by generation, then by step, then by how often that was tried."""
-    named = re.fullmatch(r"step-(\d+)(?:\.g(\d+))?(?:\.r(\d+))?", checkpoint)
+def _age(checkpoint: str) -> tuple[int, int, int, str]:
+    """Checkpoints are ordered by generation, then by step, then by how often that was tried; a
+    changed copy comes after its original."""
+    named = re.fullmatch(r"step-(\d+)(?:\.g(\d+))?(?:\.r(\d+))?(\.set.*)?", checkpoint)
     assert named, checkpoint
-    step, generation, tries = named.groups(default="0")
-    return max(1, int(generation)), int(step), int(tries)
+    step, generation, tries, copy = named.groups(default="0")
+    return max(1, int(generation)), int(step), int(tries), copy
 
 
 def _rotten(files: Iterable[File | Directory]) -> bool:

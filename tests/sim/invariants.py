@@ -11,12 +11,14 @@ from coordinator.core.work import Round, RoundsLease, Train
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED, GENERATION
+from coordinator.transitions.holding import Hold
 from pserver.core.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Begin, Command, Decision, RoundsAhead, SnapshotOrder
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
+from psrpc.core.intervals import IntervalSet
 from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.clock_book import ClockBook
@@ -72,6 +74,9 @@ class Invariants:
         self._doubled: set[tuple[int, BatchId]] = set()
         """Micro-batches of which two workers have had an attempt at once."""
         self._done = -1
+        self.changed: dict[str, dict[int, bytes]] = {}
+        """The parameters that an attendant has written, by checkpoint and shard."""
+        self._restored: set[str] = set()
         self._checkpoint = ""
         self._point = (0, 0)
 
@@ -330,6 +335,52 @@ class Invariants:
                 if ledger._todo.is_done(batch) and not applied.contains(batch):
                     self.fail(f"{batch} is held for done, and {name} does not have it")
 
+    def check_hold(self, course: JobRun, hold: Hold) -> None:
+        """A job that holds stands at its limit: all shards have applied these batches and no other,
+        a checkpoint has exactly them, and an epoch that has ended is evaluated."""
+        witness, limit = self._witness, course.training.limit
+        assert limit is not None
+        most = max(limit, 1) - 1 + (course.run.settings.open or 1)
+        if limit and not limit <= hold.at <= most:
+            self.fail(f"the job holds at batch {hold.at}; its limit is {limit}")
+        stands = {
+            name: {e["epoch"]: e["applied"] for e in engine.applied().to_epochs()}
+            for name, engine in self._cluster.engines(course.run.generation)
+            if course.complete
+        }
+        if not self._cluster.faults.fired["rot"]:
+            storage, directory = self._cluster.view(), RUN_DIR / hold.checkpoint
+            for shard in range(self._options.shards):
+                state = load_state(directory, witness.plan, shard, storage=storage)
+                stands[f"shard {shard} of {hold.checkpoint}"] = {
+                    e["epoch"]: e["applied"] for e in state.applied
+                }
+        for name, applied in stands.items():
+            held = IntervalSet()
+            for epoch, positions in applied.items():
+                for start, stop in positions:
+                    first = epoch * self._options.records
+                    held.add(first + start, first + stop)
+            entries = map(witness.entries, witness.batches)
+            batches = sum(held.contains(one.start, one.stop) for one in entries)
+            if batches != hold.at:
+                self.fail(f"the job holds at batch {hold.at}, and {name} has {batches}")
+        ended = hold.at == hold.epoch * self._options.batches
+        if ended and hold.epoch and self._options.eval_records and not hold.evaluation:
+            self.fail(f"the job holds at the end of epoch {hold.epoch}, which is not evaluated")
+
+    def check_changed(self, course: JobRun) -> None:
+        """A hold that ends with a changed checkpoint ends with it on every shard."""
+        last = course.holding._last
+        if last is None or not last.restore or last.restore in self._restored:
+            return
+        if not course.complete:
+            return
+        self._restored.add(last.restore)
+        for name, shard, values, *_ in self._cluster.final_parts():
+            if values.tobytes() != self.changed[last.restore][shard]:
+                self.fail(f"{name} begins with something else than {last.restore}")
+
     def begin(self, course: JobRun) -> None:
         """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
         self._checkpoint = course.checkpoints.newest
@@ -347,7 +398,8 @@ class Invariants:
         """The job is done: every batch is in every shard, once; sync runs have the bits that
         they have without faults."""
         witness, options = self._witness, self._options
-        final = witness.final() if options.known and options.policy.rounds else None
+        known = options.known and not self.changed
+        final = witness.final() if known and options.policy.rounds else None
         whole = witness.whole()
         for name, shard, part, velocity, tables in self._cluster.final_parts():
             found = witness.updates(part, velocity)

@@ -34,7 +34,9 @@ class Options:
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
     for ``cut_s``, at least and at most.
     The first ``old_workers`` know no clocks of ssp.
-    ``paced`` has each epoch wait for the evaluation of the one before, where there are any."""
+    ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
+    With ``holds`` the job is attended: each has the batches after which it holds next, and whether
+    the attendant changes the state before."""
 
     policy: Policy
     then: Policy | None
@@ -68,6 +70,7 @@ class Options:
     cut_s: tuple[float, float] = (2.0, 40.0)
     paced: bool = False
     old_workers: int = 0
+    holds: tuple[tuple[int, bool], ...] = ()
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -189,6 +192,16 @@ def draw(random: Random) -> Options:
     options = _with_interval(random, _with_tables(random, options))
     options = _with_recent(random, _with_signals(random, options))
     return _with_short_steps(random, _with_short_rounds(random, _with_cuts(random, options)))
+
+
+def with_attendant(random: Random, options: Options) -> Options:
+    """The same, attended: it holds at random batches, and maybe once more at its end."""
+    total = options.total_batches
+    limits = sorted(random.sample(range(1, total + 1), random.randint(0, min(5, total))))
+    # The rows of tables are not changed, and compensation grows with what it is given.
+    rigid = options.tables or any(policy.delay_compensation for policy in options.policies)
+    holds = ((limit, random.random() < 0.4 and not rigid) for limit in limits)
+    return replace(options, holds=(*holds, (total + 1, False)))
 
 
 def _with_short_steps(random: Random, options: Options) -> Options:

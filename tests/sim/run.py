@@ -17,7 +17,7 @@ import structlog
 from psrpc.ops.logs import set_role
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
-from tests.sim.options import Options, draw
+from tests.sim.options import Options, draw, with_attendant
 from tests.sim.schedule import Livelock
 
 COLLECT_EVERY = 16
@@ -42,16 +42,23 @@ class Verdict:
     refused: Counter[str]
 
     def __str__(self) -> str:
+        attended = " --attended" if self.options.holds else ""
         return (
             f"seed {self.seed} fails: {self.failure}\n"
             f"its options: {self.options}\n"
-            f"again: python -m tests.sim --seed {self.seed} --trace"
+            f"again: python -m tests.sim{attended} --seed {self.seed} --trace"
         )
 
 
 def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
     """Runs what a seed implies. ``show`` gets a line for whatever happens."""
     return run_options(seed, draw(Random(seed)), show)
+
+
+def run_attended(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
+    """Runs what a seed implies, with an attendant."""
+    random = Random(seed)
+    return run_options(seed, with_attendant(random, draw(random)), show)
 
 
 def run_options(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Verdict:

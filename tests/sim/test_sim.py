@@ -27,7 +27,7 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
-from tests.sim.run import Verdict, run_options, run_seed, silenced
+from tests.sim.run import Verdict, run_attended, run_options, run_seed, silenced
 from tests.sim.schedule import Process, Schedule
 from tests.sim.store import StoreFile
 from tests.sim.table_witness import Recent
@@ -74,6 +74,26 @@ def test_clusters_whose_epochs_wait_for_evaluations(first: int) -> None:
     for seed in range(first, first + 10):
         verdict = run_options(seed, replace(draw(Random(seed)), paced=True, eval_records=5000))
         assert not verdict.failure, str(verdict)
+
+
+@pytest.mark.parametrize("first", range(0, 6, 2))
+def test_attended_clusters(first: int) -> None:
+    _hold(range(first, first + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(6, MANY, 42))
+def test_many_attended_clusters(first: int) -> None:
+    _hold(range(first, first + 42))
+
+
+def _hold(seeds: range) -> None:
+    ended = 0
+    for seed in seeds:
+        verdict = run_attended(seed)
+        assert not verdict.failure, f"attended: {verdict}"
+        ended += verdict.counts["holds ended"]
+    assert ended
 
 
 @pytest.mark.slow

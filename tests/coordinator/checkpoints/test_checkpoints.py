@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
-from coordinator.checkpoints.choice import choose_checkpoint
+from coordinator.checkpoints.choice import check_changed_copy, choose_checkpoint
 from coordinator.checkpoints.disk import choose
 from coordinator.checkpoints.snapshots import Taken, checkpoint_name, temporary_directory
 from coordinator.core.description import JobDescription
@@ -22,13 +22,21 @@ from coordinator.process.settling import settle
 from coordinator.process.summary import read_counted
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
-from psrpc.checkpoint.checkpoint import ShardState, read_manifest, shard_file_name, write_shard_file
+from psrpc.checkpoint.checkpoint import (
+    ShardState,
+    newest_good,
+    read_manifest,
+    shard_file_name,
+    write_shard_file,
+)
+from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.policy import Policy
 from psrpc.core.shard_reports import ShardFile
 from psrpc.files.storage import Disk
 from psrpc.options.settings import Resumption
+from tests.changed_copy import write_changed_copy
 from tests.coordinator.builders import describe, make_run
 
 
@@ -378,3 +386,66 @@ def test_what_cannot_be_removed_is_a_warning_and_gone_at_the_next_start(tmp_path
     assert choose_checkpoint(tmp_path, job()).remarks == ()
     remove_unfinished(tmp_path)
     assert names(tmp_path) == ["step-00000020"]
+
+
+def copied(tmp_path: Path, **changes: Any) -> Run:
+    """A run with checkpoint step-00000004 of two shards and its copy, whose manifest has other
+    values."""
+    run = make_run(tmp_path, shards=2)
+    write_applied(run, 4, APART, slots=("momentums",))
+    original = tmp_path / "checkpoints" / "step-00000004"
+    name = write_changed_copy(original, lambda _shard, state: state)
+    if changes:
+        directory = original.with_name(name)
+        manifest = replace(read_manifest(directory), **changes)
+        (directory / MANIFEST).write_bytes(manifest.to_json())
+    return run
+
+
+def test_a_changed_copy_is_what_a_run_goes_on_from(tmp_path: Path) -> None:
+    run, lasting = copied(tmp_path), set[str]()
+    chosen = check_changed_copy(run, "step-00000004.set", "step-00000004", lasting=lasting)
+    assert chosen.restored == RestoredCheckpoint("step-00000004.set", 4)
+    assert lasting == {"step-00000004.set"}
+    assert newest_good(tmp_path / "checkpoints").manifest.name == "step-00000004.set"
+    # It may have been restored already.
+    assert check_changed_copy(run, "step-00000004.set", "step-00000004.set") == chosen
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_step": 5}, "has global_step 5, and step-00000004 has 4"),
+        ({"generation": 2}, "has generation 2, and step-00000004 has 1"),
+        ({"policy": 7}, "has policy 7, and"),
+        ({"run_id": "other"}, "is of run other; expected r1"),
+    ],
+)
+def test_a_copy_that_differs_in_more_than_its_values_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = copied(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        check_changed_copy(run, "step-00000004.set", "step-00000004")
+
+
+def test_a_copy_with_other_batches_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, shards=2)
+    write_applied(run, 4, APART)
+    original = tmp_path / "checkpoints" / "step-00000004"
+
+    def change(_shard: int, state: ShardState) -> ShardState:
+        return replace(state, applied=[{"epoch": 0, "applied": [[0, 4]], "skipped": []}])
+
+    name = write_changed_copy(original, change)
+    with pytest.raises(CheckpointError, match=r"has applied .*, and step-00000004 has"):
+        check_changed_copy(run, name, original.name)
+
+
+def test_a_copy_without_the_slots_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, shards=2)
+    write_applied(run, 4, APART, slots=("momentums",))
+    original = tmp_path / "checkpoints" / "step-00000004"
+    name = write_changed_copy(original, lambda _shard, state: replace(state, elements={}))
+    with pytest.raises(CheckpointError, match=r"has slots \['iterations'\], and step-00000004 has"):
+        check_changed_copy(run, name, original.name)

@@ -16,6 +16,7 @@ ALL = UpOptions(
     mode="sync",
     replicas=4,
     resume=True,
+    attended=True,
     overrides=("epochs=3", "optimizer.learning_rate=0.1"),
     log_format="json",
     connect_timeout_s=7.5,
@@ -39,8 +40,8 @@ def test_every_option_reaches_its_process() -> None:
     assert processes.address == "127.0.0.1:9"
     assert line(processes.coordinator.arguments) == (
         "coordinator.cli serve --job job.py --shards 2 --run-dir runs/x --bind 127.0.0.1:9 "
-        "--resume --mode sync --replicas 4 --set epochs=3 --set optimizer.learning_rate=0.1 "
-        "--log-format json --die-with-parent"
+        "--resume --attended --mode sync --replicas 4 --set epochs=3 "
+        "--set optimizer.learning_rate=0.1 --log-format json --die-with-parent"
     )
     members = processes.members
     assert list(members) == ["shard-0", "shard-1", "worker-a", "worker-b", "worker-c"]

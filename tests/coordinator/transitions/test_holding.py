@@ -155,6 +155,8 @@ def test_a_job_that_is_not_attended_has_no_hold_to_end(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path)
     with pytest.raises(InvalidArgument, match="does not hold; start it with --attended"):
         coordinator.course.holding.end(HoldEnd(0, 1))
+    with pytest.raises(InvalidArgument, match="does not hold; start it with --attended"):
+        coordinator.course.holding.look(-1)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
