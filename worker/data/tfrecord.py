@@ -70,6 +70,11 @@ class TfRecords(IndexedSource[RecordIndex]):
     def fingerprint(self) -> str:
         return hash_files(self._found())
 
+    def close(self) -> None:
+        super().close()
+        with self._lock:
+            self._parse_batch = None
+
     def _found(self) -> list[Found]:
         return existing_files("TfRecords", self._files)
 
@@ -92,7 +97,8 @@ class TfRecords(IndexedSource[RecordIndex]):
             if self._parse_batch is None:
                 parse = self._parse if self._batched else _of_each(self._parse)
                 self._parse_batch = _compiled(parse)
-        return check_count("parse", self._parse_batch(serialized), len(records))
+            parse_batch = self._parse_batch
+        return check_count("parse", parse_batch(serialized), len(records))
 
 
 def _compiled(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:

@@ -58,11 +58,14 @@ class NpyWriter:
             self.nbytes += piece.nbytes
         self._rows += len(rows)
 
-    def close(self) -> None:
-        """Completes the file."""
-        # NumPy leaves room for the number of rows to grow in place.
+    def complete(self) -> None:
+        """Writes the number of rows."""
+        # NumPy leaves room for it to grow in place.
         self._file.seek(0)
         self._write_header()
+
+    def close(self) -> None:
+        """Closes the file, completed or not."""
         self._file.close()
 
     def _write_header(self) -> None:
@@ -122,8 +125,14 @@ class ColumnWriter:
         """Size of the rows so far."""
         return self._values.nbytes + (0 if self._splits is None else self._splits.nbytes)
 
-    def close(self) -> None:
+    def complete(self) -> None:
         """Completes the files."""
+        self._values.complete()
+        if self._splits is not None:
+            self._splits.complete()
+
+    def close(self) -> None:
+        """Closes the files, completed or not."""
         self._values.close()
         if self._splits is not None:
             self._splits.close()

@@ -14,6 +14,7 @@ from worker.data.ragged import Ragged, in_numpy
 from worker.data.source import NO_LABELS, named_arrays
 from worker.job.checks import show
 
+
 def in_arrays(name: str, nest: Any) -> Any:
     """Returns ``nest`` in arrays ``[records, ...]`` and ``Ragged``, in dicts, lists and tuples.
 
@@ -48,8 +49,13 @@ def _array(name: str, value: Any) -> Any:
         )
     array: Any = _plain(value)
     if not isinstance(array, Ragged):
-        series = type(array).__module__.startswith("pandas.") and array.ndim == 1
-        array = np.asarray(array)
+        series = type(array).__module__.split(".")[0] == "pandas" and array.ndim == 1
+        try:
+            array = np.asarray(array)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise InvalidData(
+                f"{name} is {show(value)}; expected an array: {str(error).splitlines()[0]}"
+            ) from None
         if series:
             array = array[:, np.newaxis]
     if not array.ndim:
@@ -75,10 +81,6 @@ def _plain(value: Any) -> Any:
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
-        if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
-            raise InvalidData(
-                f"a part of the data is the symbolic tensor {value.name!r}; expected values"
-            )
         if isinstance(value, tf.Tensor) and value.dtype.is_numpy_compatible:
             try:
                 return np.asarray(memoryview(value))

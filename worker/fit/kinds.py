@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from typing import Any, Literal
 
 import keras
@@ -43,11 +42,10 @@ def data_kind(name: str, x: Any) -> Kind:
         raise InvalidData(f"{name} is a torch DataLoader, which has no batch by index; {_NOT_HERE}")
     if any(m.split(".")[0] == "grain" for m, _ in mro):
         raise InvalidData(f"{name} is a {type(x).__name__} of grain, not of Keras; {_NOT_HERE}")
-    if isinstance(x, types.GeneratorType) or hasattr(x, "__next__"):
-        called = "generator" if isinstance(x, types.GeneratorType) else "iterator"
+    if hasattr(x, "__next__"):
         raise InvalidData(
-            f"{name} is a {called} ({checks.show(x)}), which one process alone can read, and once; "
-            f"{_NOT_HERE}"
+            f"{name} is a {type(x).__name__}, which one process alone can read, "
+            f"and once; {_NOT_HERE}"
         )
     if callable(x) and not hasattr(x, "__array__"):
         raise InvalidData(f"{name} is {checks.show(x)}, to be called; {_NOT_HERE}")

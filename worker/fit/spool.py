@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +32,40 @@ def spool(folder: Path, dataset: Any, say: Callable[[str], object]) -> tuple[lis
         PsError: PS502, the dataset is larger than the disk.
     """
     _check_batched(dataset)
-    writer: RecordsWriter | None = None
-    batch_size = records = checked_nbytes = 0
-    for index, element in enumerate(dataset):
-        producer = f"batch {index} of the dataset"
-        batch = as_batch(producer, element)
-        count = records_of(batch)
+    with ExitStack() as opened:
+        writer: RecordsWriter | None = None
+        batch_size = records = checked_nbytes = 0
+        for index, element in enumerate(dataset):
+            producer = f"batch {index} of the dataset"
+            batch = as_batch(producer, element)
+            count = records_of(batch)
+            if writer is None:
+                batch_size = count
+                writer = opened.enter_context(closing(RecordsWriter(folder, batch, _storable)))
+            _check_size(index, count, records, batch_size)
+            writer.append(batch, producer)
+            records += count
+            if not index:
+                _announce(folder, dataset, writer.nbytes, say)
+            if writer.nbytes - checked_nbytes > _CHECKED_NBYTES:
+                check_disk(folder, _CHECKED_NBYTES)
+                checked_nbytes = writer.nbytes
         if writer is None:
-            batch_size = count
-            writer = RecordsWriter(folder, batch, _storable)
-        if records != index * batch_size or count > batch_size:
-            at, size = (index, count) if count > batch_size else (index - 1, records % batch_size)
-            raise InvalidData(
-                f"batch {at} of the dataset has {counted(size, 'record')}, and the first one "
-                f"{batch_size}; expected batches of one size, of which only the last may be "
-                f"smaller: end with .unbatch().batch({batch_size})"
-            )
-        writer.append(batch, producer)
-        records += count
-        if not index:
-            _announce(folder, dataset, writer.nbytes, say)
-        if writer.nbytes - checked_nbytes > _CHECKED_NBYTES:
-            check_disk(folder, _CHECKED_NBYTES)
-            checked_nbytes = writer.nbytes
-    if writer is None:
-        raise InvalidData("the tf.data.Dataset gave 0 batches; expected at least one")
-    return writer.close(), batch_size, records
+            raise InvalidData("the tf.data.Dataset gave 0 batches; expected at least one")
+        return writer.complete(), batch_size, records
+
+
+def _check_size(index: int, count: int, before: int, batch_size: int) -> None:
+    """Refuses batch ``index`` with ``count`` records after ``before`` others, unless all batches
+    before it are full."""
+    if before == index * batch_size and count <= batch_size:
+        return
+    at, size = (index, count) if count > batch_size else (index - 1, before % batch_size)
+    raise InvalidData(
+        f"batch {at} of the dataset has {counted(size, 'record')}, and the first one {batch_size}; "
+        "expected batches of one size, of which only the last may be smaller: end with "
+        f".unbatch().batch({batch_size})"
+    )
 
 
 def _check_batched(dataset: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,28 @@ def store(
         PsError: PS502, the disk is too small; PS503 or PS504, it cannot be written to.
     """
     folder.mkdir(mode=0o700, parents=True)
+    try:
+        return _stored(folder, data, say)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def open_stored(folder: Path, description: Mapping[str, Any]) -> DataSource:
+    """Returns the records that :func:`store` wrote to ``folder``; opens the files on first use.
+    Arrays are memory maps, so all processes share their pages. A batch without labels has ``()`` in
+    place of them."""
+    return Passes(
+        _opener(folder, description),
+        pass_records=description["pass_records"],
+        records=description["records"],
+        batch_size=description["batch_size"],
+        order=description["order"],
+        fingerprint=description["fingerprint"],
+    )
+
+
+def _stored(folder: Path, data: FitData, say: Callable[[str], object]) -> dict[str, Any]:
     description: dict[str, Any] = {"kind": data.kind, "order": data.order}
     if data.kind == "dataset":
         parts, batch_size, records = spool(folder, data.x, say)
@@ -71,20 +95,6 @@ def store(
     return description
 
 
-def open_stored(folder: Path, description: Mapping[str, Any]) -> DataSource:
-    """Returns the records that :func:`store` wrote to ``folder``; opens the files on first use.
-    Arrays are memory maps, so all processes share their pages. A batch without labels has ``()`` in
-    place of them."""
-    return Passes(
-        _opener(folder, description),
-        pass_records=description["pass_records"],
-        records=description["records"],
-        batch_size=description["batch_size"],
-        order=description["order"],
-        fingerprint=description["fingerprint"],
-    )
-
-
 def _opener(folder: Path, description: Mapping[str, Any]) -> Callable[[], DataSource]:
     kind = description["kind"]
     if kind == "arrays":
@@ -107,9 +117,10 @@ def _has_labels(source: DataSource, description: Mapping[str, Any]) -> bool:
 def _store_arrays(folder: Path, data: FitData) -> list[Any]:
     batch = (data.x, data.y) if data.weights is None else (data.x, data.y, data.weights)
     writer = RecordsWriter(folder, batch, _in_floatx, once=True)
-    check_disk(folder, writer.expected_nbytes)
-    writer.append(batch, "the data")
-    return writer.close()
+    with closing(writer):
+        check_disk(folder, writer.expected_nbytes)
+        writer.append(batch, "the data")
+        return writer.complete()
 
 
 def _in_floatx(dtype: np.dtype[Any]) -> np.dtype[Any]:

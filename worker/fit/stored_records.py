@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,22 @@ class RecordsWriter:
     @property
     def nbytes(self) -> int:
         """Size of the records so far."""
-        return sum(each.nbytes for each in {id(c): c for c in self._columns.values()}.values())
+        return sum(column.nbytes for column in self._distinct())
 
-    def close(self) -> list[Any]:
+    def complete(self) -> list[Any]:
         """Completes the files; returns the JSON-able description for :func:`open_records`."""
-        for column in {id(each): each for each in self._columns.values()}.values():
-            column.close()
+        for column in self._distinct():
+            column.complete()
         columns = iter([column.description for column in self._columns.values()])
         return [_described(part, columns) for part in self._like]
+
+    def close(self) -> None:
+        """Closes the files, completed or not."""
+        for column in self._distinct():
+            column.close()
+
+    def _distinct(self) -> Iterable[ColumnWriter]:
+        return {id(column): column for column in self._columns.values()}.values()
 
 
 def check_disk(folder: Path, nbytes: int) -> None:

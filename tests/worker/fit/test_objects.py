@@ -131,7 +131,9 @@ def test_a_lock_arrives_as_a_new_one(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_named_with_the_way_out(tmp_path: Path) -> None:
     with (
         Path(__file__).open("rb") as file,
-        pytest.raises(InvalidData, match="Importable cannot be handed .*BufferedReader.*first use"),
+        pytest.raises(
+            InvalidData, match=r"Importable cannot be handed .*BufferedReader.*first use"
+        ),
     ):
         saved(tmp_path, Importable(file=file))
     assert not list((tmp_path / "made").iterdir())
