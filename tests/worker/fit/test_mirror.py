@@ -63,7 +63,7 @@ class Counter(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
 
 def build() -> keras.Model:
-    """A layer in two places, two dtypes, an empty variable's neighbours, state and a matrix."""
+    """A layer in two places, floats of two dtypes, and state of several."""
     shared = layers.Dense(4, name="shared", activation="tanh")
     x = keras.Input((4,), name="x")
     y = layers.BatchNormalization(name="norm")(shared(layers.Dropout(0.5, name="drop")(shared(x))))
