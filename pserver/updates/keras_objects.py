@@ -140,12 +140,11 @@ def copied(array: NDArray) -> Any:
 
 
 def assign(variables: Iterable[Any], arrays: Iterable[NDArray]) -> None:
-    """Copies ``arrays`` to Keras variables of their shapes and dtypes. Ten times as fast as
-    ``Variable.assign`` where variables are small and many."""
-    with tf.device(DEVICE):
-        tensors = [tf.raw_ops.DeepCopy(x=taken(array)) for array in arrays]
-    for variable, tensor in zip(variables, tensors, strict=True):
-        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=tensor)
+    """Makes ``arrays``, which callers must not write any more, the values of Keras variables of
+    their shapes and dtypes. Updates do not write to them: TensorFlow does so only where it owns the
+    memory. Ten times as fast as ``Variable.assign`` where variables are small and many."""
+    for variable, array in zip(variables, arrays, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=taken(array))
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> NDArray:
