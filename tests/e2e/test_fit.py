@@ -68,7 +68,7 @@ def small() -> tuple[keras.Model, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return model, x, x.sum(1, keepdims=True)
 
 
-class Killing(keras.callbacks.Callback):
+class Killing(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Kills a process of a role at the end of an epoch."""
 
     def __init__(self, cluster: pserver.Cluster, roles: dict[int, str]) -> None:

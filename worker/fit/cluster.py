@@ -26,7 +26,7 @@ from worker.fit.attendant import Attendant
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
-from worker.fit.refusals import check_model
+from worker.fit.refusals import check_fit_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.fit.stored_data import open_stored, store
 from worker.fit.training import PARTS, Course, Fitting, has_batch_hooks
@@ -193,7 +193,7 @@ class Cluster:
             InvalidArgument: the cluster is not entered.
             JobFailed: the job failed; says why.
         """
-        check_model(model)
+        check_fit_model(model)
         train, validation = training_data(
             x,
             y,
