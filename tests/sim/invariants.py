@@ -340,7 +340,8 @@ class Invariants:
         a checkpoint has exactly them, and an epoch that has ended is evaluated."""
         witness, limit = self._witness, course.training.limit
         assert limit is not None
-        most = max(limit, 1) - 1 + (course.run.settings.open or 1)
+        # The policy may have changed since the last round.
+        most = max(limit, 1) - 1 + max(policy.open or 1 for policy in self._options.policies)
         if limit and not limit <= hold.at <= most:
             self.fail(f"the job holds at batch {hold.at}; its limit is {limit}")
         stands = {
