@@ -64,6 +64,7 @@ def open_stored(folder: Path, description: Mapping[str, Any]) -> DataSource:
         batch_size=description["batch_size"],
         order=description["order"],
         fingerprint=description["fingerprint"],
+        quick=description["kind"] == "arrays",
     )
 
 

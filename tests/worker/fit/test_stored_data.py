@@ -19,7 +19,7 @@ import structlog
 import tensorflow as tf
 
 from psrpc.core.batch import BatchId, cut_batch
-from psrpc.core.errors import InvalidData, PsError
+from psrpc.core.errors import InvalidData, InvalidJob, PsError
 from tests.worker.described_jobs import described
 from tests.worker.fit.test_arguments import Squares, of_sizes
 from tests.worker.flat_jobs import FEATURES, RECORDS, JobStepper, make_job, noisy_model
@@ -437,6 +437,14 @@ def test_a_step_on_stored_records_is_that_on_arrays(tmp_path: Path) -> None:
     one, other = (each.by_variable(each.run(BatchId(1, 8, 8))) for each in steppers)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_every_label_is_checked_before_training(tmp_path: Path) -> None:
+    labels = np.zeros(60, np.int64)
+    labels[41] = 3
+    _, source = kept(tmp_path, training_data(np.ones((60, 4)), labels)[0])
+    with pytest.raises(InvalidJob, match=r"record 41 has label 3; .* from 0 to 2"):
+        described(train=source)
 
 
 class Autoencoder(keras.Model):  # type: ignore[misc]  # Keras has no types
