@@ -61,6 +61,11 @@ HANDED_OVER = (
     "worker/fit/objects.py"
 )
 
+OF_THE_CALLER = (
+    "classes and functions of the program that called fit, in a file of the same user that no "
+    "other may read or write; none of it comes over the network"
+)
+
 ALLOWED = {
     ("pserver/__init__.py", "exec_module"): (
         "our own packages, from beside this one, though a file of the user's has the name of one"
@@ -76,10 +81,8 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
-    ("worker/fit/objects.py", "cloudpickle"): (
-        "classes and functions of the program that called fit, in a file of the same user that no "
-        "other may read or write; none of it comes over the network"
-    ),
+    ("worker/fit/objects.py", "cloudpickle"): OF_THE_CALLER,
+    ("worker/fit/objects.py", "pickle"): OF_THE_CALLER,
     ("worker/fit/handover.py", "keras.saving.load_model"): HANDED_OVER,
     ("worker/fit/handover.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
     ("worker/fit/construction.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
