@@ -58,7 +58,7 @@ REBUILT = (
 
 HANDED_OVER = (
     "the model of the program that called fit, from the folder with its classes: see "
-    "worker/fit/objects.py"
+    "worker/stored/objects.py"
 )
 
 OF_THE_CALLER = (
@@ -81,8 +81,8 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
-    ("worker/fit/objects.py", "cloudpickle"): OF_THE_CALLER,
-    ("worker/fit/objects.py", "pickle"): OF_THE_CALLER,
+    ("worker/stored/objects.py", "cloudpickle"): OF_THE_CALLER,
+    ("worker/stored/objects.py", "pickle"): OF_THE_CALLER,
     ("worker/fit/handover.py", "keras.saving.load_model"): HANDED_OVER,
     ("worker/fit/handover.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
     ("worker/fit/construction.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,

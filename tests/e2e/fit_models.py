@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from worker.fit.arguments import training_data
 from worker.fit.handover import hand_over
 from worker.fit.refusals import check_fit_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
-from worker.fit.stored_data import store
+from worker.stored.arguments import training_data
+from worker.stored.stored_data import store
 
 FACTOR = 2.0
 RECORDS = 48
