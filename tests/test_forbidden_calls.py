@@ -58,7 +58,12 @@ REBUILT = (
 
 HANDED_OVER = (
     "the model of the program that called fit, from the folder with its classes: see "
-    "worker/fit/objects.py"
+    "worker/stored/objects.py"
+)
+
+OF_THE_CALLER = (
+    "classes and functions of the program that called fit, in a file of the same user that no "
+    "other may read or write; none of it comes over the network"
 )
 
 ALLOWED = {
@@ -76,10 +81,8 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
-    ("worker/fit/objects.py", "cloudpickle"): (
-        "classes and functions of the program that called fit, in a file of the same user that no "
-        "other may read or write; none of it comes over the network"
-    ),
+    ("worker/stored/objects.py", "cloudpickle"): OF_THE_CALLER,
+    ("worker/stored/objects.py", "pickle"): OF_THE_CALLER,
     ("worker/fit/handover.py", "keras.saving.load_model"): HANDED_OVER,
     ("worker/fit/handover.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,
     ("worker/fit/construction.py", "keras.saving.deserialize_keras_object"): HANDED_OVER,

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from worker.fit.handover import hand_over
 from worker.fit.refusals import check_fit_model
-from worker.fit.spec import FitSpec, write_spec
-from worker.fit.stored_data import store_arrays
+from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
+from worker.stored.arguments import training_data
+from worker.stored.stored_data import store
 
 FACTOR = 2.0
 RECORDS = 48
@@ -155,9 +156,14 @@ def main() -> None:
     model, x, y, *weights = KINDS[kind]()
     check_fit_model(model)
     hand_over(folder, model, x)
-    train = store_arrays(folder, "train", x, y, *weights)
     # As many records that a round ends with the epoch.
-    write_spec(folder, FitSpec(train=train, eval=train, batch_size=16, epochs=2, seed=3))
+    data = training_data(
+        x, y, sample_weight=(*weights, None)[0], batch_size=16, validation_data=(x, y, *weights)
+    )
+    train, held_out = (
+        store(folder / name, each) for name, each in zip((TRAIN, EVAL), data, strict=True) if each
+    )
+    write_spec(folder, FitSpec(train=train, eval=held_out, batch_size=16, epochs=2, seed=3))
     np.savez(folder / "begun.npz", *[weight.numpy() for weight in model.trainable_weights])
 
 

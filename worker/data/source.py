@@ -34,7 +34,8 @@ class DataSource(Protocol):
     """Records in a seeded order. Thread-safe, because a trainer reads ahead in another thread.
 
     A source may also have ``record_name(seed, epoch, position)``, which names the record at a
-    position of an epoch for error messages, such as ``"line 7 of 'x.csv'"``.
+    position of an epoch for error messages, such as ``"line 7 of 'x.csv'"``, and ``quick``, whether
+    reading all ranges costs little, so that every label is checked before training.
     """
 
     @property

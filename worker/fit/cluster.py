@@ -21,18 +21,18 @@ from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
-from worker.fit.arguments import training_data
 from worker.fit.attendant import Attendant
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
 from worker.fit.refusals import check_fit_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
-from worker.fit.stored_data import open_stored, store
 from worker.fit.training import PARTS, Course, Fitting, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.job.job import Job
 from worker.model.loss_scale import inner
+from worker.stored.arguments import training_data
+from worker.stored.stored_data import open_stored, store
 
 _UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
 """Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""

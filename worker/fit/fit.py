@@ -8,9 +8,9 @@ from pathlib import Path
 
 from worker.fit.handover import take_over
 from worker.fit.spec import EVAL, TRAIN, read_spec
-from worker.fit.stored_data import open_stored
 from worker.job.job import Job
 from worker.job.loader import setting
+from worker.stored.stored_data import open_stored
 
 FOLDER = Path(setting("fit", "."))
 SPEC = read_spec(FOLDER)

@@ -21,10 +21,10 @@ from worker.data.source import map_arrays
 from worker.embedding.lookups import NoRows, look_up
 from worker.fit.construction import Maker, has_no_config, with_arguments
 from worker.fit.custom import check_functions, named_apart, user_objects
-from worker.fit.objects import load_object, save_object
 from worker.model.inputs import first_call
 from worker.model.loss_scale import inner
 from worker.model.metrics import made_anew
+from worker.stored.objects import load_object, save_object
 
 MODEL = "model.keras"
 """Architecture, weights and vocabularies, as Keras writes them."""

@@ -23,7 +23,7 @@ class FitSpec:
     """Settings of a ``fit``, the same for the caller that writes them and the job that reads them.
 
     Attributes:
-        train: description of the training data, for ``worker.fit.stored_data.open_stored``.
+        train: description of the training data, for ``worker.stored.stored_data.open_stored``.
         eval: description of the validation data, or None.
         batch_size: records of a micro-batch.
         epochs: passes over the training data.

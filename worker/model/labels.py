@@ -196,7 +196,7 @@ def _check_classes(
 
 
 def _labels(source: DataSource | None, example: Array) -> Iterator[tuple[int | None, Array]]:
-    if not isinstance(source, Arrays | Npz):
+    if source is None or not (isinstance(source, Arrays | Npz) or getattr(source, "quick", False)):
         yield None, example
         return
     for start in range(0, source.num_records, _SCANNED_AT_ONCE):

@@ -15,8 +15,8 @@ import pytest
 from psrpc.core.errors import InvalidJob
 from tests.e2e import fit_models
 from worker.fit.handover import hand_over, take_over
-from worker.fit.objects import load_object, save_object
 from worker.model.variables import seed_variables
+from worker.stored.objects import load_object, save_object
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,9 +12,9 @@ import numpy as np
 from psrpc.core.errors import InvalidData
 from psrpc.core.text import counted
 from worker.data.function import dataset_steps
-from worker.fit.forms import as_batch
-from worker.fit.py_dataset import records_of
-from worker.fit.stored_records import RecordsWriter, check_disk, in_units
+from worker.stored.forms import as_batch
+from worker.stored.py_dataset import records_of
+from worker.stored.stored_records import RecordsWriter, check_disk, in_units
 
 _CHECKED_NBYTES = 64 << 20
 """How much is written between two looks at the room on the disk."""
@@ -24,8 +24,8 @@ def spool(folder: Path, dataset: Any, say: Callable[[str], object]) -> tuple[lis
     """Writes the records of a finite dataset of batches to ``folder``.
 
     Returns:
-        The description for :func:`worker.fit.stored_records.open_records`, the batch size, which is
-        that of the first batch, and the number of records.
+        The description for :func:`worker.stored.stored_records.open_records`, the batch size, which
+        is that of the first batch, and the number of records.
 
     Raises:
         InvalidData: batches have different forms, or one but the last has another size.

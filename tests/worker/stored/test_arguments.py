@@ -19,8 +19,8 @@ from psrpc.core.errors import InvalidData, InvalidSetting
 from worker import Arrays
 from worker.data.ragged import Ragged, in_numpy
 from worker.data.source import arrays_of, map_arrays
-from worker.fit.arguments import FitData, prediction_data, training_data
-from worker.fit.stored_data import open_stored, store
+from worker.stored.arguments import FitData, prediction_data, training_data
+from worker.stored.stored_data import open_stored, store
 
 pytestmark = pytest.mark.slow
 

@@ -19,15 +19,15 @@ import structlog
 import tensorflow as tf
 
 from psrpc.core.batch import BatchId, cut_batch
-from psrpc.core.errors import InvalidData, PsError
+from psrpc.core.errors import InvalidData, InvalidJob, PsError
 from tests.worker.described_jobs import described
-from tests.worker.fit.test_arguments import Squares, of_sizes
 from tests.worker.flat_jobs import FEATURES, RECORDS, JobStepper, make_job, noisy_model
+from tests.worker.stored.test_arguments import Squares, of_sizes
 from worker import Arrays, Csv, DataSource, Function, Job, Npz, TfRecords
 from worker.data.source import arrays_of
-from worker.fit.arguments import FitData, prediction_data, training_data
-from worker.fit.stored_data import open_stored, store
-from worker.fit.stored_records import open_records
+from worker.stored.arguments import FitData, prediction_data, training_data
+from worker.stored.stored_data import open_stored, store
+from worker.stored.stored_records import open_records
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_an_array_that_is_given_twice_is_stored_once(tmp_path: Path) -> None:
 def test_an_array_larger_than_a_piece_is_stored_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.fit.columns.PIECE_NBYTES", 100)
+    monkeypatch.setattr("worker.stored.columns.PIECE_NBYTES", 100)
     x = np.arange(300.0).reshape(30, 10)[:, ::2]
     _, source = kept(tmp_path, training_data(x, x, shuffle=False)[0])
     np.testing.assert_array_equal(source.read_range(0, 30)[0], x)
@@ -341,7 +341,7 @@ def test_the_size_of_a_dataset_is_said_beforehand(tmp_path: Path) -> None:
 def test_a_dataset_larger_than_the_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr("worker.fit.spool._CHECKED_NBYTES", 1000)
+    monkeypatch.setattr("worker.stored.spool._CHECKED_NBYTES", 1000)
     written: list[int] = []
 
     def usage(folder: Path) -> Any:
@@ -437,6 +437,14 @@ def test_a_step_on_stored_records_is_that_on_arrays(tmp_path: Path) -> None:
     one, other = (each.by_variable(each.run(BatchId(1, 8, 8))) for each in steppers)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_every_label_is_checked_before_training(tmp_path: Path) -> None:
+    labels = np.zeros(60, np.int64)
+    labels[41] = 3
+    _, source = kept(tmp_path, training_data(np.ones((60, 4)), labels)[0])
+    with pytest.raises(InvalidJob, match=r"record 41 has label 3; .* from 0 to 2"):
+        described(train=source)
 
 
 class Autoencoder(keras.Model):  # type: ignore[misc]  # Keras has no types

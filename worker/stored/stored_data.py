@@ -14,12 +14,12 @@ import numpy as np
 
 from psrpc.ops.logs import get_logger
 from worker.data.source import DataSource, arrays_of
-from worker.fit.arguments import EpochSizes, FitData
-from worker.fit.objects import load_object, save_object
-from worker.fit.passes import Passes
-from worker.fit.py_dataset import ItemRecords
-from worker.fit.spool import spool
-from worker.fit.stored_records import RecordsWriter, check_disk, open_records
+from worker.stored.arguments import EpochSizes, FitData
+from worker.stored.objects import load_object, save_object
+from worker.stored.passes import Passes
+from worker.stored.py_dataset import ItemRecords
+from worker.stored.spool import spool
+from worker.stored.stored_records import RecordsWriter, check_disk, open_records
 
 log = get_logger()
 
@@ -64,6 +64,7 @@ def open_stored(folder: Path, description: Mapping[str, Any]) -> DataSource:
         batch_size=description["batch_size"],
         order=description["order"],
         fingerprint=description["fingerprint"],
+        quick=description["kind"] == "arrays",
     )
 
 

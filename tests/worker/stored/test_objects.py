@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psrpc.core.errors import AccessDenied, InvalidData
-from worker.fit.objects import load_object, save_object
+from worker.stored.objects import load_object, save_object
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,13 +47,13 @@ def test_a_class_of_a_script_goes_by_value_and_a_module_beside_it_is_found(tmp_p
     (scripts / "script.py").write_text(
         "from pathlib import Path\n"
         "from beside_it import Neighbour\n"
-        "from worker.fit.objects import save_object\n"
+        "from worker.stored.objects import save_object\n"
         "class Own:\n"
         "    def sum(self): return 3 + Neighbour.value\n"
         f"save_object(Path({str(tmp_path / 'made' / 'object')!r}), Own())\n"
     )
     read = (
-        "from pathlib import Path; from worker.fit.objects import load_object;"
+        "from pathlib import Path; from worker.stored.objects import load_object;"
         f"print(load_object(Path({str(tmp_path / 'made' / 'object')!r})).sum())"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

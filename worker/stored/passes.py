@@ -32,6 +32,7 @@ class Passes:
         batch_size: records of a batch, for ``batches`` and ``within_batches``.
         order: that of each pass.
         fingerprint: that of the contents.
+        quick: see :class:`worker.data.source.DataSource`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Passes:
         batch_size: int,
         order: Order,
         fingerprint: str,
+        quick: bool = False,
     ) -> None:
         assert 0 < records <= pass_records
         self._open_source = open_source
@@ -51,6 +53,7 @@ class Passes:
         self._batch_size = batch_size
         self._order = order
         self._fingerprint = fingerprint
+        self.quick = quick
         self._lock = Lock()
         self._opened: DataSource | None = None
         self._full_batches = pass_records // batch_size

@@ -13,11 +13,11 @@ from psrpc.core.errors import InvalidData, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.ops.logs import get_logger
 from worker.data.source import NO_LABELS, map_arrays
-from worker.fit.forms import check_lengths, in_arrays, unpacked
-from worker.fit.kinds import Kind, check_ends, data_kind
-from worker.fit.passes import Order
-from worker.fit.py_dataset import measured
 from worker.job import checks
+from worker.stored.forms import check_lengths, in_arrays, unpacked
+from worker.stored.kinds import Kind, check_ends, data_kind
+from worker.stored.passes import Order
+from worker.stored.py_dataset import measured
 
 log = get_logger()
 
@@ -27,7 +27,7 @@ _BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class FitData:
-    """Data of one ``fit``, ``evaluate`` or ``predict``, as :func:`worker.fit.stored_data.store`
+    """Data of one ``fit``, ``evaluate`` or ``predict``, as :func:`worker.stored.stored_data.store`
     takes it.
 
     ``x`` is a nest of arrays and ``Ragged``, or the object that ``kind`` names: a

@@ -14,7 +14,7 @@ from psrpc.core.text import counted
 from psrpc.ops.logs import get_logger
 from worker.data.ragged import part
 from worker.data.source import Batch, arrays_of, check_range, join_batches, map_arrays
-from worker.fit.forms import as_batch
+from worker.stored.forms import as_batch
 
 log = get_logger()
 

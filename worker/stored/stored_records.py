@@ -13,7 +13,7 @@ from psrpc.core.errors import InvalidData, PsError
 from worker.data.arrays import Arrays
 from worker.data.ragged import Ragged
 from worker.data.source import Batch, named_arrays
-from worker.fit.columns import ColumnWriter, decoded, is_text, open_column
+from worker.stored.columns import ColumnWriter, decoded, is_text, open_column
 
 _PART_NAMES = ("x", "y", "sample_weight")
 KEPT_FREE_NBYTES = 256 << 20
