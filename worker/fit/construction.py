@@ -33,10 +33,11 @@ def has_no_config(kind: type) -> bool:
     """Whether a class of layers leaves ``get_config`` to Keras."""
     if not issubclass(kind, keras.Layer):
         return False
+    method = getattr(kind, "get_config")  # noqa: B009 (Keras has no types)
     # Keras makes a class Functional as soon as an object of it is.
-    if kind.get_config is Functional.get_config:
+    if method is Functional.get_config:
         return not functional_like_constructor(kind)
-    return kind.get_config in _DEFAULTS
+    return method in _DEFAULTS
 
 
 @contextmanager
@@ -79,12 +80,16 @@ def with_arguments(layers: Sequence[Any], held: list[Any]) -> Iterator[dict[str,
                     config[name] = _writable(getattr(layer, place), held)
                 elif name not in config:
                     missing[kind.__name__] = name
-            answer = _refusal(kind) if kind.__name__ in missing else partial(dict, config)
-            give(layer, "get_config", answer)
+            lacks = kind.__name__ in missing
+            give(layer, "get_config", _refusal(kind) if lacks else partial(_same, config))
         yield missing
     finally:
         for layer, method in changed:
             vars(layer).pop(method, None)
+
+
+def _same(config: dict[str, Any]) -> dict[str, Any]:
+    return dict(config)
 
 
 def _refusal(kind: type) -> Callable[[], Any]:

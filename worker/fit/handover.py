@@ -194,7 +194,7 @@ class _Config:
 class _State:
     """An object by its class and attributes. A loss of the caller's need not have a config."""
 
-    kind: type
+    kind: Any
     attributes: Mapping[str, Any]
 
 

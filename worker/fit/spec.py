@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidJob
+from worker.job.job import Engine
 
 SPEC = "spec.json"
 TRAIN, EVAL = "train", "eval"
@@ -39,7 +40,7 @@ class FitSpec:
     batch_size: int
     epochs: int = 1
     seed: int = 0
-    engine: str = "keras"
+    engine: Engine = "keras"
     class_weight: Mapping[int, float] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,7 +64,7 @@ def read_spec(folder: Path) -> FitSpec:
     try:
         document = json.loads(path.read_text())
         version = document.pop("format")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidJob(
             f"{str(path)!r} is not the settings of a fit ({error}); the folder of --set fit=DIR "
             "is written by pserver.Cluster"
