@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from coordinator.dashboard.options import add_dashboard_arguments
-from coordinator.launch.options import UpArguments
-from psrpc.options.config import add_options
+from coordinator.launch.options import add_up_arguments as add_arguments
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options of ``coordinator up``."""
-    parser.add_argument("job", metavar="JOB", help="the job file")
-    add_options(parser, UpArguments)
-    parser.set_defaults(**{**vars(UpArguments()), "overrides": []})
-    add_dashboard_arguments(parser)
+__all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:

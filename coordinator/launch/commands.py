@@ -48,7 +48,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterCommands:
     """The processes of one job, by name.
 
     Attributes:
@@ -67,7 +67,7 @@ class Cluster:
 
 def cluster(
     options: UpOptions, environment: Mapping[str, str], cores: int, address: str
-) -> Cluster:
+) -> ClusterCommands:
     """Returns the processes that ``coordinator up`` starts.
 
     Args:
@@ -89,7 +89,7 @@ def cluster(
         slow_down = options.slow_down if worker == options.workers - 1 else 1.0
         members[name] = Command(_worker(options, address, name, slow_down), shared)
     coordinator = Command(_coordinator(options, address), common)
-    return Cluster(address, coordinator, members, options.security)
+    return ClusterCommands(address, coordinator, members, options.security)
 
 
 def resume_command(options: UpOptions) -> str:
@@ -204,7 +204,7 @@ TARGETS = "metrics.json"
 
 
 @contextmanager
-def with_metrics(cluster: Cluster, job: str, run_dir: Path) -> Iterator[Cluster]:
+def with_metrics(cluster: ClusterCommands, job: str, run_dir: Path) -> Iterator[ClusterCommands]:
     """Yields ``cluster`` with a metrics address for each process, which it keeps when it is started
     again. ``RUN_DIR/metrics.json`` lists them meanwhile.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
-from coordinator.launch.commands import Cluster
+from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
 from coordinator.launch.warm_start import ChildProcess, WarmStart, start_fresh
 from coordinator.records.run_directory import Starting
@@ -135,7 +135,7 @@ class Fleet:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterCommands,
         run_dir: Path,
         warm_start: WarmStart | None = None,
         note: Callable[[str], object] = lambda _line: None,

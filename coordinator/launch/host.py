@@ -44,16 +44,18 @@ def main() -> int:
 def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
     """Runs each request of ``lines`` until their end."""
     # Imported before a request is there: this takes half a second.
-    from coordinator.cli.__main__ import make_parser
     from coordinator.launch import up
+    from coordinator.launch.options import add_up_arguments
+    from psrpc.options.command_line import Parser
 
-    parser = make_parser(["up"])
+    parser = Parser(prog="coordinator up")
+    add_up_arguments(parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in lines:
         request = UpRequest.decode(line)
         with _output_to(request.output):
             try:
-                status = up.run(parser.parse_args(["up", *request.arguments]), warm_start)
+                status = up.run(parser.parse_args(request.arguments), warm_start)
             except SystemExit as refused:
                 status = int(refused.code or 0)
         # A stop that comes late is of the run that has ended.

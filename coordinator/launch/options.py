@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from coordinator.dashboard.options import add_dashboard_arguments
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.policy import MODES
 from psrpc.metrics.address import TRACE_HELP
+from psrpc.options.config import add_options
 from psrpc.options.declaration import option, run_path
 from psrpc.options.settings import ListenerSecurityOptions
 
@@ -79,3 +82,11 @@ class UpArguments(ListenerSecurityOptions):
         "of the processes' logs in RUN_DIR/logs; default: console", "console"
     )
     trace: str = option(TRACE_HELP, "", metavar="URL")
+
+
+def add_up_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line of ``coordinator up``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    add_options(parser, UpArguments)
+    parser.set_defaults(**{**vars(UpArguments()), "overrides": []})
+    add_dashboard_arguments(parser)

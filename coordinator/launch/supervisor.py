@@ -10,7 +10,7 @@ from pathlib import Path
 from coordinator.core.lifecycle import STOPPED
 from coordinator.display.screen import Screen
 from coordinator.launch.children import Exited
-from coordinator.launch.commands import Cluster
+from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
 from coordinator.launch.process_health import COORDINATOR
 from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
@@ -55,7 +55,7 @@ class Supervisor:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterCommands,
         run_dir: Path,
         screen: Screen,
         max_restarts: int = MAX_RESTARTS,

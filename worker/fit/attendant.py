@@ -31,7 +31,7 @@ ANSWER_S = 120.0
 
 
 @dataclass(frozen=True)
-class Hold:
+class HeldJob:
     """A job that holds after ``at`` batches, in all epochs.
 
     Attributes:
@@ -71,7 +71,7 @@ class Attendant:
             # The coordinator stays until its attendant has heard of the end.
             self.await_hold(_BEYOND)
 
-    def await_hold(self, after: int) -> Hold:
+    def await_hold(self, after: int) -> HeldJob:
         """Waits for a hold at more than ``after`` batches, -1 for the first, or the job's end.
 
         Raises:
@@ -83,7 +83,7 @@ class Attendant:
                 return self._end()
             if answer.held or answer.phase == "done":
                 checkpoint = self._run_dir / "checkpoints" / Path(answer.checkpoint).name
-                return Hold(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
+                return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
             if answer.phase == "failed":
                 raise JobFailed(answer.reason)
             self._meanwhile(answer.global_step)
@@ -97,11 +97,11 @@ class Attendant:
         """Returns the newest checkpoint of a run that has ended."""
         return self._run_dir / str(read_summary(self._run_dir)["checkpoint"])
 
-    def _end(self) -> Hold:
+    def _end(self) -> HeldJob:
         """Returns the end of a job that is done, from its run directory."""
         summary = read_summary(self._run_dir)
         results = dict(summary["eval"] or {})
-        return Hold(int(summary["batches"]), self.newest_checkpoint(), results, over=True)
+        return HeldJob(int(summary["batches"]), self.newest_checkpoint(), results, over=True)
 
     def _call(self, call: Callable[[CoordinatorClient], Answer]) -> Answer | None:
         """Calls the coordinator, as often as it takes while the run goes on; returns None once it

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from worker.fit.attendant import Attendant, Hold
+from worker.fit.attendant import Attendant, HeldJob
 from worker.fit.mirror import Mirror
 from worker.fit.training_logs import merged_metrics, totals
 
@@ -105,10 +105,10 @@ class Fitting:
         self._callbacks = callbacks
         self._base_rate = base_rate
         self._mirror = Mirror(model)
-        self._hold: Hold | None = None
+        self._hold: HeldJob | None = None
 
     @property
-    def hold(self) -> Hold | None:
+    def hold(self) -> HeldJob | None:
         """The hold that the job is in."""
         return self._hold
 
@@ -166,7 +166,7 @@ class Fitting:
             logs = {**logs, **_of_validation(hold.evaluation)}
         return logs
 
-    def _go(self, until: int) -> Hold:
+    def _go(self, until: int) -> HeldJob:
         """Ends the hold with what callbacks have changed, and waits for the next one."""
         assert self._hold is not None
         at, restore = self._hold.at, ""

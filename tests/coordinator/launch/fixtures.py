@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.launch.commands import Cluster, Command
+from coordinator.launch.commands import ClusterCommands, Command
 from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
 from psrpc.ops.retry import Announcer
@@ -122,7 +122,7 @@ class ShellCluster:
             return Command(["/bin/sh", "-c", f"cd {self.folder}; {script}"], os.environ)
 
         members = {name: command(script) for name, script in self.members.items()}
-        cluster = Cluster(self.address, command(self.coordinator), members)
+        cluster = ClusterCommands(self.address, command(self.coordinator), members)
         return Supervisor(cluster, self.folder, self.screen, max_restarts)
 
     def run(self, max_restarts: int = 10) -> Outcome:

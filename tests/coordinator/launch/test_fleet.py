@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.launch.commands import Cluster, Command
+from coordinator.launch.commands import ClusterCommands, Command
 from coordinator.launch.fleet import Death, Fleet
 from coordinator.launch.process_health import COORDINATOR
 
@@ -19,7 +19,7 @@ def test_an_address_that_was_there_before_is_not_believed(tmp_path: Path) -> Non
         "kill -9 $$"
     )
     coordinator = Command(["/bin/sh", "-c", script], os.environ)
-    with Fleet(Cluster("127.0.0.1:9", coordinator, {}), tmp_path) as fleet:
+    with Fleet(ClusterCommands("127.0.0.1:9", coordinator, {}), tmp_path) as fleet:
         for _ in range(2):
             fleet.start(COORDINATOR)
             assert fleet.wait(0.0) == []

@@ -4,9 +4,9 @@ import json
 import socket
 from pathlib import Path
 
-from coordinator.launch.commands import Cluster, Command, with_metrics
+from coordinator.launch.commands import ClusterCommands, Command, with_metrics
 
-CLUSTER = Cluster(
+CLUSTER = ClusterCommands(
     "127.0.0.1:1",
     Command(["coordinator", "serve"], {}),
     {name: Command([name], {}) for name in ("shard-0", "worker-a")},

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from coordinator.launch import warm_start
-from coordinator.launch.commands import Cluster, Command
+from coordinator.launch.commands import ClusterCommands, Command
 from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
 from coordinator.launch.warm_start import WarmStart, engine_of, is_warm
@@ -249,7 +249,7 @@ def supervised(
     coordinator = Command(["/bin/sh", "-c", script], os.environ)
     members = {"worker-a": Command(worker, environment)}
     supervisor = Supervisor(
-        Cluster(cluster.address, coordinator, members),
+        ClusterCommands(cluster.address, coordinator, members),
         cluster.folder,
         cluster.screen,
         warm_start=warm,
