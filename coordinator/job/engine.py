@@ -23,7 +23,7 @@ from coordinator.job.shard_calls import ShardCalls
 from coordinator.job.worker_sessions import WorkerSessions
 from coordinator.membership.members import Shard
 from coordinator.records.store import Store
-from coordinator.transitions.holding import Hold, HoldEnd
+from coordinator.transitions.holding import HoldEnd, JobHold
 from psrpc.core.commands import Ended
 from psrpc.core.errors import Forming, JobFailed, NotReady, StaleGeneration
 from psrpc.core.policy import Policy
@@ -176,7 +176,7 @@ class Engine:
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.course.changes.ask(policy), policy
 
-    async def await_hold(self, after: int) -> Hold | None:
+    async def await_hold(self, after: int) -> JobHold | None:
         """Waits a while for a hold, or the end of the job; see :meth:`Holding.look`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:

@@ -28,8 +28,9 @@ from coordinator.core.work import (
     Work,
 )
 from coordinator.job.authority import Authority
+from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Shard, Worker
-from coordinator.transitions.holding import Hold, HoldEnd
+from coordinator.transitions.holding import HoldEnd, JobHold
 from psrpc.core.commands import Attempt, Ended
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import check_file_name
@@ -254,13 +255,20 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
     return lease
 
 
-def write_hold(hold: Hold | None, phase: str, reason: str) -> pb.AwaitHoldResponse:
-    """Returns the response with a hold, or without one."""
-    response = pb.AwaitHoldResponse(phase=phase, reason=reason)
-    if hold is not None:
-        response.held, response.at, response.global_step = True, hold.at, hold.global_step
-        response.epoch, response.checkpoint = hold.epoch, hold.checkpoint
-        response.evaluation.update(hold.evaluation)
+def write_hold(hold: JobHold | None, course: JobRun) -> pb.AwaitHoldResponse:
+    """Returns the response with a hold, or without one: with the progress of the job."""
+    stands = hold or course.holding.present
+    response = pb.AwaitHoldResponse(
+        held=hold is not None,
+        at=stands.at,
+        global_step=stands.global_step,
+        epoch=stands.epoch,
+        phase=course.phase,
+        reason=course.reason,
+    )
+    if hold is not None or course.phase == "done":
+        response.checkpoint = stands.checkpoint
+        response.evaluation.update(stands.evaluation)
     return response
 
 

@@ -231,7 +231,7 @@ class Servicer(CoordinatorServicer):
 
     async def AwaitHold(self, request: pb.AwaitHoldRequest, _context: Any) -> pb.AwaitHoldResponse:
         hold = await self._engine.await_hold(request.after)
-        return write_hold(hold, self._engine.course.phase, self._engine.course.reason)
+        return write_hold(hold, self._engine.course)
 
     async def EndHold(self, request: pb.EndHoldRequest, context: Any) -> pb.EndHoldResponse:
         await self._engine.end_hold(read_hold_end(request))

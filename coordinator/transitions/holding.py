@@ -24,7 +24,7 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class JobHold:
     """A hold that the attendant may see.
 
     Attributes:
@@ -78,7 +78,7 @@ class Holding:
         self._newest = newest
         self._advance = advance
         self._save = SaveRequest()
-        self.hold: Hold | None = None
+        self.hold: JobHold | None = None
         self._checking: HoldEnd | None = None
         self._refused: tuple[HoldEnd, str] | None = None
         self._accepted: HoldEnd | None = None
@@ -106,11 +106,24 @@ class Holding:
         """Whether an attendant that has ever called knows that the job is over."""
         return self._knows_the_end or self._heard_at is None
 
+    @property
+    def present(self) -> JobHold:
+        """What a hold of now would be; without one, the checkpoint is of an earlier state."""
+        training = self._job.training
+        ended, span = training.epochs.ended_here, training.span
+        return JobHold(
+            at=span.batches,
+            global_step=span.step,
+            epoch=len(training.epochs.history.rows),
+            checkpoint=self._newest(),
+            evaluation=ended.evaluation if ended is not None else {},
+        )
+
     def begin(self) -> None:
         """Notes that a generation has begun: the job holds again once it stands at its limit."""
         self._save, self.hold = SaveRequest(), None
 
-    def look(self, after: int) -> Hold | None:
+    def look(self, after: int) -> JobHold | None:
         """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
         none with -1. A coordinator that has been started since knows nothing of that, and returns
         the hold that it begins with whatever ``after`` is.
@@ -180,7 +193,7 @@ class Holding:
         if not self.attended:
             raise InvalidArgument("this job does not hold; start it with --attended")
 
-    def _check(self, end: HoldEnd) -> Hold:
+    def _check(self, end: HoldEnd) -> JobHold:
         job, hold = self._job, self.hold
         self._check_attended()
         if job.phase in ENDED:
@@ -232,16 +245,8 @@ class Holding:
         return held and training.epochs.awaited is None
 
     def _begin_hold(self) -> None:
-        training = self._job.training
-        ended, span = training.epochs.ended_here, training.span
-        self.hold = Hold(
-            at=span.batches,
-            global_step=span.step,
-            epoch=len(training.epochs.history.rows),
-            checkpoint=self._newest(),
-            evaluation=ended.evaluation if ended is not None else {},
-        )
-        log.info("held", at=span.batches, step=span.step, checkpoint=self.hold.checkpoint)
+        self.hold = hold = self.present
+        log.info("held", at=hold.at, step=hold.global_step, checkpoint=hold.checkpoint)
 
     def _go_on(self, end: HoldEnd) -> None:
         job, training, chosen = self._job, self._job.training, self._chosen

@@ -280,7 +280,7 @@ class Coordinator:
             if hold is not None:
                 self._cluster.invariants.check_hold(course, hold)
             if hold is not None or late or course.phase in ENDED:
-                respond(write_hold(hold, course.phase, course.reason))
+                respond(write_hold(hold, course))
                 return True
             return False
 

@@ -11,7 +11,7 @@ from coordinator.core.work import Round, RoundsLease, Train
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED, GENERATION
-from coordinator.transitions.holding import Hold
+from coordinator.transitions.holding import JobHold
 from pserver.core.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.checkpoint.checkpoint import newest_good
 from psrpc.checkpoint.load import load_state
@@ -335,7 +335,7 @@ class Invariants:
                 if ledger._todo.is_done(batch) and not applied.contains(batch):
                     self.fail(f"{batch} is held for done, and {name} does not have it")
 
-    def check_hold(self, course: JobRun, hold: Hold) -> None:
+    def check_hold(self, course: JobRun, hold: JobHold) -> None:
         """A job that holds stands at its limit: all shards have applied these batches and no other,
         a checkpoint has exactly them, and an epoch that has ended is evaluated."""
         witness, limit = self._witness, course.training.limit

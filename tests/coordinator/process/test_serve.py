@@ -34,6 +34,7 @@ from psrpc.core.errors import (
     CheckpointError,
     InvalidArgument,
     InvalidJob,
+    InvalidSetting,
     JobFailed,
     PortInUse,
 )
@@ -91,6 +92,24 @@ def test_a_job_runs_to_its_end_and_is_summed_up(
     history = json.loads((tmp_path / "run" / "dashboard.json").read_text())
     assert "tiny: done" in [event["text"] for event in history["events"]]
     assert json.loads((tmp_path / "run" / "job.json").read_text())["job"] == "tiny.py"
+
+
+def test_a_job_that_sets_its_learning_rate_is_not_attended(
+    tmp_path: Path, described: dict[str, Any]
+) -> None:
+    described["reduce_lr"] = {
+        "metric": "loss",
+        "lower": True,
+        "factor": 0.5,
+        "patience": 1,
+        "min_delta": 0.0,
+        "cooldown": 0,
+        "min_lr": 0.0,
+    }
+    described["eval_records"] = 4
+    wanted = options(tmp_path / "run", attended=True)
+    with pytest.raises(InvalidSetting, match="--set reduce_lr=none, or leave out --attended"):
+        asyncio.run(serve.serve(wanted))
 
 
 def test_resume_goes_on_in_a_new_generation(

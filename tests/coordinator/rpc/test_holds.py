@@ -63,9 +63,12 @@ def test_the_end_of_the_job_is_told_to_an_attendant_that_waits(job: Job) -> None
     job.client.end_hold(job.client.await_hold(-1).at, 8)
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(job.client.await_hold, 0)
+        [attempt, *_] = job.worker.lease().train.batches
+        job.worker.heartbeat([report(attempt)])
         job.served.do(job.served.course.fail, "no more")
         hold = waiting.result()
     assert (hold.held, hold.phase, hold.reason) == (False, "failed", "no more")
+    assert (hold.at, hold.global_step, hold.checkpoint) == (1, 1, "")
     assert job.served.course.holding.told
     with pytest.raises(JobFailed, match="no more"):
         job.client.end_hold(0, 4)

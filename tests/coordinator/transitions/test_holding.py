@@ -10,7 +10,7 @@ import pytest
 from coordinator.checkpoints.choice import Chosen
 from coordinator.core.run import RestoredCheckpoint
 from coordinator.core.work import Train, Wait
-from coordinator.transitions.holding import Hold, HoldEnd
+from coordinator.transitions.holding import HoldEnd, JobHold
 from psrpc.core.errors import CheckpointError, InvalidArgument, JobFailed, NotReady
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import SSP, SYNC, again, held, work
@@ -28,7 +28,7 @@ def attend(tmp_path: Path, policy: Policy = ASYNC, **changes: Any) -> tuple[Coor
     return coordinator, worker
 
 
-def hold_of(coordinator: Coordinator, after: int = -1) -> Hold:
+def hold_of(coordinator: Coordinator, after: int = -1) -> JobHold:
     coordinator.settle()
     hold = coordinator.course.holding.look(after)
     assert hold is not None, coordinator.course.waiting_for()
@@ -47,7 +47,7 @@ def test_a_job_holds_before_its_first_step_and_at_each_limit(
     tmp_path: Path, policy: Policy
 ) -> None:
     coordinator, worker = attend(tmp_path, policy)
-    assert hold_of(coordinator) == Hold(0, 0, 0, "checkpoints/step-00000000", {})
+    assert hold_of(coordinator) == JobHold(0, 0, 0, "checkpoints/step-00000000", {})
     waits = worker.lease()
     assert isinstance(waits, Wait)
     assert waits.reason == "its attendant (held at batch 0; it called 0.0 s ago)"
@@ -56,7 +56,7 @@ def test_a_job_holds_before_its_first_step_and_at_each_limit(
     assert isinstance(worker.lease(), Wait)
     hold = hold_of(coordinator, after=0)
     step = 1 if policy.rounds else 2
-    assert hold == Hold(2, step, 0, f"checkpoints/step-{step:08d}", {})
+    assert hold == JobHold(2, step, 0, f"checkpoints/step-{step:08d}", {})
     end(coordinator, 8)
     work(coordinator, worker, 6)
     assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
