@@ -1,4 +1,4 @@
-"""What our source may not call, read from its syntax trees.
+"""Calls that our source may not make, read from its syntax trees.
 
 Two things may run code that somebody else wrote: a deserializer, and Python itself. No call of
 either kind is in here, apart from what :data:`ALLOWED` names with its reason.
@@ -117,7 +117,7 @@ def _is_another_name(node: ast.AST) -> bool:
 
 
 def violations(file: str, tree: ast.Module) -> Iterator[str]:
-    """What is wrong in one file, with its line."""
+    """Forbidden calls of one file, with their lines."""
     parents: Parents = {}
     nodes: list[ast.AST] = [tree]
     # It grows while it is gone through.

@@ -31,7 +31,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundCheckpoints:
-    """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
+    """All that calls itself a checkpoint in a ``checkpoints`` directory: newest first the
     manifests that can be read, and those that cannot, with the reason."""
 
     manifests: tuple[tuple[Path, Manifest], ...]

@@ -260,7 +260,7 @@ def add_options(
 
 
 def _spoken(option: Option, said: argparse.Namespace) -> Any:
-    """What the command line has for an option."""
+    """The value that the command line has for an option."""
     value = getattr(said, option.name)
     return tuple(value) if option.kind == "list" else value
 

@@ -148,7 +148,7 @@ class Option:
     group: str
 
     def arguments(self, note: str = "") -> dict[str, Any]:
-        """What ``add_argument`` takes for its flag: absent from what is parsed unless the command
+        """Arguments of ``add_argument`` for its flag: absent from what is parsed unless the command
         line has it.
 
         Args:

@@ -25,7 +25,7 @@ _TOKEN_FILE = (
     "needed then (default: $PSERVER_TOKEN_FILE)"
 )
 _INSECURE = (
-    "plaintext {}: whoever reaches the port can change the model (default: $PSERVER_INSECURE)"
+    "plaintext {}: anyone who reaches the port can change the model (default: $PSERVER_INSECURE)"
 )
 
 

@@ -57,7 +57,7 @@ class Authorizer:
         peer = shown.identity
         if peer is None:
             return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
-                f"the certificate of whoever calls {_short(method)} names no role of job "
+                f"the certificate of the caller of {_short(method)} names no role of job "
                 f"{self._job}; make one with `coordinator certs`",
                 code="PS302",
             )
@@ -74,7 +74,7 @@ class Authorizer:
         if peer.role not in roles:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
                 f"{peer.role.one} may not call {_short(method)}; expected "
-                f"{' or '.join(sorted(roles)) or 'nobody'}"
+                f"{' or '.join(sorted(roles)) or 'no role'}"
             )
         return None
 
@@ -90,7 +90,7 @@ class Authorizer:
             )
         if not roles_of(method):
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
-                f"nobody may call {_short(method)}"
+                f"no role may call {_short(method)}"
             )
         return None
 

@@ -133,7 +133,7 @@ class Security:
         """Logs warnings about the settings; called when the process starts."""
         if self.insecure:
             log.warning(
-                "INSECURE: whoever reaches its ports can change the model",
+                "INSECURE: anyone who reaches its ports can change the model",
                 why=self._asked.insecure,
                 fix="coordinator certs init DIR, and --certs DIR everywhere",
             )

@@ -249,7 +249,7 @@ def test_before_the_job_has_been_read(
 def test_names_are_text(
     board: tuple[DashboardSnapshots, str], open_page: Open, tmp_path: Path
 ) -> None:
-    """Whoever names a job, a worker, a metric or an error writes no HTML."""
+    """HTML in the name of a job, worker, metric or error is shown as text."""
     shown, url = board
     shown.open(HOSTILE, tmp_path)
     found = pb.EvaluationResult(evaluation=HOSTILE, global_step=1, results={HOSTILE: 0.5})

@@ -41,7 +41,7 @@ VAIN_S = 10.0
 
 @dataclass
 class Record:
-    """What became of a fault.
+    """The outcome of a fault.
 
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.

@@ -1,4 +1,4 @@
-"""What must hold when a schedule is over; every function says what does not, in lines."""
+"""Invariants at the end of a schedule; each function returns violations, a line each."""
 
 from __future__ import annotations
 

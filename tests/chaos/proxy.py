@@ -22,7 +22,7 @@ CONNECT_S = 2.0
 
 @dataclass
 class LinkCounts:
-    """What a link has done, as proof that a fault was one.
+    """Counts of what a link did to its traffic, as proof that a fault took effect.
 
     Attributes:
         connections: that came about.

@@ -66,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one seed means."""
+    """The job, cluster and faults that a seed stands for."""
 
     seed: int
     options: Options

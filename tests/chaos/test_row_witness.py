@@ -1,4 +1,4 @@
-"""What the rows of the witness model show."""
+"""The rows of the witness model show lost and repeated batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What seeds mean, and what the witness model shows."""
+"""Meaning of seeds, and detection by the witness model."""
 
 from __future__ import annotations
 

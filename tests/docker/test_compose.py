@@ -57,7 +57,7 @@ class Compose:
         return run([*self._command, *arguments], LIMIT_S, **self._environment)
 
     def operator(self, *command: str) -> str:
-        """What a command says that has the operator's certificate."""
+        """Output of a command with the operator's certificate."""
         return self("run", "--rm", "-T", "operator", *command)
 
     def containers(self) -> list[str]:
@@ -358,7 +358,7 @@ def test_a_refusal_ends_all_containers_soon(compose: Compose) -> None:
 
 
 def checks(container: str) -> list[str]:
-    """What the last checks of its health came to: ``"0"`` is healthy."""
+    """Results of the last health checks: ``"0"`` is healthy."""
     log = "{{range .State.Health.Log}}{{.ExitCode}} {{end}}"
     return run(["docker", "inspect", "-f", log, container]).split()
 

@@ -137,7 +137,7 @@ def command_line(pid: int) -> str:
 
 
 def maps(pid: int) -> str:
-    """What a process has mapped, a line each; empty if it is gone."""
+    """Mappings of a process, a line each; empty if it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/maps").read_text()
     return ""

@@ -70,7 +70,7 @@ class Network:
         return f"{NET}.{self._places.index(place) + 1}.2"
 
     def command(self, place: str, command: Sequence[str]) -> list[str]:
-        """What runs ``command`` there."""
+        """The command line that runs ``command`` there."""
         return ["ip", "netns", "exec", self._namespace(place), *command]
 
     def cut(self, source: str, target: str) -> None:

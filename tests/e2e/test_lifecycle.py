@@ -79,7 +79,7 @@ def test_a_shard_is_reached_at_the_address_it_advertises_in_plaintext_that_is_as
             *("coordinator", "coordinator", "serve", "--job", DENSE, *bound),
             PSERVER_INSECURE="true",
         )
-        said = coordinator.wait_for(r"INSECURE: whoever reaches its ports .*\n")[0]
+        said = coordinator.wait_for(r"INSECURE: anyone who reaches its ports .*\n")[0]
         assert "why='--insecure (PSERVER_INSECURE)'" in said
         at = coordinator.wait_for(r"0\.0\.0\.0:(\d+)")[1]
         address = f"127.0.0.1:{at}"
@@ -213,7 +213,7 @@ def listening(pids: Sequence[int]) -> set[int]:
 
 
 def assert_secured(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who serves has a certificate that was made for this run, and hears nobody without one."""
+    """Servers have a certificate made for this run, and refuse callers without one."""
     assert cli.main(["status", "--run-dir", str(run_dir), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     servers = {(run_dir / "address").read_text().strip(): Role.COORDINATOR}

@@ -60,7 +60,7 @@ class Plain:
 
 
 def trained(specs: tuple[TableSpec, ...]) -> dict[str, Plain]:
-    """What the job comes to, an update at a time."""
+    """The job's result, an update at a time."""
     from tests.e2e.jobs import evicting
 
     job, tables = evicting.job, {spec.name: Plain(spec) for spec in specs}

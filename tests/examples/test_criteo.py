@@ -94,7 +94,7 @@ def test_auc_counts_pairs() -> None:
 
 
 def test_effects_are_of_the_category_alone() -> None:
-    """What a model cannot see has no influence: records of equal fields are equally likely."""
+    """Records of equal fields are equally likely, since a model sees nothing else."""
     _, exact = Truth(1).records(0, 200)
     ranks = np.tile(np.array([3] * CATEGORICAL), (2, 1))
     numeric = np.array([[np.nan] * NUMERIC, [0.0] * NUMERIC])

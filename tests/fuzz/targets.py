@@ -1,6 +1,6 @@
-"""What bytes of a stranger, of a damaged disk or of a command line reach first: any bytes at all
-are either read or refused with an error of ours. A target returns in both cases; whatever else it
-raises is a bug."""
+"""Code that first reads the bytes of a stranger, a damaged disk or a command line. It reads any
+bytes or refuses them with an error of ours; a target returns in both cases, and any other exception
+is a bug."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LENGTH = 300
 
 
 def codec(data: bytes) -> None:
-    """What our codec takes, protobuf takes, too, and reads as the same."""
+    """Messages that our codec takes protobuf takes, too, and reads as the same."""
     try:
         found = parse_message(data)
     except InvalidArgument:
@@ -80,7 +80,7 @@ def manifest(data: bytes) -> None:
 
 
 def plan(data: bytes) -> None:
-    """What a shard is told to hold."""
+    """The plan that a shard gets."""
     with suppress(PsError):
         Plan.from_json(data)
 
@@ -123,7 +123,7 @@ OPTIMIZER = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0
 
 
 def overrides(data: bytes) -> None:
-    """What follows several ``--set``, a line each."""
+    """Texts of several ``--set``, a line each."""
     optimizer = copy.deepcopy(OPTIMIZER)
     with suppress(InvalidJob):
         _, arguments = override_job(_job(), os.fsdecode(data).split("\n"))

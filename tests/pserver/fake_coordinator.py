@@ -33,7 +33,7 @@ def begin_at(generation: int, **more: Any) -> pb.Begin:
 
 
 class Commands:
-    """What is to be said on command streams: None ends the stream, and so does an error."""
+    """Messages for command streams: None ends the stream, and so does an error."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -44,7 +44,7 @@ class Forgery:
         return read_pair(self.other, self.role)
 
     def expired(self) -> Pair:
-        """What was right a month ago."""
+        """A certificate that expired a month ago."""
         return forge(self.certs, f"pserver://tiny/{self.role}", before=self.past, days=1)
 
     def of_other_job(self) -> Pair:

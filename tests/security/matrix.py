@@ -72,17 +72,17 @@ Cell = tuple[str, str]
 
 
 def symbol(answer: Answer) -> str:
-    """What the table shows for what came of a call."""
+    """The table's symbol for the result of a call."""
     return SYMBOLS.get(answer.code, DONE) if answer.connected else NO_CONNECTION
 
 
 def when_let_through(rpc: str) -> str:
-    """What it shows for an RPC where the caller may call it."""
+    """The table's symbol for an RPC that the caller may call."""
     return NOT_THERE if rpc in UNANSWERED else DONE
 
 
 def expected(rpcs: Iterable[str]) -> tuple[dict[Cell, str], dict[Cell, str]]:
-    """What the permissions say of the RPCs: with certificates, and with a token file."""
+    """The table as the permissions imply it: with certificates, and with a token file."""
     roles, tokens = {}, {}
     for rpc in rpcs:
         done = when_let_through(rpc)

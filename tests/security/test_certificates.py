@@ -1,4 +1,4 @@
-"""What ``coordinator certs`` makes, and what a process that starts says of files it cannot use."""
+"""Files of ``coordinator certs``, and messages about files that a process cannot use."""
 
 from __future__ import annotations
 

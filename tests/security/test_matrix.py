@@ -58,7 +58,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 def refused(
     target: Target, who: str, channel: grpc.Channel, code: grpc.StatusCode, words: str = ""
 ) -> None:
-    """Whatever they call."""
+    """For every RPC."""
     assert_refused(target, who, channel, target.rpcs, code, SEEN.roles, words)
 
 

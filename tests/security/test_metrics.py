@@ -1,4 +1,4 @@
-"""Who may read ``/metrics`` where others than this machine can reach it."""
+"""Access to ``/metrics`` where others than this machine can reach it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def get(
     reader: Path | None,
     role: Role = Role.OPERATOR,
 ) -> bytes:
-    """What the server of the role ``of`` answers a reader with the certificate of ``role``."""
+    """The answer of the role ``of`` to a reader with the certificate of ``role``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certs / "ca.crt")
     if reader is not None:

@@ -37,7 +37,7 @@ def shard_of(security: Security) -> Iterator[str]:
 
 
 def status(channel: grpc.Channel, **options: Any) -> grpc.StatusCode:
-    """What comes of asking a shard for its status."""
+    """Asks a shard for its status; returns the outcome."""
     call = channel.unary_unary(
         STATUS, pb.GetStatusRequest.SerializeToString, pb.GetStatusResponse.FromString
     )

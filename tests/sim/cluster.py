@@ -55,7 +55,7 @@ LIVENESS_S = 300.0
 
 
 class Life(Protocol):
-    """What runs in a process."""
+    """The program of a process, once started."""
 
     process: Process
 
@@ -63,14 +63,14 @@ class Life(Protocol):
         """Its main thread; returns why it ended."""
 
     def doing(self) -> str:
-        """What it does or waits for, in words."""
+        """Describes in words what it does or waits for."""
 
     def terminate(self) -> None:
         """SIGTERM."""
 
 
 class FinalPart(NamedTuple):
-    """What a shard holds at the end; ``name`` is of its process."""
+    """A shard's final state; ``name`` is of its process."""
 
     name: str
     shard: int
@@ -189,7 +189,7 @@ class Cluster:
         self._resuming = False
 
     def awaited(self) -> str:
-        """What everybody waits for, in words."""
+        """Describes in words what each process waits for."""
         return "; ".join(
             f"{life.process}{'' if life.process.alive else ' (dead)'}: {life.doing()}"
             for life in self.lives.values()
@@ -201,7 +201,7 @@ class Cluster:
 
     @property
     def history(self) -> list[EpochRow]:
-        """What is known of each epoch."""
+        """The history of each epoch, as far as it is known."""
         return self.course.training.epochs.history.rows
 
     @property

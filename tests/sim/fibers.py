@@ -65,11 +65,11 @@ class Fibers(Threads):
             fiber.end()
 
     def wait(self, effect: Effect) -> Any:
-        """What ``effect`` comes to; the calling thread gives way until then."""
+        """Waits for the result of ``effect``; the calling thread gives way until then."""
         return _wait(effect)
 
     def follow(self, steps: Steps) -> Any:
-        """What ``steps`` return, each of which is waited for."""
+        """Runs ``steps``, waits for each, and returns their result."""
         go_on: Callable[[], Effect] = partial(next, steps)
         while True:
             try:
@@ -123,7 +123,7 @@ class _Fiber:
         self._greenlet.fiber = self
 
     def resume(self, value: Any) -> None:
-        """What it waits for has come to ``value``."""
+        """Goes on with ``value``, the result it waited for."""
         if not self._greenlet.dead:
             self._greenlet.switch(value)
 

@@ -1,4 +1,4 @@
-"""What must hold at every moment and at the end, whatever happened."""
+"""Invariants of every moment and of the end, under all faults."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ class Invariants:
                 self.fail(f"attempt {attempt.attempt} was given to {before}, then to {given}")
 
     def check_told(self, store: Store, command: Command) -> None:
-        """What a restarted coordinator must know is stored before anyone else knows it."""
+        """Facts that a restarted coordinator needs are stored before others get them."""
         if isinstance(command, Begin) and (store.get(GENERATION) or 0) < command.generation:
             self.fail(f"{command} is told before its generation is stored")
         if isinstance(command, Begin):
@@ -313,7 +313,7 @@ class Invariants:
             self.fail(f"a drained run is marked as ended: {store.get(ENDED)}")
 
     def check_progress(self, generation: int, step: int) -> None:
-        """What the status page says never goes back, over restarts of the coordinator too."""
+        """The status page never goes back, over restarts of the coordinator too."""
         if (generation, step) < self._point:
             self.fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)

@@ -52,7 +52,7 @@ Respond = Callable[[Any], None]
 
 
 class Server(Protocol):
-    """What listens at an address."""
+    """A process that listens at an address."""
 
     process: Process
 
@@ -61,7 +61,7 @@ class Server(Protocol):
 
 
 class Network:
-    """Who listens where. A process that has died refuses connections; one that stands still
+    """Addresses and their listeners. A process that has died refuses connections; one that hangs
     accepts them and does nothing."""
 
     def __init__(self, schedule: Schedule, faults: Faults) -> None:
@@ -166,7 +166,7 @@ class Network:
             self.refused[f"{method}: {type(answer).__name__}"] += 1
 
     def server_at(self, address: str) -> Server | None:
-        """Who answers at an address now."""
+        """The server at an address now."""
         server = self._servers.get(address)
         return server if server is not None and server.process.alive else None
 

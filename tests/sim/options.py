@@ -1,4 +1,4 @@
-"""What a seed implies: the job, the cluster, and the faults that may happen to it."""
+"""The job, cluster and possible faults that a seed implies."""
 
 from __future__ import annotations
 

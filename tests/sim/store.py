@@ -14,7 +14,7 @@ from tests.sim.schedule import Crash
 
 
 class StoreFile:
-    """What lasts of a store, between one coordinator and the next."""
+    """The part of a store that lasts from one coordinator to the next."""
 
     _spare: ClassVar[list[sqlite3.Connection]] = []
     """Databases with all tables and no rows: making tables takes longer than all that follows."""

@@ -139,7 +139,7 @@ class Witness:
         return slice(first, first + batch.count)
 
     def _scale(self, batch: BatchId) -> float:
-        """What the weight of the batch in its round has to be undone by."""
+        """The factor that undoes the weight of the batch in its round."""
         if not (self.options.known and self.options.policy.rounds):
             return 1.0
         return sum(other.count for other in self._round_of(batch)) / batch.count
@@ -191,7 +191,7 @@ class Witness:
         return bool((part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]).any())
 
     def loss(self, parameters: NDArray) -> float:
-        """What an evaluation comes to: the sum of all witnesses."""
+        """The result of an evaluation: the sum of all witnesses."""
         return float(
             sum(
                 self.shard_part(parameters, shard)[: self.rows].sum()

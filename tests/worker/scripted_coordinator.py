@@ -45,7 +45,7 @@ class ScriptedCoordinator(CoordinatorServicer):
             return [request for request in self.requests if isinstance(request, kind)]
 
     def reports(self) -> dict[int, pb.BatchReport]:
-        """What has been reported of batches, by attempt."""
+        """Reports on batches, by attempt."""
         with self._came:
             return {r.attempt: r for q in self.requests for r in getattr(q, "done", ())}
 

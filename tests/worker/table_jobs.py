@@ -72,7 +72,7 @@ def random_tables(plan: Plan) -> Dense:
 
 
 def fill(plan: Plan, received: ReceivedRows, tables: Dense) -> None:
-    """What the shards would send."""
+    """Fills rows as the shards would."""
     for shard in range(plan.shards):
         wanted = received.wanted(shard)
         for index, ids in wanted.ids.items():

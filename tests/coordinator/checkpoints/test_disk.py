@@ -118,7 +118,7 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
 def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is chosen while a checkpoint is committed may be removed, or not be the newest."""
+    """A checkpoint chosen during a commit could be removed, or not be the newest."""
     answers: list[WrittenManifest | DiskChoice] = []
     before: list[int] = []
 

@@ -39,7 +39,7 @@ def test_lines_come_by_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
 def test_no_terminal_obeys_what_is_in_a_log(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the job's own code has printed there."""
+    """Escape sequences printed by the job's own code do not reach the terminal."""
     log = run_dir / "logs" / "worker-a.log"
     log.write_bytes(b"\x1b]0;owned\x07 a\tb \x1b[2J 50 %\r100 %\n")
     assert main(["logs", "--run-dir", str(run_dir), "worker-a"]) == 0

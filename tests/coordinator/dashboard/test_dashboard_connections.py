@@ -56,7 +56,7 @@ def server() -> Iterator[Server]:
 
 
 def until_closed(connection: socket.socket, drip: bytes = b"") -> bytes:
-    """What came until the other end has hung up; ``drip`` is sent meanwhile, again and again."""
+    """All bytes until the other end hangs up; sends ``drip`` again and again meanwhile."""
     came = b""
     with suppress(ConnectionError):
         while True:

@@ -1,4 +1,4 @@
-"""What the dashboard remembers of a run."""
+"""The dashboard's history of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(recorder: Recorder) -> list[tuple[str, str]]:
 
 
 def seen(*statuses: pb.GetJobStatusResponse) -> list[tuple[str, str]]:
-    """What is told of all but the first."""
+    """Events recorded from all statuses but the first."""
     recorder = Recorder("r")
     recorder.look(statuses[0], NOW)
     first = len(recorder.events)

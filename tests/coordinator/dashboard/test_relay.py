@@ -1,4 +1,4 @@
-"""What is told of a job to those who look on elsewhere: the same as the coordinator's own page."""
+"""Dashboards elsewhere show of a job the same as the coordinator's own page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `coordinator status` shows a person, of a run that goes on and of one that has ended."""
+"""Output of `coordinator status`, for a run that goes on and for one that has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator issues is good for its own shards, and what it is told is compared with it."""
+"""Credentials of a coordinator count for its own shards only, and it verifies reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where a machine has no room for a cluster."""
+"""Warnings on a machine that has no room for a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``coordinator up`` refuses, and where a run goes."""
+"""Refusals of ``coordinator up``, and the directory that a run gets."""
 
 from __future__ import annotations
 

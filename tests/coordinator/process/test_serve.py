@@ -145,7 +145,7 @@ def test_a_run_that_was_done_and_is_only_served_stays_done(
 
 
 class Killed(BaseException):
-    """What a coordinator does not survive."""
+    """Kills the coordinator."""
 
 
 def test_a_run_that_has_not_ended_goes_on_by_itself(

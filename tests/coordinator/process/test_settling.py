@@ -1,4 +1,4 @@
-"""What a coordinator finds in its run directory: nothing, a run that goes on, or one to resume."""
+"""A coordinator finds in its run directory nothing, a run that goes on, or one to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written for TensorBoard, and when."""
+"""Content and times of the files for TensorBoard."""
 
 from __future__ import annotations
 

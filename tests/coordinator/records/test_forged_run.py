@@ -82,7 +82,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """What a command ends with and prints."""
+    """Exit status and output of a command."""
     status = main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err

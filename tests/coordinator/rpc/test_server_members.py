@@ -63,7 +63,7 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
 
 
 def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> None:
-    """What is too long to be meant is refused before: see :mod:`psrpc.wire.bounds`."""
+    """Texts too long to be meant are refused before: see :mod:`psrpc.wire.bounds`."""
     hostile = "\x1b[2J" + "h" * 251
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         for incarnation in range(1, 5):

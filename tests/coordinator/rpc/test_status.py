@@ -1,4 +1,4 @@
-"""What the status of a job and its summary say."""
+"""Content of a job's status and summary."""
 
 from __future__ import annotations
 

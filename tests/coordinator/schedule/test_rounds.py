@@ -230,7 +230,7 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
 
 
 class StagingShard:
-    """What a shard stages, and whom it refuses."""
+    """A shard that stages contributions, and refuses those of other rounds and generations."""
 
     def __init__(self) -> None:
         self.staging = staging.Staging(1)

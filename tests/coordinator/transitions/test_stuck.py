@@ -51,7 +51,7 @@ def alive(coordinator: Coordinator, *workers: Worker, **said: Any) -> None:
 
 
 def lasts(coordinator: Coordinator) -> None:
-    """What is broken has been for long enough."""
+    """Lets the grace period pass."""
     coordinator.clock.advance(GRACE_S)
     coordinator.course.tick()
 

@@ -1,4 +1,4 @@
-"""What dies while a running job comes to follow another policy: nothing is lost or done twice."""
+"""Processes die during a change of policy: no batch is lost or done twice."""
 
 from __future__ import annotations
 

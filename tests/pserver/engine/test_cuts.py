@@ -250,7 +250,7 @@ class Halting(NumpyEngine):
 
 
 def amid_an_update(act: Callable[[ShardEngine], Result], sink: Sink) -> Result:
-    """What comes of ``act`` if it begins while batch 0 is applied."""
+    """Result of ``act`` if it begins while batch 0 is applied."""
     updates, lock = Halting(SGD, PLAN, 0), Noticing()
     engine = initialized(ShardEngine(identity_of(), PLAN, updates, sink))
     engine._changed = engine.commands._changed = Condition(lock)  # type: ignore[arg-type]

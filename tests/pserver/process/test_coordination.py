@@ -63,7 +63,7 @@ def until(messages: Queue[Message], wanted: Callable[[Message], bool]) -> Messag
 
 
 def push(client: ShardClient, batch: BatchId, generation: int = 1, name: str = "w") -> str:
-    """What became of a gradient of 1s."""
+    """Pushes a gradient of 1s and returns the result."""
     gradient = leased(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)), generation=generation)
     return client.push(fence_of(client, generation, worker=name), gradient).outcome
 

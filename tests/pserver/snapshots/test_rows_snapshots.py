@@ -68,7 +68,7 @@ def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[Shar
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[FrozenTables]:
-    """What was closed."""
+    """Snapshots that were closed, in order."""
     found: list[FrozenTables] = []
     close = FrozenTables.close
 

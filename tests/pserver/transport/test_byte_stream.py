@@ -49,7 +49,7 @@ def pieces(sizes: list[int]) -> list[bytes]:
 
 
 def carry(near: ByteStream, far: ByteStream, sent: list[bytes], sizes: list[int]) -> list[bytes]:
-    """What ``far`` receives, in parts of ``sizes``."""
+    """Bytes that ``far`` receives, in parts of ``sizes``."""
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(near.send, [memoryview(piece) for piece in sent])
         came = []

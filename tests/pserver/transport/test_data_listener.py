@@ -1,4 +1,4 @@
-"""Who gets in at the port for data connections, and who does not."""
+"""Admission at the port for data connections."""
 
 from __future__ import annotations
 

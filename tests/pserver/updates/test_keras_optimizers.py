@@ -1,4 +1,4 @@
-"""What the keras engine makes of optimizers: compiled or not, refused, and their schedules."""
+"""Optimizers in the keras engine: compiled or not, refused, and their schedules."""
 
 from __future__ import annotations
 

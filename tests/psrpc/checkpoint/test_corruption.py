@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a checkpoint, nothing but what was written is ever loaded.
+"""Damaged files of a checkpoint never load as anything but what was written.
 
 Every variant damages the newest of two checkpoints (sometimes both) in a way that a disk, a crash
 or a person can. Then the older one is chosen and the damage is named, or nothing is.
@@ -113,7 +113,7 @@ def write(disk: Memory, run: str = "run-1", plan: Plan = PLAN) -> None:
 
 @cache
 def rows_at(step: int, shard: int, shards: int) -> Contents:
-    """What a shard has of the tables at a step."""
+    """The rows that a shard has of the tables at a step."""
     tables = next(tables for at, tables in trained() if at == step)
     return rows_of(mine(tables, shard, shards))
 
@@ -128,7 +128,7 @@ def pristine() -> Files:
 
 @cache
 def foreign() -> list[Files]:
-    """What may be mistaken for the newest: of another run at the same step, of more shards."""
+    """Checkpoints that resemble the newest: of another run at the same step, of more shards."""
     disks = [Memory(), Memory()]
     write(disks[0], "run-2")
     write(disks[1], plan=make_plan(VARIABLES, SHARDS + 1, "cut", TABLES))

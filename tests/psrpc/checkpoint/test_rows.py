@@ -367,7 +367,7 @@ def test_a_file_that_changes_between_two_looks_is_refused(tmp_path: Path) -> Non
     "name", ["values", "ids", "slot/accumulator", "candidates/counts", "candidates/touched"]
 )
 def test_a_header_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, name: str) -> None:
-    """Whoever wrote it with a digest of its own."""
+    """Even with a valid digest."""
     directories, _ = chain(tmp_path, plan_of(1))
     path = directories[0] / "rows-0-of-1-0.safetensors"
     for change in ("dtype", "shape"):

@@ -1,4 +1,4 @@
-"""What peers tell is shown to people: it is short, and no terminal obeys it."""
+"""Text from peers is cut and made harmless for terminals before people see it."""
 
 from __future__ import annotations
 

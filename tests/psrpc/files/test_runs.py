@@ -116,7 +116,7 @@ def test_a_run_that_is_being_started_is_the_newest() -> None:
 
 
 def test_where_a_coordinator_answers() -> None:
-    """What is said comes first, then the environment, then the newest run."""
+    """The command line comes first, then the environment, then the newest run."""
     environment = {"PSERVER_COORDINATOR": "there"}
     assert whereabouts.find_coordinator(parse(), {}) == "localhost:5000"
     path = run("a", 1)

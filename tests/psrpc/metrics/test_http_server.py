@@ -1,4 +1,4 @@
-"""What clients of ``/metrics`` may do to each other, on real sockets; and what they may ask for."""
+"""Isolation between clients of ``/metrics``, on real sockets; and the requests they may make."""
 
 from __future__ import annotations
 

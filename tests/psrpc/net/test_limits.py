@@ -1,4 +1,4 @@
-"""What one peer may cost: on real servers and sockets, with bounds small enough to reach."""
+"""Bounds on the cost of one peer: on real servers and sockets, small enough to reach."""
 
 from __future__ import annotations
 

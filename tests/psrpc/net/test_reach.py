@@ -1,4 +1,4 @@
-"""What is wrong on the way to a server, told apart on real sockets."""
+"""Faults on the way to a server, told apart on real sockets."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Peer:
 
     @property
     def window(self) -> int:
-        """What the stream has left."""
+        """The window that the stream has left."""
         return self.settings.get(INITIAL_WINDOW, (1 << 16) - 1) + self._stream - self.sent
 
     def _data(self, payload: bytes) -> None:

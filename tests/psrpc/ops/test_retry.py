@@ -202,7 +202,7 @@ def test_of_all_errors_these_are_worth_another_try(cls: type[PsError]) -> None:
 
 
 class Failed(grpc.RpcError):
-    """What gRPC raises of its own accord."""
+    """An error that gRPC raises of its own accord."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
         self._code = code

@@ -211,7 +211,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_a_flag_that_may_have_a_value(
     tmp_path: Path, argv: list[str], said: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was a flag once is said as one in all places, and still means the same."""
+    """A former flag is written as one in all places, and still means the same."""
     keys = frozenset({*KEYS, "goes_on"})
     monkeypatch.setattr("psrpc.options.config.KEYS", keys)
     monkeypatch.setattr("psrpc.options.config_keys.KEYS", keys)

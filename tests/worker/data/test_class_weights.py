@@ -41,7 +41,7 @@ def named_inputs() -> keras.Model:
 
 
 def gradient_of_keras(job: Job, weights: Mapping[Any, Any] | None) -> list[np.ndarray]:
-    """What a step of SGD with learning rate 1 subtracts in ``train_on_batch``."""
+    """The values that a step of SGD with learning rate 1 subtracts in ``train_on_batch``."""
     stepper = JobStepper(job)
     model = job.model()
     model.compile(keras.optimizers.SGD(1.0), loss=job.loss)

@@ -1,4 +1,4 @@
-"""What ``worker describe`` says of a job."""
+"""Output of ``worker describe``."""
 
 from __future__ import annotations
 

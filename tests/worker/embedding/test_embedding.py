@@ -35,7 +35,7 @@ def as_ragged(x: Any) -> Any:
 
 
 def combined(combiner: str, tables: Mapping[str, Any], x: Any) -> Any:
-    """What a combiner makes of ids that are not 0, those at the end of a record."""
+    """A combiner's result for ids that are not 0, those at the end of a record."""
     there = tf.cast(x != 0, tf.float32)
     rows = tf.gather(tables["rows"], x) * there[..., tf.newaxis]
     count = tf.maximum(tf.reduce_sum(there, -1), 1)

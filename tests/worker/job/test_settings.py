@@ -1,4 +1,4 @@
-"""What a job file asks of ``--set``."""
+"""Settings that a job file takes from ``--set``."""
 
 from __future__ import annotations
 

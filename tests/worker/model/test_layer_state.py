@@ -1,4 +1,4 @@
-"""What layers keep beside their weights: metrics; and what they assign that nobody would keep."""
+"""State of layers beside their weights: metrics; and assignments that would be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a worker is, where it stands: whatever order answers come in."""
+"""A worker's name, session and generation: answers may come in any order."""
 
 from __future__ import annotations
 

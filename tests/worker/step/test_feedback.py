@@ -1,4 +1,4 @@
-"""What a worker's loops do with what compression has left out: counted once on each shard."""
+"""The residual of compression is applied in a worker's loops once on each shard."""
 
 from __future__ import annotations
 

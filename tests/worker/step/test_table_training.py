@@ -180,7 +180,7 @@ class PatientFeed(Feed[Any]):
 
 
 def reported(coordinator: ScriptedCoordinator) -> dict[int, Any]:
-    """What became of each attempt."""
+    """The report on each attempt."""
     return {
         report.attempt: report
         for request in coordinator.requests
