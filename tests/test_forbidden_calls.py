@@ -302,5 +302,5 @@ def test_every_rule_can_fail(source: str, words: str) -> None:
         "options.get(name)",
     ],
 )
-def test_what_is_harmless_passes(source: str) -> None:
+def test_harmless_calls_pass(source: str) -> None:
     assert not list(violations("planted.py", ast.parse(source)))

@@ -297,7 +297,7 @@ def test_a_cluster_of_containers_trains_mnist(undisturbed: dict[str, Any]) -> No
     assert undisturbed["eval"]["accuracy"] > 0.9
 
 
-def test_what_is_killed_comes_back_and_every_batch_counts_once(
+def test_killed_containers_come_back_and_every_batch_counts_once(
     compose: Compose, undisturbed: dict[str, Any]
 ) -> None:
     since = time.time()

@@ -91,7 +91,7 @@ def finished(folder: Path) -> Run:
         return cluster.end()
 
 
-def test_what_was_evicted_and_admitted_is_that_of_a_plain_table_after_a_loss(
+def test_evictions_and_admissions_match_a_plain_table_after_a_loss(
     tmp_path: Path,
 ) -> None:
     run = finished(tmp_path)

@@ -46,7 +46,7 @@ def size(variable: dict[str, list[int]]) -> int:
         (["data=synthetic", "network=tower"], "network=tower: expected factors or towers"),
     ],
 )
-def test_what_movielens_cannot_do_without(settings: list[str], says: str) -> None:
+def test_options_that_movielens_needs(settings: list[str], says: str) -> None:
     with pytest.raises(InvalidJob, match=says):
         load_job(MOVIELENS, settings)
 

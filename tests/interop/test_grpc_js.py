@@ -279,7 +279,7 @@ REFUSALS = {
 """Those that are not INVALID_ARGUMENT."""
 
 
-def test_what_is_malformed_is_refused_and_changes_nothing() -> None:
+def test_malformed_requests_are_refused_and_change_nothing() -> None:
     engine = engine_of()
     answers = play("refusals", engine)
     accepted = {name: answers.pop(name) for name in list(answers)[-3:]}

@@ -138,7 +138,7 @@ def test_a_clock_that_is_behind(certs: Path) -> None:
         ("https://tiny/worker", "names 'https://tiny/worker'; expected pserver://JOB/ROLE"),
     ],
 )
-def test_a_certificate_of_somebody_else(mine: Path, uri: str, words: str) -> None:
+def test_certificates_of_other_identities(mine: Path, uri: str, words: str) -> None:
     put(mine, Role.WORKER, *forge(mine, uri))
     assert words in refused(mine)[1]
 

@@ -81,7 +81,7 @@ def test_which_roles_may_read_it(certs: Path, role: Role) -> None:
         assert said.encode() in body
 
 
-def test_a_certificate_of_nobody_and_of_another_job() -> None:
+def test_a_certificate_without_a_role_and_one_of_another_job() -> None:
     shard = Identity(JOB, Role.SHARD)
     assert may_read_metrics(Identity(JOB, Role.READER), shard)
     assert not may_read_metrics(Identity("other", Role.READER), shard)

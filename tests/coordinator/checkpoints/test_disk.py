@@ -175,7 +175,7 @@ def test_storage_that_hangs_is_left_and_named_and_holds_up_no_end(
 
 
 @pytest.mark.parametrize("work", [commit_checkpoint, choose])
-def test_what_was_not_foreseen_is_answered_too(
+def test_unforeseen_errors_are_answered_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., Any]
 ) -> None:
     """Otherwise the job would wait for ever."""

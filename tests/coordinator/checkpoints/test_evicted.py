@@ -102,7 +102,7 @@ def test_an_earlier_state_has_less_behind_it(tmp_path: Path) -> None:
     assert exported(job, tmp_path / "first", "--step", step) == [0]
 
 
-def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
+def test_rows_that_a_restart_rolled_back_are_not_exported(tmp_path: Path) -> None:
     job = run_of(tmp_path, [RestoredGeneration(2, 1, 5)])
     touch(job, 0, 5)
     first = job.checkpoint()
@@ -162,7 +162,7 @@ def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> 
         ((4, 20), (4, 50), True),
     ],
 )
-def test_what_a_state_has_behind_it(
+def test_states_that_lie_behind_another(
     one: tuple[int, int], other: tuple[int, int], behind: bool
 ) -> None:
     restored = [RestoredGeneration(2, 1, 20, [1]), RestoredGeneration(4, 1, 15, [1, 2])]
@@ -268,7 +268,7 @@ def test_tables_that_keep_nothing_are_an_error(
     assert "are both" in capsys.readouterr().err
 
 
-def test_without_a_ledger_nobody_knows_what_is_behind(
+def test_without_a_ledger_evicted_rows_cannot_be_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = job_of(tmp_path)

@@ -72,7 +72,7 @@ def test_a_policy_is_set_and_taken_up(job: Job) -> None:
     assert job.worker.lease().train.fresh
 
 
-def test_what_cannot_be_set_says_why(job: Job) -> None:
+def test_settings_that_cannot_be_changed_are_refused_with_the_reason(job: Job) -> None:
     with pytest.raises(InvalidJob, match="did you mean 'staleness'"):
         job.client.set_policy(["stalenes=4"])
     job.served.do(job.served.course.fail, "no more")

@@ -122,7 +122,7 @@ def test_others_see_it_only_when_that_was_said(
 
 
 @pytest.mark.slow
-def test_what_is_in_the_way_is_told_as_of_other_commands(
+def test_obstacles_are_reported_as_by_other_commands(
     certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other" / "tiny"

@@ -146,7 +146,7 @@ def test_a_coordinator_that_was_started_again_goes_on() -> None:
         {"events": 5},
     ],
 )
-def test_what_is_not_of_this_run_is_left_alone(change: dict[str, object]) -> None:
+def test_files_of_other_runs_are_left_alone(change: dict[str, object]) -> None:
     document = {**Recorder("r").to_json(), **change}
     recorder = Recorder("r")
     assert not recorder.resume(document, NOW)

@@ -188,7 +188,7 @@ def test_the_run_directory_here(
         ({"clock_s": 1.0}, "clock", "PS507"),
     ],
 )
-def test_what_is_wrong_at_the_coordinator(
+def test_faults_at_the_coordinator(
     place: Place,
     status: dict[str, object],
     name: str,

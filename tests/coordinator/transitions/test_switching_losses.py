@@ -30,7 +30,7 @@ from tests.coordinator.sync_job import refuse
 from tests.coordinator.whole_coordinator import Worker, start
 
 
-def test_what_some_shards_have_is_done_by_all_before_a_change(tmp_path: Path) -> None:
+def test_batches_on_some_shards_reach_all_before_a_change(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     [batch] = worker.batches()
     lost = worker.batches(worker.train([batch]))

@@ -148,7 +148,9 @@ def test_a_shard_refuses_a_look_up_that_no_message_holds(
         ("user", np.array([2**64 - 1], np.uint64), "at most"),
     ],
 )
-def test_what_cannot_be_looked_up(cluster: Cluster, table: str, ids: Any, words: str) -> None:
+def test_requests_that_cannot_be_looked_up(
+    cluster: Cluster, table: str, ids: Any, words: str
+) -> None:
     with RowReader(cluster.address) as reader, pytest.raises(InvalidArgument, match=words):
         reader.read(table, ids)
 

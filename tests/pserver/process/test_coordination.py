@@ -95,7 +95,7 @@ def test_heartbeats_say_how_stale_gradients_are_and_whose(coordinator: FakeCoord
 # -- orders ----------------------------------------------------------------------------------
 
 
-def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
+def test_no_call_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
     coordinator.begin = pb.Begin()
     coordinator.awaited = "shard 1 to register"
     with shard(coordinator) as future:

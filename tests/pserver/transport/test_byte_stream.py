@@ -116,7 +116,7 @@ def least(of: socket.socket) -> int:
     return of.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-def test_what_comes_bit_by_bit_is_waited_for(sockets: Pair) -> None:
+def test_a_record_that_comes_bit_by_bit_is_awaited(sockets: Pair) -> None:
     near, far = sockets
     sent = b"".join(pieces([3 << 20]))
     stream, into = PlainStream(far, near=True), bytearray(3 << 20)
@@ -199,7 +199,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_was_changed_on_its_way_is_refused(sockets: Pair, attack: str) -> None:
+def test_a_record_changed_on_its_way_is_refused(sockets: Pair, attack: str) -> None:
     near, far = sockets
     for record in ATTACKS[attack](*recorded([FIRST, SECOND])):
         near.sendall(record)
@@ -220,7 +220,7 @@ def test_a_record_that_is_cut_short_is_said_to_be(sockets: Pair) -> None:
         stream.fill(memoryview(bytearray(len(FIRST + SECOND))))
 
 
-def test_what_one_side_sent_cannot_be_sent_back_to_it(sockets: Pair) -> None:
+def test_a_record_cannot_be_sent_back_to_its_sender(sockets: Pair) -> None:
     near, far = sockets
     sender = SealedStream(near, ONE, OTHER)
     sender.send([memoryview(FIRST)])

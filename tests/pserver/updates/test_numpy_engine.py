@@ -258,7 +258,7 @@ def test_slots_of_another_optimizer_are_refused() -> None:
         (serialized("MyOptimizer"), "MyOptimizer cannot be built"),
     ],
 )
-def test_what_the_numpy_engine_does_not_do(optimizer: dict[str, Any], message: str) -> None:
+def test_optimizers_that_the_numpy_engine_refuses(optimizer: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         make_engine("numpy", optimizer, make_plan(MODEL, 1, "whole"), 0)
 

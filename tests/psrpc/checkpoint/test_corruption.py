@@ -322,7 +322,7 @@ def run(kind: Callable[[random.Random, Files, Path], None], seeds: Iterable[int]
             raise AssertionError(f"{kind.__name__}, seed {seed}: {error!r}") from error
 
 
-def test_what_is_not_damaged_is_loaded() -> None:
+def test_an_undamaged_checkpoint_is_loaded() -> None:
     assert check(pristine()) == "newest"
 
 

@@ -240,7 +240,9 @@ def test_a_table_that_was_redefined_is_refused(
         list(load_rows(directories[-1], plan, 0))
 
 
-def test_what_rows_do_not_depend_on_may_change_and_a_table_may_be_new(tmp_path: Path) -> None:
+def test_settings_without_influence_on_rows_may_change_and_tables_may_be_new(
+    tmp_path: Path,
+) -> None:
     directories, tables = chain(tmp_path, plan_of(2))
     slower = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
     user = replace(TABLES[0], optimizer=slower, min_count=3, max_rows=10**6, eviction="age")

@@ -22,7 +22,7 @@ HIDDEN = [".tmp-step-00000001", ".token.tmp"]
 
 
 @pytest.mark.parametrize("name", [*PATHS, *ODD, *HIDDEN, ""])
-def test_what_is_no_file_name(name: str) -> None:
+def test_invalid_file_names(name: str) -> None:
     with pytest.raises(InvalidArgument, match="the file that somebody names"):
         check_file_name(name, "the file that somebody names")
 

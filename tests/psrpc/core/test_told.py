@@ -20,6 +20,6 @@ from psrpc.core.text import WORDS_CHARS, sanitize
         ("x" * 9999, "x" * (WORDS_CHARS - 1) + "…"),
     ],
 )
-def test_what_is_left_of_words(given: str, shown: str) -> None:
+def test_sanitized_texts(given: str, shown: str) -> None:
     assert sanitize(given) == shown
     assert sanitize(shown) == shown

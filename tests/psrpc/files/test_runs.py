@@ -57,7 +57,7 @@ def test_the_newest_run_is_the_one_that_was_started_last() -> None:
     assert newest_run("mnist") == new
 
 
-def test_a_run_that_nobody_goes_on_with_is_found() -> None:
+def test_an_unfinished_run_is_found() -> None:
     assert unfinished_run("mnist") is None
     path = run("mine", 1)
     assert unfinished_run("mnist") == path

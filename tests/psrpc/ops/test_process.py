@@ -128,7 +128,7 @@ def test_a_terminal_that_is_closed_asks_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # interpreters start
-def test_who_was_started_to_ignore_hangups_does(tmp_path: Path) -> None:
+def test_a_process_started_to_ignore_hangups_does(tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["nohup", sys.executable, "-c", STOPS],
         cwd=tmp_path,

@@ -138,7 +138,7 @@ def test_only_silence_counts_against_the_budget() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("wrong"), StaleGeneration("old")])
-def test_what_no_repetition_mends_is_raised_at_once(error: PsError) -> None:
+def test_permanent_errors_are_raised_at_once(error: PsError) -> None:
     time = Time()
     with pytest.raises(type(error)):
         run(time, failing(error, 1))

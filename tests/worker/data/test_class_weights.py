@@ -122,6 +122,6 @@ def test_evaluations_weigh_every_record_alike() -> None:
         ),
     ],
 )
-def test_what_has_no_class_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_records_without_a_class_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidJob, match=says):
         described(**{"model": dense_model, "metrics": [], "class_weight": {0: 2.0}, **fields})

@@ -92,7 +92,7 @@ def test_random_state_belongs_to_the_batch() -> None:
     assert len({tuple(s) for s in [state, *others]}) == 6
 
 
-def test_what_was_read_before_does_not_change_a_batch() -> None:
+def test_earlier_reads_do_not_change_a_batch() -> None:
     """Workers read other batches, and both epochs of a seam at once."""
 
     def make(start: int, stop: int) -> Any:

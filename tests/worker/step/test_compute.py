@@ -60,7 +60,7 @@ def fresh() -> list[bytes]:
     return sent(Worker().run(ONE))
 
 
-def test_what_was_left_out_is_in_the_next_gradient(fresh: list[bytes]) -> None:
+def test_the_residual_is_in_the_next_gradient(fresh: list[bytes]) -> None:
     worker = Worker()
     assert sent(worker.run(ONE)) == fresh
     worker.compute.settle()

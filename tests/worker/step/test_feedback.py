@@ -55,7 +55,7 @@ class PlainLoop:
         )
 
 
-def test_what_was_left_out_goes_into_the_next_batch() -> None:
+def test_the_residual_goes_into_the_next_batch() -> None:
     expected = PlainLoop()
     for index in range(4):
         expected.step(index)
