@@ -1,4 +1,4 @@
-"""``make mistakes`` fails where somebody is told too late, and names the mistake."""
+"""``make mistakes`` fails where a message comes too late, and names the mistake."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) ->
     # The curves go on from what was kept.
     known = len(kept["points"]["recent"]["at"])
     assert after["recent"]["at"][:known] == kept["points"]["recent"]["at"]
-    # All that the browser may complain of is that nobody was there.
+    # The browser may complain of refused connections only.
     assert [line for line in watched.complaints if "ERR_CONNECTION" not in line] == []
 
 

@@ -1,4 +1,4 @@
-"""Somebody who looks at the job's status all the time."""
+"""An observer that reads the job's status all the time."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class _Trial:
         return found
 
     def _until_over(self) -> bool:
-        """False when somebody hangs."""
+        """Waits for the end; False when a process hangs."""
         cluster, injector, observer = self._cluster, self.injector, self._observer
         still_s = TENSORFLOW_STILL_S if self._options.tensorflow else STILL_S
         began = time.monotonic()

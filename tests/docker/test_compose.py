@@ -256,7 +256,7 @@ def test_up_renews_certificates_that_end_soon(compose: Compose, began: float) ->
     assert run(["docker", "wait", compose.container("certs")], limit_s=END_S) == "0"
     shown = compose.operator("coordinator", "certs", "show", "/app/certs")
     assert "(in 364 days)  pserver://cluster/operator" in shown
-    # Nobody was started anew, and they take them.
+    # No container was started anew, and they take them.
     assert "waiting" in compose.operator()
 
 
@@ -280,7 +280,7 @@ def test_plaintext_is_refused(compose: Compose, began: float) -> None:
     assert refused == ["UNAVAILABLE"] * len(SERVERS)
     doctor = "coordinator doctor coordinator:5000 --insecure"
     assert "coordinator:5000 wants TLS" in run([*stranger, "sh", "-c", f"! {doctor}"])
-    # It is not that nobody is there.
+    # The servers do answer.
     compose.operator("coordinator", "healthcheck", addresses[0])
     for address in addresses[1:]:
         compose.operator("pserver", "healthcheck", address)

@@ -162,7 +162,7 @@ def holders(segment: int) -> list[int]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for what nobody announces, such as the kernel taking a mapping away."""
+    """Waits for events without an announcement, such as the kernel taking a mapping away."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"in vain waited for: {what}"

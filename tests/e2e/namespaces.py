@@ -74,7 +74,7 @@ class Network:
         return ["ip", "netns", "exec", self._namespace(place), *command]
 
     def cut(self, source: str, target: str) -> None:
-        """From now on nothing that ``source`` sends arrives at ``target``, and nobody is told."""
+        """Drops all packets of ``source`` to ``target`` from now on, without an error."""
         self._rule("add", source, target)
 
     def mend(self, source: str, target: str) -> None:

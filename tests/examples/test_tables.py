@@ -56,7 +56,7 @@ def test_movielens_learns(tmp_path: Path) -> None:
     mode = ("--mode", "sync", "--replicas", "2")
     settings = ("--set", "data=synthetic", "--set", "epochs=2")
     run = up(MOVIELENS, tmp_path / "run", "--shards", "2", "--workers", "1", *mode, *settings)
-    # The ratings' standard deviation is 1.03, and 0.58 of it nobody can predict.
+    # The ratings' standard deviation is 1.03, of which 0.58 cannot be predicted.
     assert 0.58 < run.summary["eval"]["rmse"] < 0.85
 
 

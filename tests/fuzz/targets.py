@@ -48,7 +48,7 @@ def codec(data: bytes) -> None:
     try:
         message = pb.PushGradientsRequest.FromString(data)
     except DecodeError:
-        # It looks into the header; ours leaves that to whoever wants it.
+        # It looks into the header; ours leaves that to its caller.
         return
     if found.chunk is not None and message.HasField("chunk"):
         assert found.chunk.data == message.chunk.data
@@ -86,7 +86,7 @@ def plan(data: bytes) -> None:
 
 
 def forgery(data: bytes) -> None:
-    """A checkpoint in which somebody has replaced a value and made sizes and checksums fit: which
+    """A checkpoint with a replaced value and sizes and checksums made to fit: which
     document, which place, and the value in JSON, or as text."""
     names = sorted(documents())
     name = names[data[0] % len(names)] if data else names[0]

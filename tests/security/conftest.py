@@ -39,7 +39,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def forgery(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Forgery:
-    """Certificates that nobody should have, for workers unless they say otherwise."""
+    """Certificates that should not exist, for workers unless they say otherwise."""
     now = datetime.now(UTC)
     other = tmp_path_factory.mktemp("other") / "ca"
     make_certificates(other, JOB, now)

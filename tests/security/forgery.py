@@ -51,7 +51,7 @@ class Forgery:
         """By the right authority, for another job."""
         return forge(self.certs, f"pserver://huge/{self.role}")
 
-    def of_nobody(self) -> Pair:
+    def of_no_role(self) -> Pair:
         """By the right authority, for something that is no role."""
         return forge(self.certs, "pserver://tiny/janitor")
 

@@ -119,7 +119,7 @@ def test_certificates_of_an_earlier_version_are_in_no_register(mine: Path) -> No
     assert revoke(mine, "reader", NOW) == [peer_in(mine, Role.READER).serial]
 
 
-@pytest.mark.parametrize("which", ["nobody", "xyz", "0", "-1", ""])
+@pytest.mark.parametrize("which", ["stranger", "xyz", "0", "-1", ""])
 def test_certificates_that_cannot_be_revoked(mine: Path, which: str) -> None:
     with pytest.raises(InvalidArgument, match="has no certificate called") as caught:
         revoke(mine, which, NOW)

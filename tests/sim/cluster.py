@@ -196,7 +196,7 @@ class Cluster:
         )
 
     def view(self) -> View:
-        """The disk, for somebody who only looks."""
+        """A read-only view of the disk."""
         return View(self.disk, Process(self.schedule, "observer", 0))
 
     @property
@@ -362,7 +362,7 @@ class Cluster:
                 process.stop()
                 pause_s = self.faults.between(*self.random.choice(PAUSES_S))
                 if kind == "pause and replacement":
-                    # Of coordinators there is one: whoever replaces it kills it first.
+                    # There is one coordinator: its replacement kills it first.
                     self.schedule.after(
                         self.faults.between(0.0, pause_s), None, self._replace, process
                     )

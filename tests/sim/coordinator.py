@@ -60,7 +60,7 @@ CONTEXT = _Context()
 
 
 class NoCurves(Curves):
-    """Curves that nobody looks at."""
+    """Curves that are not recorded."""
 
     def __init__(self) -> None:
         super().__init__(RUN_DIR / "tensorboard")

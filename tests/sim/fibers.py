@@ -23,7 +23,7 @@ from worker.protocol.done import Stopped
 Result = TypeVar("Result")
 
 ROLE_ENDS = (PsError, Stopped)
-"""What work on a pool may raise for whoever asked for it; anything else is a bug, said at once."""
+"""Errors that work on a pool may raise for its caller; others are bugs and end the run at once."""
 
 
 class Fibers(Threads):
@@ -115,7 +115,7 @@ class _Fiber:
 
     def begin(self, run: Callable[[object], None]) -> None:
         """``run`` is done from the first :meth:`resume` on."""
-        # Whoever lets things happen goes on when this waits or is over.
+        # The scheduler goes on when this waits or is over.
         hub: Any = getcurrent()
         while hub.parent is not None:
             hub = hub.parent
@@ -166,7 +166,7 @@ class _Event(threading.Event):
 
 
 class _Condition(threading.Condition):
-    """Nobody else goes on while its lock would be held."""
+    """No other task goes on while its lock would be held."""
 
     def __init__(self, signal: Signal) -> None:
         self._signal = signal

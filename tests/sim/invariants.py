@@ -225,8 +225,9 @@ class Invariants:
     def check_handed_out(
         self, course: JobRun, worker: str, work: Train | Round | RoundsLease
     ) -> None:
-        """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
-        second attempt at the same time is for who is stuck, or slow where that is asked for."""
+        """The coordinator leases; attempts rise. Work goes to workers that reach all shards. A
+        batch has a second attempt at the same time only if its worker is stuck, or slow where that
+        is asked for."""
         self._check_paced(course, work)
         if course.members.workers[worker].unreachable:
             self.fail(f"{worker} is given {work} although it cannot reach all shards")
@@ -303,7 +304,7 @@ class Invariants:
             self.fail(f"round {key} was decided as {there}, then as {decision}")
 
     def check_ending(self, process: Process, why: object) -> None:
-        """Nobody does what may not be done: no process ends as one that was wrong."""
+        """No process breaks a rule: none ends by an error that only wrong calls get."""
         if isinstance(why, PsError) and not isinstance(why, EXPECTED) and not why.retryable:
             self.fail(f"{process} ends by {why!r}")
 

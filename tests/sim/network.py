@@ -75,7 +75,7 @@ class Network:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._sent: dict[str, deque[Message]] = {}
         self.unanswered: dict[Call, Message] = {}
-        """Calls to shards that nobody has had an answer to."""
+        """Calls to shards whose answers have not arrived."""
 
     def listen(self, address: str, server: Server) -> None:
         """``server`` answers at ``address`` from now on, until its process is gone."""
@@ -119,7 +119,7 @@ class Network:
         """The effect of one try of a call, which is in ``under_way`` for so long.
 
         Raises:
-            Unreachable: nobody listens there, or the connection broke; it may have had its effect.
+            Unreachable: nothing listens there, or the connection broke; it may have had its effect.
             DeadlinePassed: no answer came in time.
             PsError: as the other side raised it.
         """

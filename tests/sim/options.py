@@ -71,7 +71,7 @@ class Options:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """All that the job may come to follow, if nobody asks for others."""
+        """All policies that the job may follow without further commands."""
         return (self.policy, *((self.then,) if self.then else ()), *self.changes)
 
     @property

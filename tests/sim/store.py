@@ -29,7 +29,7 @@ class StoreFile:
         self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """Drops it."""
         self.connection.rollback()
         names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         for (name,) in names.fetchall():

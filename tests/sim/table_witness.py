@@ -210,7 +210,7 @@ class TableWitness:
 
         Args:
             plus: the gradient of the arenas' variable of that name.
-            scale: undoes the weight that the batch has in its round. None: nobody knows it, and
+            scale: undoes the weight that the batch has in its round. None: it is not known, and
                 :class:`tests.sim.shard.CountingTables` does.
         """
         trained = np.zeros(len(self.ids[shard].own), np.bool_)

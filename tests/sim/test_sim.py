@@ -117,7 +117,7 @@ def test_seeds_are_of_every_policy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ruled", [False, True])
 def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
-    """By the job's rule, and because somebody wants it."""
+    """By the job's rule, and by an operator's command."""
     changed: Counter[str] = Counter()
     for seed in range(100):
         options = draw(Random(seed))

@@ -2,7 +2,7 @@
 
 Every shard holds three variables. ``witness`` has one entry for each record of each epoch; the
 gradient of a batch is not zero at its records alone, and the update adds exactly 1 to their
-entries: it is scaled by what its weight in its round will be or, where nobody can know that
+entries: it is scaled by what its weight in its round will be or, where that is not known
 beforehand, made so by :class:`tests.sim.shard.CountingEngine`. ``plus`` and ``minus`` get
 opposite gradients, which depend on the parameters that they were computed from. Delay compensation
 changes no entry: those of a batch were not changed by others since it was pulled.

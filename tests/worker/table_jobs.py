@@ -97,7 +97,7 @@ class TableJobStepper(JobStepper):
         return self.step(self.parameters.tensors, given, tuple(map(tensor_of, received.values)))
 
     def gradients(self, result: StepResult) -> dict[str, Array]:
-        """Of the tables, whole; NaN for rows that nobody pushed."""
+        """Of the tables, whole; NaN for rows that were not pushed."""
         assert result.finite
         whole = {name: np.full_like(table, np.nan) for name, table in self.tables.items()}
         for part in result.rows:

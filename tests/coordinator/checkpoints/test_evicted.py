@@ -136,7 +136,7 @@ def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> 
     touch_all(3, 4)
     damaged = job.checkpoint(first)
     touch_all(4, 5)
-    job.report(damaged)  # begun, so that nobody keeps what the damaged one has
+    job.report(damaged)  # begun, so that no process keeps the damaged one's rows
     _, job.held[1] = job.restored(first, 2)
     job.generation, job.version = 2, 20
     touch_all(5, 6)
@@ -229,7 +229,7 @@ def test_kept_rows_whose_name_may_not_last_are_given_it_anew(tmp_path: Path) -> 
     assert disk.renamed[-2:] == [name, f".tmp-{name}"]
     disk.fails = False
     for renamed in ([name], [f".renamed-{name}", name]):
-        # The second time whoever was to remove the checkpoint may have died before the fsync.
+        # The second time the removing process may have died before the fsync.
         disk.renamed = []
         keep_evicted(job.root / first, disk)
         assert disk.renamed == renamed

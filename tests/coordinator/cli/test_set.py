@@ -193,7 +193,7 @@ def test_a_parked_call_looks_again_when_there_may_be_work(
     def find(_name: str, _received: int, _ahead: bool, _clocks: bool) -> Work:
         asked.append(course.now())
         if len(asked) < 3:
-            return Wait("somebody is late", until=course.now() + 0.02)
+            return Wait("a worker is late", until=course.now() + 0.02)
         return Ended(False, "enough")
 
     monkeypatch.setattr(course.assignments, "find", find)

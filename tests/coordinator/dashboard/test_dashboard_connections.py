@@ -1,4 +1,4 @@
-"""Connections to the dashboard that are of no use: nobody else waits for them."""
+"""Useless connections to the dashboard do not make others wait."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_coordinator_that_was_started_again_goes_on() -> None:
         ("phase", "digits: training"),
     ]
     points = second.points.recent
-    # The curves have a gap where nobody looked.
+    # The curves have a gap where no coordinator recorded.
     assert [(point.at, point.loss) for point in points] == [
         (NOW, 0.5),
         (NOW + 60, None),

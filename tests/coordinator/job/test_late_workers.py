@@ -45,7 +45,7 @@ def test_leases_of_slow_workers_are_doubled_unless_they_are_about_to_end() -> No
     assert doubled.attempt.batch == slow.attempt.batch
     commit(rounds, "quick", doubled, 6.5)
     close(rounds)
-    # A worker that nobody knows counts as one of the others.
+    # An unknown worker counts as one of the others.
     unknown = lease(rounds, "new", 6.5)
     commit(rounds, "quick", lease(rounds, "quick", 6.5), 7.5)
     due = wait(rounds, "quick", 7.5).until
@@ -119,7 +119,7 @@ def test_late_workers_are_named_and_a_round_is_counted_once() -> None:
     commit(rounds, "slow", lease(rounds, "slow", 108.0), 108.0)
     assert rounds.stragglers(108.0) == []
     close(rounds)
-    # The next one is noticed by its commits, if nobody ticks.
+    # The next one is noticed by its commits, without ticks.
     for now in (110.0, 120.0):
         commit(rounds, "w", lease(rounds, "w", 110.0), now)
     assert tally.overdue == 2

@@ -52,7 +52,7 @@ def test_discarded_batches_count_in_the_pace_only() -> None:
     for batch in range(1, 5):
         progress.in_vain("a", report(0, 4, 1.0))
         progress.beat("a", 2.0 * batch, LEAST_S * batch)
-    progress.beat("nobody", 1.0, 1.0)
+    progress.beat("stranger", 1.0, 1.0)
     assert progress.workers["a"].pace.s_per_example == pytest.approx(0.5)
     assert (progress.batches, progress.contributors, progress.train_s) == (0, 0, 0.0)
     assert progress.workers["a"].mean_examples_per_s == 0.0

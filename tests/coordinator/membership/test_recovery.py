@@ -91,7 +91,7 @@ def test_async_shards_keep_what_they_hold_whatever_the_others_do() -> None:
     [
         ([5, 5], None, True),
         ([5, 6], None, False),
-        ([5, 5], 5, True),  # nobody has seen it
+        ([5, 5], 5, True),  # seen by none
         ([5, 6], 5, True),  # seen by one
         ([6, 6], 5, True),  # seen by both
         ([4, 5], 5, False),

@@ -87,7 +87,7 @@ def test_a_job_runs_to_its_end_and_is_summed_up(
     assert {key: summary[key] for key in expected} == expected
     assert summary["train_s"] > 0
     assert not (tmp_path / "run" / "address").exists()
-    # Without a dashboard, too: whoever looks on later sees what was before.
+    # Without a dashboard, too: the history is there for a later one.
     history = json.loads((tmp_path / "run" / "dashboard.json").read_text())
     assert "tiny: done" in [event["text"] for event in history["events"]]
     assert json.loads((tmp_path / "run" / "job.json").read_text())["job"] == "tiny.py"

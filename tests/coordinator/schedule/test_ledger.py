@@ -1,4 +1,4 @@
-"""The ledger of async training: every batch once, whoever does it and however often."""
+"""The ledger of async training: every batch counts once, also if several workers do it."""
 
 from __future__ import annotations
 

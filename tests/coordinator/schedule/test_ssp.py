@@ -162,7 +162,7 @@ def test_a_drain_lets_those_at_the_bound_finish_what_is_left() -> None:
 def test_no_worker_starts_a_step_more_than_s_ahead_of_another_in_training(
     staleness: int, seed: int, calm: bool
 ) -> None:
-    """With s = 0 and nobody who comes or goes this is a barrier."""
+    """With s = 0 and constant workers this is a barrier."""
     chance = random.Random(seed)
     ledger = make(staleness, records=200)
     held: dict[str, list[Attempt]] = {}

@@ -1,4 +1,4 @@
-"""A run that stops early, or goes on more slowly: at a definite step, whoever is killed."""
+"""A run that stops early, or goes on more slowly: at a definite step, also after a kill."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_round_goes_on_without_a_worker_that_cannot_reach_a_shard(tmp_path: Pa
     second = other.round()
     assert second.attempt.batch == held.attempt.batch
     assert second.attempt.number != held.attempt.number
-    # Nobody was refused: the first to commit counts.
+    # Neither worker was refused: the first to commit counts.
     cut_off.commit(held)
     other.commit(second)
     coordinator.settle()

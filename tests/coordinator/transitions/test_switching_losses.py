@@ -62,7 +62,7 @@ def test_a_worker_that_is_lost_while_work_is_finished(tmp_path: Path) -> None:
     coordinator.engine.sessions.leave(worker.name, "gone", fatal=False)
     assert str(coordinator.course.changes).endswith(": draining"), "it may be staged still"
     coordinator.settle()
-    # Nobody has it now, and so the round was not begun.
+    # No shard has it now, and so the round was not begun.
     assert coordinator.course.run.policies == (Followed(2, ASYNC, 0, 0),)
     finish(coordinator, Worker(coordinator, 2))
 

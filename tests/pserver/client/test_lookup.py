@@ -307,7 +307,7 @@ def test_ids_of_another_kind_than_the_table_has_are_refused(
     typed: list[str],
     words: str,
 ) -> None:
-    """Not answered with initial values of rows that nobody ever trains."""
+    """Not answered with initial values of rows that are never trained."""
     cluster.plan = of_kind(kind)
     where = ["--coordinator", cluster.address]
     assert run(["lookup", "user", *typed, *where]) == 2

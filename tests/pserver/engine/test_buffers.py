@@ -120,7 +120,7 @@ def test_a_pool_that_changes_under_load_loses_nothing() -> None:
     def use() -> None:
         for _ in range(200):
             with pool.loan(30) as loan:
-                assert id(loan.buffers) not in out, "nobody else has it"
+                assert id(loan.buffers) not in out, "no other loan has it"
                 out.add(id(loan.buffers))
                 out.remove(id(loan.buffers))
 

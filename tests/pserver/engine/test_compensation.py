@@ -224,7 +224,7 @@ class Shard:
         """All elements are alike."""
         request = PullRequest(self.fence, "reader", None)
         (found,) = set(self.engine.pull(request, 0).arrays[NAME])
-        self.engine.commands.revoke(Revocation(self.engine.report().revoked + 1, "nobody"))
+        self.engine.commands.revoke(Revocation(self.engine.report().revoked + 1, "stranger"))
         self.engine._pushes.forget("reader")
         return float(found)
 
@@ -293,7 +293,7 @@ def test_kept_parameters_go_with_their_worker_and_with_the_generation() -> None:
     shard.engine.commands.begin(Begin(3, 1, keep=True, settings=Policy()))
     shard.generation = 3
     shard.pull("c")
-    assert shard.held == 0, "nobody asks for it"
+    assert shard.held == 0, "it is of no use"
 
 
 def test_one_worker_alone_makes_no_update_copy() -> None:

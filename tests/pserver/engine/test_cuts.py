@@ -214,7 +214,7 @@ def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> N
 
 
 class Noticing:
-    """A lock that says when somebody has to wait for it."""
+    """A lock that notes when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self.awaited = Event()

@@ -1,4 +1,4 @@
-"""Snapshots of rows: kept ones are read, the others are held for whoever writes them."""
+"""Snapshots of rows: kept ones are read, the others are held for their writer."""
 
 from __future__ import annotations
 

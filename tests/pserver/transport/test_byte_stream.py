@@ -1,4 +1,4 @@
-"""Bytes arrive as they were sent; what somebody has changed on the way does not arrive."""
+"""Bytes arrive as they were sent; bytes changed on the way do not arrive."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_end_is_no_error_but_it_is_seen(sockets: Pair, sealed: bool) -> None
     assert far.fill(into) == 0
 
 
-# -- what somebody on the way does -----------------------------------------------------------
+# -- changes on the way ----------------------------------------------------------------------
 
 
 def recorded(sent: list[bytes]) -> list[bytes]:

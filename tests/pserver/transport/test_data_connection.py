@@ -90,7 +90,7 @@ def test_an_error_of_the_shard_comes_by_the_call_and_changes_nothing() -> None:
 def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when something between them forgets it: nobody says why, and the call stands."""
+    """As when a device between them forgets it: no error comes, and the call stands."""
     with ready(PERSISTENT, falls_back=True) as client:
         broken, standing = data_of(client), client._exchanger._transport
         assert broken is not None
@@ -114,12 +114,12 @@ def test_without_a_data_connection_the_call_carries_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()[1]
+        unused = closed.getsockname()[1]
     expect = DataListener.expect
 
     def elsewhere(listener: DataListener) -> data_listener.Expected:
         expected = expect(listener)
-        expected.port = nobody
+        expected.port = unused
         return expected
 
     monkeypatch.setattr(DataListener, "expect", elsewhere)
@@ -128,7 +128,7 @@ def test_without_a_data_connection_the_call_carries_everything(
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
         assert client.transport == TransportChoice(
-            "calls", f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
+            "calls", f"no data connection to port {unused} of 127.0.0.1: Connection refused"
         )
 
 

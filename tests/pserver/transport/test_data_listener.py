@@ -21,7 +21,7 @@ TLS_HELLO = bytes.fromhex("160301020001000001fc0303") + bytes(TICKET_BYTES)
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is sent away for having taken too long."""
+    """No connection is closed for having taken too long."""
     monkeypatch.setattr(data_listener, "STRANGER_S", 3600.0)
 
 
@@ -54,7 +54,7 @@ def test_a_connection_without_a_ticket_is_closed(said: bytes) -> None:
 
 
 def test_the_secret_itself_is_no_ticket() -> None:
-    """Nobody is to send it over a connection that others may read."""
+    """The secret must not travel over a connection that others may read."""
     with (
         opened() as (_, data, _client),
         dialled(data.port, data.secret) as connection,

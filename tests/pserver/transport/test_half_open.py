@@ -219,7 +219,7 @@ def test_others_push_while_one_worker_holds_its_quota_half_open(
         client.initialize(fence, counting(PLAN), INITIAL)
         address = address_of(client)
         asked = asking(few)
-        # gRPC ends a call that nobody refers to.
+        # gRPC ends a call without references.
         calls = [
             held.enter_context(half_open(address, method, announced(client, "bad")))
             for _ in range(8)

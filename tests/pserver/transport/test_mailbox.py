@@ -1,4 +1,4 @@
-"""Messages in shared memory: who sees which, and that nobody sleeps for good."""
+"""Messages in shared memory: their visibility, and that every sleep ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_end_of_the_call_wakes_a_sleeping_side(
     def wait(word: NDArray, expected: int, _timeout_s: float) -> None:
         slept.append(1)
         asleep.set()
-        # For good, if nobody wakes it.
+        # For good, if it is not woken.
         while not over.is_set():
             sleep(word, expected, 60)
 

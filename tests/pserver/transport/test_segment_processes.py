@@ -1,4 +1,4 @@
-"""Shared memory between processes: who is killed, and what belongs to somebody else."""
+"""Shared memory between processes: kills, and segments of other processes."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_manifest_of_an_earlier_format_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_files_of_another_step_or_shard_are_not_what_the_manifest_means(tmp_path: Path) -> None:
-    """Even where somebody sealed a manifest over them."""
+    """Even with a manifest sealed over them."""
     plan = plan_of(2)
     directory = write(tmp_path, plan)
     manifest = read_manifest(directory)

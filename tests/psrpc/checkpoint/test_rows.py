@@ -306,7 +306,7 @@ def test_damage_in_any_part_is_found_before_anything_of_it_is_given(
 
 
 def test_parts_that_changed_places_are_not_what_the_manifest_means(tmp_path: Path) -> None:
-    """Even where somebody sealed a manifest over them."""
+    """Even with a manifest sealed over them."""
     plan = plan_of(2)
     directories, tables = chain(tmp_path, plan)
     directory = directories[-1]

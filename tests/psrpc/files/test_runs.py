@@ -91,7 +91,7 @@ def test_how_a_run_ended_counts_until_it_is_started_again() -> None:
 
 
 def test_a_run_that_is_being_started_is_the_newest() -> None:
-    """Nobody who asks for the newest is told how the one before has ended."""
+    """Commands on the newest run must not report the end of the one before."""
     old, new = run("old", 2), Path("runs/new")
     (old / "summary.json").write_text('{"phase": "done"}')
     new.mkdir()
@@ -105,7 +105,7 @@ def test_a_run_that_is_being_started_is_the_newest() -> None:
     starting.release()
     assert newest_run() == old
     assert list(new.iterdir()) == []
-    # As somebody who was killed leaves it.
+    # As a killed process leaves it.
     (new / "starting").touch()
     assert newest_run() == old
     assert read_ending(old) == {"phase": "done"}

@@ -80,7 +80,7 @@ def test_a_call_when_all_threads_are_taken() -> None:
         assert isinstance(error, NotReady)
         assert "has 1 calls under way and 1 more that wait" in str(error)
 
-        # Whoever asks whether it lives is answered all the same.
+        # Health checks are answered all the same.
         stub = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S).status
         assert status == health_pb2.HealthCheckResponse.SERVING

@@ -1,5 +1,5 @@
-"""How much a connection can bring into a server that nobody has asked for: counted in frames of
-HTTP/2, which a client of gRPC does not show."""
+"""Bound on the unread bytes that a connection can bring into a server: counted in frames of HTTP/2,
+which a client of gRPC does not show."""
 
 from __future__ import annotations
 

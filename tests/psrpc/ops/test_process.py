@@ -56,7 +56,7 @@ def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.S
     def stop(heard: int) -> None:
         assert heard == number
         came.set()
-        # The limit ends a test that fails; nobody waits so long otherwise.
+        # The limit ends a test that fails; it is not waited out otherwise.
         if lock.acquire(timeout=5):
             done.set()
 

@@ -136,7 +136,7 @@ def test_an_option_overrides_its_opposite_of_a_later_source() -> None:
     assert (said.insecure, said.certs, said.token_file) == (True, None, None)
     said = completed(["--certs", "certs"], {"PSERVER_SHARD": "0", "PSERVER_INSECURE": "1"})
     assert (said.insecure, said.certs) == (False, Path("certs"))
-    # Of one source both arrive, and whoever takes them complains.
+    # Of one source both arrive, and their reader complains.
     said = completed([], {**everywhere, "PSERVER_INSECURE": "1"})
     assert (said.insecure, said.certs) == (True, Path("certs"))
     # To say no is no contrary.

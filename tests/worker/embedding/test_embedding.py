@@ -61,7 +61,7 @@ def test_combiners_make_one_vector_of_several_ids(kind: str, combiner: str) -> N
 
     stepper = TableJobStepper(make_job(model, multi_valued()))
     found = check_gradients(stepper, lambda tables, x: combined(combiner, tables, x))
-    # Nobody looks the padding up.
+    # The padding is never looked up.
     assert np.isnan(found["rows"][0]).all()
     # The number of ids is another in each batch, and needs no other trace.
     stepper.run(type(FIRST)(0, BATCH, BATCH))

@@ -133,7 +133,7 @@ def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> 
 PLAIN = """
 import sys
 for name in ("worker", "pserver", "psrpc", "coordinator"):
-    sys.modules[name] = None  # whoever imports it fails
+    sys.modules[name] = None  # importing it fails
 import keras
 import numpy as np
 layers = keras.layers

@@ -158,7 +158,7 @@ def test_a_stop_ends_the_wait_for_a_coordinator() -> None:
         standing.stop()
         with pytest.raises(Stopped):
             standing.get_job()
-        # Nothing to give back, and nobody to tell.
+        # No lease to give back, and no coordinator to tell.
         standing.leave("stopped")
 
 

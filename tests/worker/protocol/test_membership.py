@@ -71,7 +71,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_joined_is_old_news() -> N
 def test_while_it_joins_a_worker_does_not_mind_which_generation_comes() -> None:
     member = joined()
     member.rejoins()
-    assert member.beat("") is None, "nobody knows it"
+    assert member.beat("") is None, "it has no session"
     member.registered(registered())
     member.heard(beat(member), pb.HeartbeatWorkerResponse(generation=5))
     member.check()
