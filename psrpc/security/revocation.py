@@ -32,7 +32,7 @@ Start = Callable[[Callable[[], None]], None]
 @dataclass(frozen=True, slots=True)
 class RevocationList:
     """Attributes:
-    number: which edition it is; each later one of an authority has a higher number.
+    number: of the edition; each later one of an authority has a higher number.
     serials: of the certificates that it names, as
     :func:`psrpc.security.peer_certificate.serial_text`.
     authority: SHA-256 of the certificate of the authority that signed it, hex; empty for none.
