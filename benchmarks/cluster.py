@@ -168,7 +168,7 @@ def write_job(path: Path, dense: Dense) -> Path:
 
 
 def _check_memory(dense: Dense, shards: int, workers: int) -> None:
-    """Rather no figure than a machine that swaps, or kills somebody else's process."""
+    """Refuses a run that could make the machine swap, or the kernel kill another process."""
     needed, available = cluster_bytes(dense.nbytes, shards, workers), available_bytes()
     if needed > available:
         raise RunFailed(

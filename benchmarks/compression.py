@@ -1,4 +1,4 @@
-"""What rounded and compressed tensors save and cost on ``examples/mnist_dnn.py``: bytes, time and
+"""Savings and costs of rounded and compressed tensors on ``examples/mnist_dnn.py``: bytes, time and
 accuracy, for docs/compression.md.
 
     python -m benchmarks.compression --json FILE --docs
@@ -92,7 +92,7 @@ class Sample:
 
     @property
     def key(self) -> Key:
-        """What was run."""
+        """Identifies the run."""
         return (self.part, self.mode, self.variant, self.run, self.epochs)
 
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def plan_runs(options: argparse.Namespace, known: Container[Key]) -> Iterator[Sample]:
-    """What is to be run and is not known: samples without figures. Turn by turn, so that a slow
+    """Samples without figures, for the runs that are missing. Turn by turn, so that a slow
     minute does not fall on one row."""
     for part, turns in zip(PARTS, (options.runs, options.seeds), strict=True):
         epochs = TIMED_EPOCHS if part == "time" else options.epochs
@@ -167,7 +167,7 @@ def times_ms(workers: Sequence[Steps]) -> dict[str, Any]:
 
 
 def read_samples(path: Path | None) -> list[Sample]:
-    """What an earlier run wrote; nothing where there is no such file."""
+    """Samples of an earlier run; none where there is no such file."""
     if path is None or not path.exists():
         return []
     return [Sample(**sample) for sample in json.loads(path.read_text())["samples"]]

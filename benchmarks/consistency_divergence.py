@@ -75,7 +75,7 @@ def measure(name: str, small: bool) -> Figures:
 
 
 class Watched:
-    """What the status of a job said, and when."""
+    """Status of a job, and when it was read."""
 
     def __init__(self) -> None:
         self._warnings: dict[str, int] = {}

@@ -96,7 +96,7 @@ def _await_workers(cluster: Cluster, client: CoordinatorClient) -> None:
 
 
 def seen(status: pb.GetJobStatusResponse) -> dict[str, Any]:
-    """What status said at the end."""
+    """The last status of the run."""
     return {
         "mean_staleness": round(status.mean_staleness, 3),
         "speculative": status.speculative,

@@ -13,8 +13,8 @@ from pserver import Arrays, Job
 
 
 class Variables(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """What is trained. Its output is 0, with the gradient ``1e-6 * v + 1e-9`` for each variable: a
-    real one would cost a pass over the variables that the peers do not make either."""
+    """Holds the trained variables. Its output is 0, with the gradient ``1e-6 * v + 1e-9`` for each
+    variable: a real one would cost a pass over the variables that the peers do not make either."""
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()

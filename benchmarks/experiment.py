@@ -21,7 +21,7 @@ Found = Mapping[str, Figures]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What ``benchmarks.consistency`` runs under a number.
+    """An experiment that ``benchmarks.consistency`` runs under a number.
 
     Attributes:
         minutes: what all its runs take on a machine of two cores.
@@ -62,8 +62,8 @@ class Results:
 
 
 def left(names: Sequence[str], found: Found, only: Sequence[str], again: bool) -> Iterator[str]:
-    """What is to be run: what is not there yet, or missed; with ``again`` everything. ``only`` are
-    parts of names, of which one has to be in each; none means all."""
+    """Runs without a valid result; with ``again`` all. ``only`` are parts of names, of which one
+    has to be in each; none means all."""
     for name in names:
         wanted = not only or any(part in name for part in only)
         if wanted and (again or name not in found or "miss" in found[name]):

@@ -4,9 +4,9 @@ python -m benchmarks.flood
 python -m benchmarks.flood --seconds 10 --only members --only garbage
 
 One run of two shards and two workers, over TCP and TLS. Attacks come one at a time from another
-process of the lowest priority (benchmarks/attacker.py), and between two of them nobody does
-anything; a ratio compares an attack with the pauses before and after it. The table shows the median
-of several turns, and the least and the greatest.
+process of the lowest priority (benchmarks/attacker.py), with a pause between two of them; a ratio
+compares an attack with the pauses before and after it. The table shows the median of several turns,
+and the least and the greatest.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Watch:
         self._data_ports = [f"127.0.0.1:{port}=shard" for port in ports]
 
     def targets(self, kind: str) -> list[str]:
-        """What an attack of ``kind`` is made on: data ports take no calls."""
+        """Targets of an attack of ``kind``: data ports take no calls."""
         return self._servers + (self._data_ports if kind in ("tcp", "garbage") else [])
 
     def step(self) -> int:
-        """The global step, or 0 before the first; what was seen last while nobody answers."""
+        """The global step, or 0 before the first; the last one while the coordinator is away."""
         try:
             status = self._client.get_job_status()
         except PsError:
@@ -131,7 +131,7 @@ class Watch:
         return Phase(attack, rate, shard, coordinator)
 
     def memory_mb(self) -> tuple[float, float]:
-        """What the largest shard and the coordinator have now."""
+        """Memory of the largest shard and of the coordinator now, in MB."""
         largest = [
             max(map(_resident_nbytes, pids), default=0) / 2**20
             for pids in (self.shards, self.coordinators)

@@ -1,4 +1,4 @@
-"""What no parameter server on this machine can go below: moving the bytes, and nothing else."""
+"""Lower bound for parameter servers on this machine: moving the bytes, and nothing else."""
 
 from __future__ import annotations
 

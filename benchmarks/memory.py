@@ -46,7 +46,7 @@ def cluster_bytes(parameters: int, shards: int, workers: int, slots: int = 0) ->
 
 
 def available_bytes() -> int:
-    """What new processes can have on this machine."""
+    """Memory that is available to new processes on this machine."""
     return parse_kilobytes(Path("/proc/meminfo").read_text())["MemAvailable"]
 
 

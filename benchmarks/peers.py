@@ -27,7 +27,7 @@ LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Figure:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
         ms: milliseconds a step; None where there is no figure.

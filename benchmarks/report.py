@@ -60,7 +60,7 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
 
 
 def machine() -> dict[str, object]:
-    """What figures depend on."""
+    """The properties of the machine that figures depend on."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:

@@ -39,7 +39,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class MemorySample:
-    """What a shard took at most; or why that is not known."""
+    """Peak memory of a shard; or why it is not known."""
 
     case: MemoryCase
     bound: int

@@ -78,7 +78,7 @@ class Shard:
     def push_pull(
         self, worker: str, attempt: Attempt, base: int, gradient: Gradient
     ) -> tuple[str, int, Values]:
-        """What became of a push, its staleness, and the newest parameters."""
+        """The outcome of a push, its staleness, and the newest parameters."""
         request, arrival = self._request(worker, attempt, base, gradient)
         result, values = self._engine.push_pull(request, arrival, TIMEOUT_S, "plain")
         return result.outcome, result.staleness, values
@@ -118,7 +118,7 @@ def _copy(array: Array) -> Array:
 
 
 class _NoSink:
-    """Nobody orders a snapshot."""
+    """No snapshot is ever ordered."""
 
     def begun(self, generation: int) -> None: ...
 

@@ -40,7 +40,7 @@ from worker.step.replica import Replica
 
 @dataclass
 class Trained:
-    """What a simulation came to.
+    """Result of a simulation.
 
     Attributes:
         accuracy: on the test data, after each epoch.
@@ -104,7 +104,7 @@ class Model:
         self._compute.feed.expect(batches)
 
     def gradient(self, batch: BatchId, parameters: Mapping[str, Array]) -> tuple[Gradient, float]:
-        """What the shard gets of ``batch`` at ``parameters`` (empty where it is not finite), and
+        """The shard's gradient of ``batch`` at ``parameters`` (empty where it is not finite), and
         the loss. Valid until the next call but one."""
         self._receive(parameters)
         result = self._compute.gradient(batch, self._compute.read(batch))
@@ -180,7 +180,7 @@ def _updates(
     held = {name: shard.pull(name) for name in names}
     turn = 0
     for epoch in range(epochs):
-        # A refused batch is done again by whoever has the next turn: nothing is lost.
+        # The worker that has the next turn repeats a refused batch: nothing is lost.
         todo = model.batches(epoch)
         model.expect(todo)
         attempts = dict.fromkeys(todo, 0)

@@ -28,7 +28,7 @@ TICK_S = 0.05
 
 @dataclass(frozen=True)
 class Rate:
-    """What was seen between two looks at a cluster.
+    """Rates between two looks at a cluster.
 
     Attributes:
         examples_per_s: those that count: done, and never counted twice.
@@ -104,7 +104,7 @@ class SleepingCluster:
     def __exit__(self, *exception: object) -> None:
         if self._client is not None:
             self._client.close()
-        # Nothing of this run is of use any more, so nobody needs to save it.
+        # Nothing of this run is of use any more, so no process needs to save it.
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -115,7 +115,7 @@ class SleepingCluster:
         """How fast all workers together train, ``warmup_s`` after all of them have begun.
 
         Raises:
-            RunFailed: somebody ended, or they did not begin.
+            RunFailed: a process ended, or did not begin.
         """
         self._await_workers()
         time.sleep(warmup_s)

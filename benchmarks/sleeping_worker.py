@@ -133,7 +133,7 @@ class SleepingSource(WithoutTables):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What ``worker run`` does; the exit status."""
+    """Does the work of ``worker run``; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sleeping_worker",
         description=__doc__,

@@ -46,7 +46,7 @@ ROLES = ("coordinator.cli", "pserver.cli", "worker.cli")
 
 @dataclass
 class Soak:
-    """What one run came to.
+    """Result of one run.
 
     Attributes:
         steps: useful ones, from the first that was seen to the end of the time.
@@ -105,7 +105,7 @@ def soak(
     every_s: float | None = None,
     rng: random.Random | None = None,
 ) -> Soak:
-    """Trains for ``seconds`` after the first step; kills somebody every ``every_s``.
+    """Trains for ``seconds`` after the first step; kills a process every ``every_s``.
 
     Raises:
         SoakFailed: the job ended, or did not begin.
@@ -165,7 +165,7 @@ def _watch(
 
 
 class _Look:
-    """The job's status, as often as it can be had; what was seen last while nobody answers."""
+    """The job's status, as often as it can be had; the last one while the coordinator is away."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "address"

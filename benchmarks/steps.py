@@ -43,7 +43,7 @@ class Steps:
 
 
 def read_steps(folder: Path) -> list[Steps]:
-    """What the workers of a run wrote to ``folder``."""
+    """Steps that the workers of a run wrote to ``folder``."""
     workers = []
     for path in sorted(folder.glob("*.csv")):
         with path.open() as file:

@@ -1,4 +1,4 @@
-"""What a shard's part of an embedding table costs: rows created a second, look-up, memory a row.
+"""Cost of a shard's part of an embedding table: rows created a second, look-up, memory a row.
 
 python -m benchmarks.tables                # 20 million rows of 16, on two shards
 
@@ -40,13 +40,13 @@ MOST_OVER, FIXED_NBYTES = 1.3, 32
 
 @dataclass(frozen=True)
 class TableSample:
-    """What one shard came to.
+    """Result of one shard.
 
     Attributes:
         rows: on this shard.
         rows_per_s: created by updates, each of up to 65,536 new ids: median over the updates.
         whole_rows_per_s: over all updates, in which the table also grows.
-        longest_ms: of the update that took longest, in which the shard answers nobody.
+        longest_ms: of the longest update, during which the shard answers no call.
         look_up_ms: to read 65,536 rows that there are, of ids drawn uniformly; median.
         zipf_ms: to read the rows of 65,536 ids that were drawn by Zipf's law, once each; median.
         zipf_rows: how many these are.

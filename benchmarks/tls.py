@@ -1,4 +1,4 @@
-"""What mutual TLS costs: steps of the dense workloads with certificates and in plaintext, in turn.
+"""Cost of mutual TLS: steps of the dense workloads with certificates and in plaintext, in turn.
 
 python -m benchmarks.tls
 python -m benchmarks.tls --only dense_1x64MB --runs 1

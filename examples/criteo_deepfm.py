@@ -91,7 +91,7 @@ def build_model() -> keras.Model:
 
 
 def sources() -> tuple[Function, Function]:
-    """What is trained on, and after it in the data what is evaluated on."""
+    """Data for training, and after it in the data those for evaluation."""
     if data:
         file = TsvFile(data)
         left = file.num_records - eval_rows

@@ -54,7 +54,8 @@ class Ratings:
 
 
 def load_ratings(data: str) -> Ratings:
-    """What ``--set data=...`` names: a file, the directory of MovieLens 100K, or ``synthetic``.
+    """Loads the data that ``--set data=...`` names: a file, the directory of MovieLens 100K, or
+    ``synthetic``.
 
     Raises:
         InvalidJob: there is no such file, or it holds something else; the message says what to do,

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source. DESIGN: packages point one way only."""
+"""Allowed imports, read from the source. DESIGN: packages point one way only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What our source may not call, read from its syntax trees.
+"""Calls that our source may not make, read from its syntax trees.
 
-Two things may run code that somebody else wrote: a deserializer, and Python itself. No call of
-either kind is in here, apart from what :data:`ALLOWED` names with its reason.
+Two things may run code of others: a deserializer, and Python itself. No call of either kind is in
+here, apart from what :data:`ALLOWED` names with its reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CLASSES = {
     "keras.optimizers",
     "keras.optimizers.schedules",
 }
-"""Whoever has one as a value can take any class from it by a name."""
+"""A value that is one of these modules gives any class of it by name."""
 
 REBUILT = (
     "the one function that makes objects of documents: of classes that the allow-list has, with "
@@ -132,7 +132,7 @@ def _is_another_name(node: ast.AST) -> bool:
 
 
 def violations(file: str, tree: ast.Module) -> Iterator[str]:
-    """What is wrong in one file, with its line."""
+    """Forbidden calls of one file, with their lines."""
     parents: Parents = {}
     nodes: list[ast.AST] = [tree]
     # It grows while it is gone through.
@@ -191,7 +191,7 @@ def _of_call(node: ast.Call, names: dict[str, str], parents: Parents) -> Iterato
     full = _full_name(node.func, names)
     keywords = {k.arg: k.value for k in node.keywords}
     if full == "numpy.load" and not _is_false(keywords.get("allow_pickle")):
-        # False is the default; it is written out, so that one sees that somebody thought of it.
+        # False is the default; writing it shows that it was considered.
         yield f"{full}: without allow_pickle=False"
     if full.rpartition(".")[2] in PROCESSES and not _is_false(keywords.get("shell")):
         if "shell" in keywords:
@@ -317,5 +317,5 @@ def test_every_rule_can_fail(source: str, words: str) -> None:
         "options.get(name)",
     ],
 )
-def test_what_is_harmless_passes(source: str) -> None:
+def test_harmless_calls_pass(source: str) -> None:
     assert not list(violations("planted.py", ast.parse(source)))

@@ -118,7 +118,7 @@ def test_a_jobs_figures() -> None:
     assert found["coordinator_checkpoint_age_seconds", ()] == 3
 
 
-def test_what_nobody_knows_is_left_out() -> None:
+def test_unknown_values_are_left_out() -> None:
     unknown = pb.GetJobStatusResponse(loss=float("nan"), checkpoint_age_s=-1, free_nbytes=-1)
     names = {name for name, _ in samples(of_coordinator(unknown))}
     absent = {"coordinator_loss", "coordinator_checkpoint_age_seconds", "coordinator_free_bytes"}

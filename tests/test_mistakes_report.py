@@ -1,4 +1,4 @@
-"""``make mistakes`` fails where somebody is told too late, and names the mistake."""
+"""``make mistakes`` fails where a message comes too late, and names the mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = Mistake("a firewall", ["PS209"], LATE_S + 0.1)
         ([SOON, LATE], 1, ["told too late: a firewall (5.1 s; at most 5 s)"]),
     ],
 )
-def test_whoever_is_told_too_late_is_named(
+def test_a_message_that_comes_too_late_is_named(
     made: list[Mistake],
     status: int,
     named: list[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from coordinator.client.absence import check_way, nobody_answers
+from coordinator.client.absence import check_way, no_answer
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.options import locate as whereabouts
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             # Incarnation 0: the process that has the name now.
             client.revoke_worker(args.worker, 0, args.reason, bar=args.bar)
         except CoordinatorUnreachable:
-            raise nobody_answers(client, run_dir=run_dir) from None
+            raise no_answer(client, run_dir=run_dir) from None
     after = "its process may not register again" if args.bar else "its process may register again"
     print(f"revoked {args.worker}: its batches go to others; {after}")  # noqa: T201
     return 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator.client.absence import check_way, nobody_answers
+from coordinator.client.absence import check_way, no_answer
 from coordinator.core.lifecycle import ENDED
 from psrpc.core.errors import CoordinatorUnreachable, JobFailed
 from psrpc.options import locate as whereabouts
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             asked = client.set_policy(args.settings)
         except CoordinatorUnreachable:
-            raise nobody_answers(client, run_dir=run_dir) from None
+            raise no_answer(client, run_dir=run_dir) from None
         announce_change(await_policy(client, asked))
     return 0
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.client.absence import check_way, nobody_answers
+from coordinator.client.absence import check_way, no_answer
 from psrpc.core.errors import CoordinatorUnreachable, Preparing
 from psrpc.files.run_paths import ending_in_words, is_starting, read_ending
 from psrpc.options import locate as whereabouts
@@ -118,7 +118,7 @@ def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
         try:
             status = client.get_job_status()
         except CoordinatorUnreachable:
-            raise nobody_answers(client, run_dir=run_dir) from None
+            raise no_answer(client, run_dir=run_dir) from None
         except Preparing:
             if not args.watch:
                 raise

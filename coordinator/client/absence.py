@@ -17,14 +17,14 @@ def check_way(client: CoordinatorClient, run_dir: Path | None = None) -> None:
     call.
 
     Raises:
-        PsError: see :func:`nobody_answers`.
+        PsError: see :func:`no_answer`.
     """
     cause = client.why_unreachable()
     if cause is not None:
-        raise nobody_answers(client, cause, run_dir)
+        raise no_answer(client, cause, run_dir)
 
 
-def nobody_answers(
+def no_answer(
     client: CoordinatorClient, cause: PsError | None = None, run_dir: Path | None = None
 ) -> PsError:
     """Returns the error of a call of ``client`` that found no coordinator, with the obstacle.

@@ -1,4 +1,4 @@
-"""What workers report about themselves."""
+"""Figures that workers report about themselves."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class Train:
 @dataclass(frozen=True, slots=True)
 class Round:
     """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
-    ``round``, or from the ``newest``. ``pull_next``: the round probably has no other one for this
-    worker, which may wait for the next round's parameters while it commits. ``ahead`` is another
-    one that this worker has in the round: it may compute it while it commits this one."""
+    ``round``, or from the ``newest``. ``pull_next``: the worker probably gets no other micro-batch
+    of the round, so it may wait for the next round's parameters while it commits. ``ahead`` is a
+    second micro-batch of the round for this worker: it may compute it while it commits this one."""
 
     round: int
     attempt: Attempt

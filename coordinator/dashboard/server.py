@@ -156,8 +156,8 @@ def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> 
         ) from None
     if not (insecure or ipaddress.ip_address(address[0]).is_loopback):
         raise InvalidArgument(
-            f"{option} {where} would show the job to whoever reaches this machine, "
-            f"without encryption and without asking who it is; say 127.0.0.1, {instead}"
+            f"{option} {where} would show the job to anyone who reaches this machine, "
+            f"without encryption or authentication; say 127.0.0.1, {instead}"
         )
     listener = socket.socket(family, kind, proto)
     try:

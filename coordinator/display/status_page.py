@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 def _headline(status: GetJobStatusResponse) -> list[str]:
     lines = [f"{status.job}  {status.phase}  {status.settings or status.mode}"]
     if status.insecure:
-        lines.append("INSECURE: plaintext; whoever reaches its ports can change the model")
+        lines.append("INSECURE: plaintext; anyone who reaches its ports can change the model")
     if status.switching:
         lines.append(f"under way: {status.switching}")
     if len(status.policies) > 1:

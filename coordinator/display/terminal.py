@@ -49,7 +49,7 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
     parts.append(_members(status))
     parts += [Text(line, "cyan") for line in newest_evaluations(status)]
     if status.insecure:
-        parts.append(Text("insecure: whoever reaches its ports can change this job", "yellow"))
+        parts.append(Text("insecure: anyone who reaches its ports can change this job", "yellow"))
     if status.switching:
         parts.append(Text(_switching(status), "yellow"))
     parts += [Text(f"stuck: {line}", "yellow") for line in status.stuck]

@@ -1,4 +1,4 @@
-"""What the user is told when the disk refuses the run directory."""
+"""Messages for the user when the disk refuses the run directory."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ class Pace:
     since: float | None = None
 
     def measure(self, batches: int, now: float) -> None:
-        """Notes that so many batches were done since the last call, or since ``since``."""
+        """Notes that ``batches`` were done since the last call, or since ``since``."""
         if self.since is not None and now > self.since:
             self.batch_s = _blend(self.batch_s, (now - self.since) / batches)
         self.since = now
 
     def next_size(self, workers: int) -> int:
-        """Returns the number of batches of the next task of one of so many ``workers``."""
+        """Returns the number of batches of the next task of one of ``workers`` workers."""
         if self.batch_s is not None:
             task_s = max(TASK_S, workers / LEASES_PER_S)
             wanted = round(task_s / self.batch_s) if self.batch_s > 0 else LARGEST_TASK

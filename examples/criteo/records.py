@@ -20,7 +20,7 @@ Features = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Records:
-    """What ``n`` lines of a file say.
+    """Content of ``n`` lines of a file.
 
     Attributes:
         labels: ``[n]``, 1 for a click, 0 for none.

@@ -9,8 +9,8 @@ needed. The logit of a click is a sum of
 
 Categories are drawn by Zipf's law: rank r has a probability of about 1 / r. Eleven fields have
 2^30 ranks, so most of what they show is rare or new. The effect of a rank falls with
-``1 / (1 + r / HEAD)``: what is seen often carries the signal, and of a category that was seen
-once nobody could learn more.
+``1 / (1 + r / HEAD)``: frequent categories carry the signal, and one that was seen once has
+nothing more to teach.
 """
 
 from __future__ import annotations

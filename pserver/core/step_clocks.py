@@ -41,7 +41,7 @@ class StepClocks:
             self._enter(worker, entry, steps)
 
     def follow(self, told: AwaitedWorkers) -> bool:
-        """Notes whom others wait for; returns whether that was new."""
+        """Notes the workers that others wait for; returns whether that is news."""
         if told.number <= self._number:
             return False
         self._number = told.number

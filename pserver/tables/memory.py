@@ -40,8 +40,8 @@ class Column:
 
     @property
     def page_rows(self) -> int:
-        """The most rows that take memory once one of them is written; fewer if the kernel has no
-        huge page to give."""
+        """Upper bound of the rows that one write makes resident; fewer if the kernel has no huge
+        page to give."""
         page = _HUGE_PAGE if len(self._memory) >= _HUGE_FROM else _PAGE
         return page // self.row_nbytes
 

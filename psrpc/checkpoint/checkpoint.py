@@ -57,8 +57,8 @@ __all__ = [
 def exported_variables(
     directory: Path, manifest: Manifest, storage: Storage = DISK
 ) -> dict[str, NDArray]:
-    """Returns every variable whole, as an export has it. Moving averages that the optimizer keeps
-    replace the parameters, as in Keras at the end of ``fit``.
+    """Returns whole variables for an export. Moving averages of the optimizer replace the
+    parameters, as in Keras at the end of ``fit``.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -71,8 +71,8 @@ def exported_variables(
 def check_file(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> None:
-    """Reads the file of one shard's arenas through, as a restart would;
-    :func:`psrpc.checkpoint.rows_chain.check_chain` reads the others.
+    """Verifies the file of one shard's arenas completely, as a restart does;
+    :func:`psrpc.checkpoint.rows_chain.check_chain` verifies the others.
 
     Raises:
         CheckpointError: a restart would refuse it.
@@ -88,7 +88,7 @@ def applied_sets(
     storage: Storage = DISK,
     kind: Literal["applied", "skipped"] = "applied",
 ) -> list[dict[int, IntervalSet]]:
-    """Returns the positions that each shard had applied, or skipped, by epoch. Reads only the
+    """Returns the positions that each shard has applied, or skipped, by epoch. Reads only the
     headers of the files, so their tensors may still be damaged.
 
     Raises:
@@ -107,8 +107,8 @@ def applied_sets(
 
 
 def slot_names(directory: Path, manifest: Manifest, storage: Storage = DISK) -> list[str]:
-    """The names of the optimizer's slots and scalars in a checkpoint, ascending; reads the files'
-    headers alone.
+    """Returns the sorted names of the optimizer's slots and scalars in a checkpoint; reads only
+    the files' headers.
 
     Raises:
         CheckpointError: a header cannot be read.

@@ -24,8 +24,8 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """From one checkpoint to the next: ``steps``, ``seconds``, or whichever comes first. The
-    coordinator bounds the cost of checkpoints only where there are ``seconds``."""
+    """The interval between checkpoints: ``steps``, ``seconds``, or whichever comes first. The
+    coordinator limits the cost of checkpoints only with ``seconds``."""
 
     steps: int | None = None
     seconds: float | None = None

@@ -1,4 +1,4 @@
-"""Finds the checkpoints of a directory, and the newest whose files are good."""
+"""Finds the checkpoints of a directory, and the newest undamaged one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMELESS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoint to use, and why newer ones are not: ``(path, reason)`` each."""
+    """The checkpoint to use, and why newer ones are unusable: ``(path, reason)`` each."""
 
     directory: Path
     manifest: Manifest
@@ -31,15 +31,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundCheckpoints:
-    """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
-    manifests that can be read, and those that cannot, with the reason."""
+    """Checkpoints in a ``checkpoints`` directory: readable manifests, newest first, and unreadable
+    ones with the reason."""
 
     manifests: tuple[tuple[Path, Manifest], ...]
     refused: tuple[tuple[Path, str], ...]
 
 
 def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpoints:
-    """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
+    """Finds the checkpoints in a run's ``checkpoints`` directory; reads only manifests. The newest
+    has the highest generation, and in it the highest global step.
 
     Newest is the highest generation, in it the highest global step, and of that the last name: a
     changed copy of a checkpoint has its name with a suffix.

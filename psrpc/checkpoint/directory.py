@@ -15,7 +15,7 @@ from psrpc.files.storage import DISK, Storage
 
 
 def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Makes the shards' files in ``temporary`` a checkpoint named ``final``, its sibling.
+    """Renames ``temporary``, which has the shards' files, to its sibling ``final``: a checkpoint.
 
     Raises:
         CheckpointError: a file is not as the manifest says, the manifest is too large to be read
@@ -37,8 +37,8 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
 
 
 def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
-    """Removes a committed checkpoint. It loses its name first, so that what a crash leaves of it
-    is never taken for one that is damaged.
+    """Removes a committed checkpoint. Renames it first, so that the remains after a crash do not
+    count as a damaged checkpoint.
 
     Raises:
         CheckpointError: the operating system refused.
@@ -53,7 +53,7 @@ def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
 
 
 def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Reads every file through and compares it with the manifest.
+    """Compares the contents of all files with the manifest.
 
     Raises:
         CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
@@ -72,7 +72,7 @@ def check_size(directory: Path, file: RowsFileEntry, storage: Storage = DISK) ->
 
 
 def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
-    """Reads one file through and compares it with the manifest. Raises CheckpointError."""
+    """Compares the content of one file with the manifest. Raises CheckpointError."""
     path = directory / file.name
     digest = hashlib.sha256()
     buffer = bytearray(1 << 20)

@@ -1,4 +1,7 @@
-"""Evicted rows in checkpoints: each has those that its shards have evicted since the one before.
+"""Evicted rows in checkpoints: each checkpoint has the rows evicted since the one before.
+
+A restart does not restore them. The newest checkpoint with an id has its values at the last
+eviction; the table may have the id again since then.
 
 Nothing is restored from them. What an id had when it was evicted last is in the newest checkpoint
 that names it; the table itself may have it again since then.
@@ -20,11 +23,11 @@ from psrpc.core.tables import Ids
 from psrpc.files.storage import DISK
 
 Source = tuple[Path, Manifest]
-"""A directory that has the evicted rows of a checkpoint, and the checkpoint's manifest."""
+"""A directory with the evicted rows of a checkpoint, and the checkpoint's manifest."""
 
 
 def check_evicted(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
-    """Reads the evicted rows of one shard through; there may be none.
+    """Verifies the evicted rows of one shard, if there are any.
 
     Raises:
         CheckpointError: they are damaged, or not those that the manifest means.
@@ -35,8 +38,7 @@ def check_evicted(directory: Path, manifest: Manifest, file: ManifestFile) -> No
 
 
 def evicted_sizes(directory: Path, manifest: Manifest) -> dict[str, int]:
-    """Counts the rows that each table has evicted, from the headers; tables without any are left
-    out.
+    """Counts the evicted rows of each table, from the headers; leaves out tables without any.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -52,8 +54,8 @@ def evicted_sizes(directory: Path, manifest: Manifest) -> dict[str, int]:
 
 
 def evicted_ids(sources: Sequence[Source], table: str) -> Ids:
-    """The ids of all evicted rows of a table, ascending, each once; 8 bytes each is all that is
-    held of them. Tables that have none of them are passed over.
+    """Returns the sorted, distinct ids of all evicted rows of a table. Needs 8 bytes of memory for
+    each. Skips sources without this table.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -70,9 +72,9 @@ def fill_evicted(
     ids: Ids,
     into: npt.NDArray[np.float32],
 ) -> None:
-    """Writes evicted rows of a table into ``into`` float32 ``[n, width]``, which may lie in a file,
-    in the order of ``ids``, as :func:`evicted_ids` gives them. ``sources`` are the oldest first:
-    of several rows of one id the last holds.
+    """Writes evicted rows of a table into ``into`` float32 ``[n, width]``, which may be mapped
+    from a file, in the order of ``ids`` from :func:`evicted_ids`. ``sources`` are sorted, oldest
+    first; the last row of an id counts.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -83,7 +85,7 @@ def fill_evicted(
 
 
 def _readers(sources: Sequence[Source], table: str) -> Iterator[tuple[RowsReader, int]]:
-    """Every file, checked, and the number of the table in it."""
+    """Yields each verified file, and the number of the table in it."""
     for directory, manifest in sources:
         names = [spec.name for spec in manifest.plan.tables]
         for file in manifest.files:

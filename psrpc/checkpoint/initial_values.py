@@ -1,4 +1,4 @@
-"""Rows that a job's tables begin with: those of a checkpoint of another job, values alone."""
+"""Initial rows of a job's tables: the values in a checkpoint of another job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from psrpc.files.remote_copies import copied_here
 from psrpc.files.storage import DISK, Storage
 
 FirstRows = Iterator[tuple[int, Removed | RowsBlock]]
-"""Of blocks only ``ids`` and ``values`` are of use."""
+"""Uses only ``ids`` and ``values`` of the blocks."""
 
 
 def shared_tables(here: Sequence[TableSpec], wanted: Sequence[TableSpec]) -> Mapping[int, int]:
-    """The tables of a checkpoint that a job has too, by name: the number of each in the checkpoint
-    and in the job.
+    """Returns, by name, the tables that both a checkpoint and a job have: the number of each in
+    the checkpoint and in the job.
 
     Raises:
         InvalidJob: one has another width; names it and both.
@@ -79,12 +79,12 @@ def load_first_rows(
 
 
 def dense_files(manifest: Manifest) -> list[str]:
-    """The files of a checkpoint that have the variables that are no tables."""
+    """Names of the checkpoint's files with variables that are not tables."""
     return [file.name for file in manifest.files]
 
 
 def row_files(manifest: Manifest) -> list[str]:
-    """The files of a checkpoint that have the rows of its tables."""
+    """Names of the checkpoint's files with rows of tables."""
     return [entry.name for file in manifest.files for entry in file.rows]
 
 
@@ -92,8 +92,8 @@ def row_files(manifest: Manifest) -> list[str]:
 def checkpoint_here(
     url: str, wanted: Callable[[Manifest], Iterable[str]] = lambda _manifest: ()
 ) -> Iterator[Path]:
-    """A directory, for as long as the context lasts, with the manifest of a checkpoint and what is
-    ``wanted`` of its files.
+    """Yields a directory with the manifest of a checkpoint and its ``wanted`` files; copies of
+    them, for a URL, exist as long as the context lasts.
 
     Raises:
         CheckpointError: there is no checkpoint, or it lacks one of these files; and what the body
@@ -117,7 +117,7 @@ def checkpoint_here(
 
 @contextmanager
 def _named(folder: Path, url: str) -> Iterator[None]:
-    """Says the URL where an error says the place of its copy."""
+    """Replaces the path of the copy in an error by the URL."""
     try:
         yield
     except PsError as error:

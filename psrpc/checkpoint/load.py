@@ -83,7 +83,7 @@ def load_state(
 def load_variables(
     directory: Path, prefer_slot: str | None = None, storage: Storage = DISK
 ) -> dict[str, NDArray]:
-    """Every variable whole: name -> array in its shape.
+    """Returns whole variables: name -> array in its shape.
 
     Args:
         prefer_slot: take this optimizer slot's values in place of a variable's own where there
@@ -123,7 +123,7 @@ def load_variables(
 
 
 class _Loading:
-    """One shard's state while it is put together."""
+    """The state of one shard during loading."""
 
     def __init__(self, plan: Plan, shard: int) -> None:
         self._shard = shard
@@ -137,10 +137,10 @@ class _Loading:
         self.variables: dict[str, dict[str, NDArray]] = {}
         self.scalars: dict[str, NDArray] = {}
         self.filled = 0
-        """Elements of ``values`` that have been read."""
+        """Number of elements of ``values`` that have been read."""
 
     def take(self, reader: ShardReader, tensor: Tensor) -> None:
-        """Reads what the shard has use for of ``tensor``. Raises CheckpointError."""
+        """Reads the shard's part of ``tensor``. Raises CheckpointError."""
         entry = tensor.entry
         if entry["kind"] == "scalar":
             self.scalars.setdefault(entry["slot"], reader.read(tensor))
@@ -174,7 +174,7 @@ class _Loading:
 def opened(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage
 ) -> ShardReader:
-    """A file of the checkpoint, which says itself that it is the one that the manifest means."""
+    """Opens a file of the checkpoint and checks that its header fits the manifest."""
     reader = ShardReader(directory / file.name, file.nbytes, file.sha256, storage)
     try:
         _check_header(reader.path, reader.header, manifest, file)
@@ -199,8 +199,8 @@ def _check_header(path: Path, header: ShardHeader, manifest: Manifest, file: Man
 
 
 def _check_entries(reader: ShardReader, plan: Plan, shard: int) -> None:
-    """Whether a file has each element of the shard's variables once, and of slots those elements
-    or none: what is missing would be whatever the memory held before. Raises CheckpointError."""
+    """Checks that a file has each element of the shard's variables once, and all or none of its
+    slots' elements: memory of missing ones would be uninitialised. Raises CheckpointError."""
     specs = {v.name: v for v in plan.variables}
     pieces = {
         piece.variable.name: (piece.start, piece.stop)
@@ -232,8 +232,8 @@ def _check_entries(reader: ShardReader, plan: Plan, shard: int) -> None:
 
 
 def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Whether the files are as large as the manifest says, and the plan's arrays fit into them,
-    before memory is taken for those. Raises CheckpointError."""
+    """Checks the sizes of files against the manifest, and the plan's arrays against the sizes,
+    before memory is allocated. Raises CheckpointError."""
     for file in manifest.files:
         expected = manifest.plan.shard_nbytes(file.shard)
         if file.nbytes < expected:
@@ -250,9 +250,9 @@ def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> 
 def common_applied(
     sets: Sequence[Sequence[Mapping[str, Any]]],
 ) -> tuple[dict[str, Any], ...]:
-    """The batches that are in all of several applied-sets, in the same plain form. Only the first
-    shard's has totals; where the others lack batches that it has, those are counted in them and
-    will be again."""
+    """Returns the batches that several applied-sets have in common, as plain JSON. Only the first
+    shard's set has totals; they include its batches that the others lack, which count a second
+    time when they are repeated."""
     epochs = [{entry["epoch"]: entry for entry in one} for one in sets]
     found = []
     for epoch in sorted(set.intersection(*(set(one) for one in epochs)) if epochs else ()):
@@ -273,7 +273,7 @@ def common_applied(
 def compare_variables(
     directory: Path, here: Iterable[VariableSpec], wanted: Iterable[VariableSpec]
 ) -> None:
-    """Whether a job's variables can go on from those of a checkpoint: the same, of the same shapes.
+    """Checks that a job's variables have the names and shapes of a checkpoint's.
 
     Raises:
         CheckpointError: names the first variable that differs, and both shapes.

@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: its form, and the reading of it.
+"""The manifest of a checkpoint.
+
+``manifest.json`` ends with the SHA-256 of its preceding bytes. So any changed byte of a checkpoint
+is detected: in a shard's file by the manifest, in the manifest by itself.
 
 ``manifest.json`` ends with the SHA-256 of what stands before it, so that a changed byte anywhere
 in a checkpoint is found: in a shard's file by the manifest, in the manifest by itself.
@@ -22,12 +25,12 @@ from psrpc.core.shard_reports import RowsFileEntry
 from psrpc.files.storage import DISK, Storage, read_bounded
 
 FORMAT = 2
-"""Of the manifest. Format 1 had no checksum, and is refused."""
+"""The manifest's format. Format 1 had no checksum and is refused."""
 
 MANIFEST = "manifest.json"
 
 TEMPORARY = ".tmp-"
-"""Prefix of directories that are no checkpoint yet, or no more."""
+"""Prefix of directories of unfinished and of removed checkpoints."""
 
 _SEAL = b',\n "sha256": "'
 """Separates the sealed bytes from their digest."""
@@ -35,9 +38,9 @@ _SEAL = b',\n "sha256": "'
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """One shard's file as its shard wrote it, and the parts of its rows
-    (psrpc.checkpoint.rows_file). ``evicted`` are the rows that it has evicted since the checkpoint
-    before, if there are any."""
+    """One shard's file as the shard wrote it, and the parts of its rows
+    (psrpc.checkpoint.rows_file). ``evicted`` has the rows evicted since the checkpoint before, if
+    any."""
 
     shard: int
     name: str
@@ -55,18 +58,18 @@ class ManifestFile:
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Size of all files of the shard in bytes."""
         return sum(file.nbytes for file in self.every)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types. Without rows, or evicted ones, there is no such key: files of before
-        have none."""
+        """Encodes it as JSON types. Omits keys for rows and evicted rows where there are none:
+        older files lack these keys."""
         document = asdict(self)
         return {k: v for k, v in document.items() if v or k not in ("rows", "evicted")}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ManifestFile:
-        """The inverse of :meth:`to_json`, of JSON that was checked with the manifest's."""
+        """The inverse of :meth:`to_json`, for JSON whose digest was verified."""
         rows = tuple(RowsFileEntry(**entry) for entry in document.get("rows", ()))
         evicted = document.get("evicted")
         evicted = None if evicted is None else RowsFileEntry(**evicted)
@@ -102,7 +105,8 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files but the manifest's; what several checkpoints share counts in each."""
+        """Size of all files but the manifest, in bytes; files shared by several checkpoints count
+        in each."""
         return sum(file.total_nbytes for file in self.files)
 
     def to_json(self) -> bytes:
@@ -178,7 +182,7 @@ def _sealed(head: bytes) -> bytes:
 
 
 class _OtherFormat(ValueError):
-    """It was written by a version that writes another format."""
+    """A later version wrote the manifest, in another format."""
 
 
 def _why_unsealed(data: bytes) -> ValueError:
@@ -192,7 +196,7 @@ def _why_unsealed(data: bytes) -> ValueError:
 
 
 def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
-    """The manifest of a checkpoint; its files are not looked at.
+    """Reads the manifest of a checkpoint, without its other files.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -232,7 +236,7 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
 
 
 def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
-    """Checks that the parts of a shard's rows are those that there can be.
+    """Checks that the parts of a shard's rows have valid numbers and names.
 
     Raises:
         CheckpointError: they are not.
@@ -253,7 +257,7 @@ def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None
 
 
 def check_identity(directory: Path, manifest: Manifest, run_id: str | None = None) -> None:
-    """Checks that the manifest is of this checkpoint, and of this run if one is named.
+    """Checks that the manifest belongs to this checkpoint, and to the run if one is given.
 
     Raises:
         CheckpointError: it is of another.

@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, put together from the parts that each shard has written of them."""
+"""The rows of a checkpoint, assembled from the parts that each shard has written."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from psrpc.files.storage import DISK, Storage
 
 @dataclass(frozen=True)
 class Removed:
-    """Rows that are no longer there."""
+    """Rows removed since the part before."""
 
     ids: Ids
 
 
 @dataclass(frozen=True)
 class SavedCandidates:
-    """Ids that have been counted and have no row, and the version that named each last; pieces of
-    one table belong together."""
+    """Candidates: ids that have a count and no row, and the version that named each last. Pieces
+    of one table belong together."""
 
     ids: Ids
     counts: Counts
@@ -74,7 +74,7 @@ def load_rows(
 def check_chain(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> None:
-    """Reads all parts of one shard's rows through, as a restart would.
+    """Verifies all parts of one shard's rows completely, as a restart does.
 
     Raises:
         CheckpointError: a restart would refuse them.
@@ -99,7 +99,7 @@ def table_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) ->
 
 
 def load_table(directory: Path, name: str, storage: Storage = DISK) -> RowsBlock:
-    """All rows of one table, in memory, by ascending id.
+    """Returns all rows of one table in memory, sorted by id.
 
     Raises:
         CheckpointError: there is no such table, or the files are damaged.
@@ -119,7 +119,7 @@ def load_table(directory: Path, name: str, storage: Storage = DISK) -> RowsBlock
 
 
 def table_ids(directory: Path, name: str, storage: Storage = DISK) -> Ids:
-    """The ids of all rows of one table, ascending; 8 bytes each is all that is held of them.
+    """Returns the sorted ids of all rows of one table. Needs 8 bytes of memory for each.
 
     Raises:
         CheckpointError: as :func:`load_table`.
@@ -144,8 +144,8 @@ def fill_rows(
     into: npt.NDArray[np.float32],
     storage: Storage = DISK,
 ) -> None:
-    """Writes the rows of one table into ``into`` float32 ``[n, width]``, which may lie in a file,
-    in the order of ``ids``, as :func:`table_ids` gives them.
+    """Writes the rows of one table into ``into`` float32 ``[n, width]``, which may be mapped from
+    a file, in the order of ``ids`` from :func:`table_ids`.
 
     Raises:
         CheckpointError: as :func:`load_table`.
@@ -156,8 +156,8 @@ def fill_rows(
 
 
 def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[TableSpec]) -> None:
-    """Whether a job's tables can go on from those of a checkpoint: each is there with what its
-    rows depend on. Others may be new.
+    """Checks that a checkpoint has a job's tables with the settings on which their rows depend.
+    The job may lack tables of the checkpoint, and have new ones.
 
     Raises:
         CheckpointError: names the table and what differs.
@@ -187,7 +187,8 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
 
 
 def optimizer_kind(table: TableSpec) -> str:
-    """Class and what else decides which slots the rows of a table have."""
+    """Returns the class and the settings of an optimizer that decide the slots of a table's
+    rows."""
     config = table.optimizer["config"]
     given = [argument for argument in ("momentum", "amsgrad") if config.get(argument)]
     return " with ".join([table.optimizer["class_name"], *given])
@@ -196,8 +197,8 @@ def optimizer_kind(table: TableSpec) -> str:
 def opened_chain(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> Iterator[RowsReader]:
-    """The parts of one shard's rows, each open until the next is asked for; their headers say that
-    they are the ones that the manifest means. Raises CheckpointError."""
+    """Yields the parts of one shard's rows, each open until the next; checks their headers against
+    the manifest. Raises CheckpointError."""
     after = ""
     for number, entry in enumerate(file.rows):
         path = directory / entry.name
@@ -212,7 +213,7 @@ def opened_chain(
 def check_header(
     reader: RowsReader, manifest: Manifest, file: ManifestFile, part: int, after: str, own: bool
 ) -> None:
-    """Whether a file of a shard's rows is the one that the manifest means.
+    """Checks the header of a file of a shard's rows against the manifest.
 
     Args:
         part, after: what its header is to say.
@@ -275,7 +276,8 @@ def _find(directory: Path, name: str, storage: Storage) -> tuple[Manifest, int]:
 def _placed_blocks(
     directory: Path, manifest: Manifest, table: int, ids: Ids, storage: Storage
 ) -> Iterator[tuple[npt.NDArray[np.int64], RowsBlock]]:
-    """Rows of a table and their places among ``ids``, which ascend; later ones hold."""
+    """Yields rows of a table and their positions in the sorted ``ids``; later rows replace earlier
+    ones."""
     for file in manifest.files:
         for reader in opened_chain(directory, manifest, file, storage):
             reader.check()

@@ -35,10 +35,10 @@ from psrpc.files.storage import DISK, Storage
 FORMAT = 2
 
 UNTOUCHED_CANDIDATES = 1
-"""The older format that is read, too."""
+"""The older format, which is still read."""
 
 WRITE_NBYTES = 1 << 20
-"""Bytes of one column that are asked for at once: under a lock, a millisecond's worth."""
+"""Bytes of one column per read: a millisecond of work under a lock."""
 
 Counts = npt.NDArray[np.uint32]
 
@@ -184,8 +184,8 @@ def tensor_name(table: str, column: str) -> str:
 def write_rows_file(
     path: Path, header: RowsHeader, tables: Sequence[TableRows], storage: Storage = DISK
 ) -> WrittenFile:
-    """Writes and fsyncs the part and then its directory. Rows are asked for in blocks, column by
-    column, so that no more than one block is held.
+    """Writes and fsyncs the part and then its directory. Reads rows in blocks, column by column,
+    and holds one block at a time.
 
     Args:
         tables: in the order of ``header.tables``.
@@ -208,7 +208,7 @@ def write_rows_file(
 
 
 def _tensors(tables: Sequence[TableRows]) -> list[tuple[Placed, Callable[[], Iterator[NDArray]]]]:
-    """Every tensor, and what reads it; the wide elements first, so that each lies aligned."""
+    """Yields every tensor and its reader; wide elements first, so that each tensor is aligned."""
     found: list[tuple[Placed, Callable[[], Iterator[NDArray]]]] = []
     for table in tables:
         name = table.spec.name

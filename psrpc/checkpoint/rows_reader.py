@@ -1,4 +1,8 @@
-"""Reads one part of a shard's rows, twice: first through, for its digest, then in blocks.
+"""Reads one part of a shard's rows, twice: first completely, for its digest, then in blocks.
+
+A part may be larger than memory, and its columns lie one after the other, so a block of rows is
+read from many places. The first pass also records a checksum of each piece that the second one
+reads, so that every block has the bytes that were compared with the manifest.
 
 A part may be larger than memory, and its columns lie one after the other, so a block of rows is
 read from many places. While the file's digest is taken, so is a checksum of each piece that will
@@ -31,14 +35,14 @@ from psrpc.core.tables import Ids
 from psrpc.files.storage import DISK, Storage
 
 READ_NBYTES = 1 << 22
-"""Bytes of rows, over all columns, that are handed out at once."""
+"""Size of a block of rows, over all columns."""
 
 
 @dataclass(frozen=True)
 class RowsBlock:
-    """Rows of one table, as they lie in a part: ``ids`` int64 ``[n]`` in no order, ``values``
+    """Rows of one table, in the order of a part: ``ids`` int64 ``[n]``, unsorted, ``values``
     float32 ``[n, width]``, ``slots`` name -> float32 ``[n, slot's width]``, ``counts`` and
-    ``touched`` uint32 ``[n]``. Arrays of its own."""
+    ``touched`` uint32 ``[n]``. Owns its arrays."""
 
     ids: Ids
     values: npt.NDArray[np.float32]
@@ -57,7 +61,7 @@ class RowsBlock:
 
 
 class RowsReader:
-    """An open part. :meth:`check` it, then read what is wanted. A context manager."""
+    """An open part. Call :meth:`check`, then read blocks. A context manager."""
 
     def __init__(self, path: Path, nbytes: int, sha256: str, storage: Storage = DISK) -> None:
         """Opens the file and reads its header. ``nbytes`` and ``sha256`` are the manifest's.
@@ -68,7 +72,7 @@ class RowsReader:
         self.path = path
         self._sha256 = sha256
         self._sums: dict[str, list[int]] = {}
-        """Of each tensor, the CRC-32 of each of its pieces; empty before :meth:`check`."""
+        """By tensor, the CRC-32 of each of its pieces; empty before :meth:`check`."""
         try:
             self._file = storage.open(path)
         except OSError as error:
@@ -86,7 +90,7 @@ class RowsReader:
         self._file.close()
 
     def check(self) -> None:
-        """Reads the file through.
+        """Reads the whole file and compares it with the manifest.
 
         Raises:
             CheckpointError: it is not as the manifest says.
@@ -112,7 +116,7 @@ class RowsReader:
         return self._of(table, "ids").size
 
     def blocks(self, table: int) -> Iterator[RowsBlock]:
-        """All rows of a table, in blocks of about READ_NBYTES. After :meth:`check`.
+        """Yields all rows of a table, in blocks of about READ_NBYTES. Only after :meth:`check`.
 
         Raises:
             CheckpointError: the file cannot be read, or is no longer what it was.
@@ -128,18 +132,18 @@ class RowsReader:
             )
 
     def ids(self, table: int) -> Iterator[Ids]:
-        """The ids of :meth:`blocks` alone."""
+        """Yields the ids of :meth:`blocks` alone."""
         for block in range(self._count(table, "ids")):
             yield self._piece(table, "ids", block)
 
     def removed(self, table: int) -> Iterator[Ids]:
-        """The ids that are to be taken out before these rows are put in, as :meth:`blocks`."""
+        """Yields the ids to remove before these rows are inserted, in blocks as :meth:`blocks`."""
         for block in range(self._count(table, "removed")):
             yield self._piece(table, "removed", block)
 
     def candidates(self, table: int) -> Iterator[tuple[Ids, Counts, Counts]]:
-        """Ids that have been counted and have no row, their counts, and the version that named
-        each last (0 in a file that does not know it), as :meth:`blocks`."""
+        """Yields candidates in blocks as :meth:`blocks`: ids with a count and no row, their
+        counts, and the version that named each last (0 in a file of the older format)."""
         known = "candidates/touched" in candidate_columns(self.header.format)
         for block in range(self._count(table, "candidates/ids")):
             counts = self._piece(table, "candidates/counts", block)
@@ -169,7 +173,8 @@ class RowsReader:
             raise CheckpointError(f"{self.path} is not a file of rows: {error}") from error
 
     def _steps(self) -> dict[str, int]:
-        """The bytes of a piece of each tensor: of one table's columns all have as many rows.
+        """Returns the bytes per piece of each tensor: all columns of a table have as many rows in
+        a piece.
 
         Raises:
             ValueError: the tensors are not those of the header.

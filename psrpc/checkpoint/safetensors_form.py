@@ -1,4 +1,7 @@
 """The form of a safetensors file: eight bytes of length, a header in JSON, and tensors end to end.
+Pure.
+
+The header names tensors in the order of their bytes.
 
 Pure. Who writes a file names its tensors in the order in which their bytes follow.
 """
@@ -29,7 +32,7 @@ from psrpc.core.errors import CheckpointError
 from psrpc.core.tensor_form import shape
 
 METADATA_KEY = "psrpc"
-"""Where our own metadata stands, as JSON. Load-bearing."""
+"""Key of our own metadata, as JSON. Load-bearing."""
 
 DTYPES = {
     "float32": "F32",
@@ -40,7 +43,7 @@ DTYPES = {
     "uint32": "U32",
     "bool": "BOOL",
 }
-"""numpy's names and safetensors'."""
+"""numpy dtypes and their names in safetensors."""
 
 _DTYPE_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 
@@ -53,7 +56,7 @@ _TENSORS = mapped(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor and where its bytes begin, counted from the end of the header."""
+    """A tensor and the offset of its bytes from the end of the header."""
 
     name: str
     dtype: str
@@ -98,8 +101,8 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> byte
 
 
 def header_length(start: bytes | bytearray, nbytes: int) -> int:
-    """The bytes of the header that follows ``start``, the first eight of a file of ``nbytes``.
-    Raises ValueError: no file has so many."""
+    """Returns the size of the header from ``start``, the first eight bytes of a file of
+    ``nbytes``. Raises ValueError if it exceeds the file."""
     length = int.from_bytes(start, "little")
     if not 8 + length <= nbytes or length > LARGEST:
         raise ValueError(f"its header is said to have {length} bytes")
@@ -107,8 +110,8 @@ def header_length(start: bytes | bytearray, nbytes: int) -> int:
 
 
 def parse_safetensors_header(data: bytes, nbytes: int) -> tuple[Any, list[Placed]]:
-    """The metadata, not looked at, and the tensors by their place. ``data`` is the JSON,
-    ``nbytes`` the size of what follows it.
+    """Parses the header ``data``; returns the metadata, unchecked, and the tensors by offset.
+    ``nbytes`` is the size of the bytes after the header.
 
     Raises:
         ValueError: it is not such a file.

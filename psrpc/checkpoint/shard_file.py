@@ -33,7 +33,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardState:
-    """All that a shard holds, cut for it.
+    """The arrays of a shard, in its parts.
 
     Attributes:
         values: arena name -> ``[shard length]``.
@@ -66,7 +66,7 @@ class Entry(TypedDict):
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """The metadata of a file."""
+    """The metadata of a shard's file."""
 
     shard: int
     shards: int
@@ -89,8 +89,8 @@ class ShardHeader:
 
 
 def _intervals(value: Any, where: str) -> Any:
-    """Passes intervals in the order in which :class:`psrpc.core.intervals.IntervalSet` gives them,
-    for which it takes time in proportion to their number."""
+    """Checks that intervals are in the order of :class:`psrpc.core.intervals.IntervalSet`, which
+    then takes time in proportion to their number."""
     end = 0
     for start, stop in _PAIRS(value, where):
         if not end <= start < stop:
@@ -134,7 +134,7 @@ _HEADER = record(
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file as it was written: what the manifest will hold against it."""
+    """Size and digest of a written file, for the manifest."""
 
     name: str
     nbytes: int
@@ -246,6 +246,6 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
 
 
 def array_bytes(array: NDArray) -> memoryview:
-    """The bytes of an array, row-major; a view where it is contiguous."""
+    """Returns the bytes of an array, row-major; a view if it is contiguous."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")

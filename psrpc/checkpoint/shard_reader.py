@@ -1,4 +1,4 @@
-"""Reads one shard's file of a checkpoint, once: what is read is checked as it goes by."""
+"""Reads one shard's file of a checkpoint in one pass, and verifies it on the way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psrpc.core.errors import CheckpointError
 from psrpc.files.storage import DISK, Storage
 
 _CHUNK = 1 << 20
-"""Bytes between two steps of the digest: few enough to be in the cache still."""
+"""Bytes per step of the digest: few enough to be still in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Tensor:
 
 
 class ShardReader:
-    """An open file. Iterate over its tensors, and call :meth:`fill` or :meth:`read` for those
-    that are wanted before the next; after the last one the whole file has been compared with its
-    size and digest, and only then may what was read be used. A context manager."""
+    """An open file. Iterate over its tensors, and call :meth:`fill` or :meth:`read` for the needed
+    ones before the next. Their values may be used only after the last tensor, when the whole file
+    has been compared with its size and digest. A context manager."""
 
     def __init__(self, path: Path, nbytes: int, sha256: str, storage: Storage = DISK) -> None:
         """Opens the file and reads its header. ``nbytes`` and ``sha256`` are the manifest's.
@@ -50,7 +50,7 @@ class ShardReader:
         self._sha256 = sha256
         self._digest = hashlib.sha256()
         self._left = 0
-        """Bytes of the present tensor that have not been read."""
+        """Unread bytes of the current tensor."""
         try:
             self._file = storage.open(path)
         except OSError as error:
@@ -79,7 +79,7 @@ class ShardReader:
         self._file.close()
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The tensors in the order in which they lie there.
+        """Yields the tensors in the order of the file.
 
         Raises:
             CheckpointError: at the end, when the file is not as the manifest says.
@@ -93,7 +93,7 @@ class ShardReader:
             raise CheckpointError(f"{self.path} has SHA-256 {digest}; expected {self._sha256}")
 
     def fill(self, tensor: Tensor, array: NDArray, first: int = 0) -> None:
-        """Reads elements ``[first, first + len(array))`` of the present tensor into ``array``,
+        """Reads elements ``[first, first + len(array))`` of the current tensor into ``array``,
         which is flat and contiguous. At most once for each tensor.
 
         Raises:
@@ -109,7 +109,7 @@ class ShardReader:
             self._read_into(array.view(np.uint8).data)
 
     def read(self, tensor: Tensor) -> NDArray:
-        """The present tensor, as a new array."""
+        """Reads the current tensor into a new array."""
         array = np.empty(tensor.size, tensor.dtype)
         self.fill(tensor, array)
         return array.reshape(tensor.shape)
@@ -159,7 +159,7 @@ _FORMAT = record({"format": whole()}, more=True)
 
 
 def _tensors(placed: Sequence[Placed], entries: Mapping[str, Entry]) -> list[Tensor]:
-    """The tensors with what they are. Raises ValueError."""
+    """Returns the tensors with their descriptions. Raises ValueError."""
     if entries.keys() != {tensor.name for tensor in placed}:
         raise ValueError(f"it has {len(placed)} tensors, and entries of others")
     found = []

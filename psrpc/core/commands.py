@@ -66,8 +66,8 @@ class RoundsAhead:
 
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
-    """Ssp: others wait for ``worker`` since change ``entry``; it has done at least ``steps`` steps,
-    as others count them. ``proof``: that the coordinator says so, where a worker brings it."""
+    """Ssp: others wait for ``worker`` since change ``entry``; it has done at least ``steps``
+    steps, as others count them. ``proof`` is the coordinator's, where a worker brings the clock."""
 
     worker: str
     entry: int
@@ -93,7 +93,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A shard checks its callers by these, for one generation. Made when checked.
+    """The keys with which a shard checks its callers, for one generation; validated when made.
 
     Attributes:
         verify: the public key of sessions and decisions, Ed25519.
@@ -135,8 +135,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Orders the shards to refuse a departed worker, and to drop these of its attempts;
-    ``ends_ahead``: and to apply no more rounds that were decided ahead, of which it has a part."""
+    """Orders the shards to refuse a departed worker, and to drop these of its attempts. With
+    ``ends_ahead`` also to apply no more rounds that were decided ahead, since some contain its
+    batches."""
 
     number: int
     worker: str

@@ -1,4 +1,4 @@
-"""What shards report to the coordinator, as plain values. Both roles use these;
+"""Reports of shards to the coordinator, as plain values. Both roles use these;
 :mod:`psrpc.wire.shard_reports` converts them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses command lines. An unreadable one gets an error with a code and a fix, like all others."""
+"""Parses command lines. Errors have a code and a fix."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command's options, and of those of the commands below it."""
+    """A parser for a command's options and its subcommands."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        """Without abbreviations: what is short for one option today is short for two tomorrow."""
+        """Disables abbreviations: a new option would make one ambiguous."""
         super().__init__(*args, **{"allow_abbrev": False, **more})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Everything has to be known: here, where it is known what there is."""
+        """Refuses unknown arguments here, where the known ones can be suggested."""
         words = sys.argv[1:] if args is None else list(args)
         said, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return said, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Says how it is used and what was wrong, and ends with 2."""
+        """Prints the usage and the error, and exits with 2."""
         choice = _CHOICE.search(message)
         if choice is not None:
             message += did_you_mean(choice[1], re.findall(r"[\w.-]+", choice[2]))
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, program: str) -> None:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for all commands and options of ``parser``."""
+    """Returns the completion script for all commands and options of ``parser``."""
     import shtab
 
     return str(shtab.complete(parser, shell=shell))

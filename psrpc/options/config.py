@@ -1,4 +1,8 @@
-"""The settings of a command, from wherever they come, and from where each one came.
+"""The settings of a command, and the source of each.
+
+Sources, highest precedence first: the command line, ``PSERVER_*`` in the environment, a TOML file
+(``--config FILE``), ``TF_CONFIG``, the default. A new field of the class that declares a command's
+options can be set in all of them at once. Imports nothing slow.
 
 In this order: the command line, ``PSERVER_*`` in the environment, a TOML file (``--config FILE``),
 ``TF_CONFIG``, the default. A new field of the class that declares a command's options can be set
@@ -38,12 +42,13 @@ _CONTRARY = {
     "certs": ("insecure",),
     "token_file": ("insecure",),
 }
-"""Settings that, said by one source, are not wanted any more of those after it."""
+"""Settings that exclude each other: one from a source of higher precedence drops the others of
+lower ones."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it came from.
+    """A value and its source.
 
     Attributes:
         kind: ``"command line"``, ``"environment"``, ``"file"``, ``"TF_CONFIG"`` or ``"default"``.
@@ -56,12 +61,12 @@ class Setting:
 
     @property
     def source(self) -> str:
-        """In words."""
+        """Describes the source."""
         return f"{self.kind} ({self.where})" if self.where else self.kind
 
 
 class Configuration(Generic[T]):
-    """Reads the options that a dataclass declares, wherever they are set."""
+    """Reads the options that a dataclass declares, from all sources."""
 
     def __init__(self, parser: argparse.ArgumentParser, section: str, declaring: type[T]) -> None:
         """Adds the options to ``parser``, and ``--config`` and ``--show-config``.
@@ -94,7 +99,8 @@ class Configuration(Generic[T]):
     def settings(
         self, said: argparse.Namespace, environment: Mapping[str, str]
     ) -> dict[str, Setting]:
-        """All settings, by key, in the order of the options. Reads the file, if there is one.
+        """Returns all settings by key, in the order of the options. Reads the file, if there is
+        one.
 
         Args:
             said: what the parser has parsed.
@@ -119,7 +125,7 @@ class Configuration(Generic[T]):
         }
 
     def shown(self, said: argparse.Namespace, environment: Mapping[str, str]) -> str:
-        """All settings and where each comes from, a line each. Raises as :meth:`settings`."""
+        """Formats all settings and their sources, a line each. Raises as :meth:`settings`."""
         settings, options = self.settings(said, environment), self._options
         rows = [(key, *_shown(options[key], setting)) for key, setting in settings.items()]
         file = _file(said, environment)
@@ -127,7 +133,7 @@ class Configuration(Generic[T]):
         return _table(rows)
 
     def options(self, said: argparse.Namespace, environment: Mapping[str, str]) -> T:
-        """The options; their ``elsewhere`` says where those were set that the command line has not.
+        """Returns the options; ``elsewhere`` of them has the sources other than the command line.
 
         Raises:
             InvalidArgument: see :meth:`settings`; or a required option is set nowhere.
@@ -260,13 +266,13 @@ def add_options(
 
 
 def _spoken(option: Option, said: argparse.Namespace) -> Any:
-    """What the command line has for an option."""
+    """Returns the value of an option on the command line."""
     value = getattr(said, option.name)
     return tuple(value) if option.kind == "list" else value
 
 
 def _file(said: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
-    """The TOML file and the option that names it; None and empty without one."""
+    """Returns the path of the TOML file and its source; None and empty without a file."""
     if said.config is not None:
         return Setting(said.config, "command line", "--config")
     named = environment.get(variable("config"))
@@ -279,7 +285,7 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _shown(option: Option, setting: Setting) -> tuple[str, str]:
-    """The value as one would write it in the environment, without secrets, and its source."""
+    """Returns the value as in an environment variable, without secrets, and its source."""
     value = setting.value
     if value is None or value in ("", ()):
         return ("-", "missing") if option.required else ("-", setting.source)

@@ -1,4 +1,4 @@
-"""The names of all settings that a file or the environment may hold, whichever command has them."""
+"""Names of all settings of all commands, as a file or the environment may have them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from psrpc.options.settings import SETTINGS_OF
 PREFIX = "PSERVER_"
 
 SECTIONS = ("common", *SETTINGS_OF)
-"""Of the TOML file: settings of every command, then those of one."""
+"""Sections of the TOML file: one for every command, then one for each."""
 
 KEYS_OF = {
     section: frozenset(option.key for option in options_of(settings))
     for section, settings in SETTINGS_OF.items()
 }
-"""The settings of each section but ``[common]``, which takes all of them."""
+"""The settings of each section; ``[common]``, which takes all, is left out."""
 
 KEYS = frozenset[str]().union(*KEYS_OF.values()) | {"config"}
 
 _OF_KUBERNETES = re.compile(
     PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?)"
 )
-"""Variables that Kubernetes sets in every pod beside a service called pserver or pserver-…."""
+"""Variables that Kubernetes sets in pods for a service called pserver or pserver-…."""
 
 
 def variable(key: str) -> str:
@@ -35,12 +35,12 @@ def variable(key: str) -> str:
 
 
 def is_a_setting(name: str) -> bool:
-    """Whether the environment variable ``name`` is meant for us."""
+    """Whether the environment variable ``name`` has our prefix and is not one of Kubernetes."""
     return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
 
 
 def check_key_names(environment: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for a variable that is meant for us and is no setting of any command;
+    """Raises InvalidArgument for a variable with our prefix that is no setting of any command;
     suggests the nearest one."""
     known = {variable(key) for key in KEYS}
     for name in sorted(filter(is_a_setting, environment)):
@@ -50,6 +50,6 @@ def check_key_names(environment: Mapping[str, str]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'shard'?``, or nothing where nothing is close."""
+    """Returns ``; did you mean 'shard'?``, or nothing without a similar name."""
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

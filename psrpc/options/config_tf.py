@@ -25,15 +25,15 @@ TAKEN = {
     "pserver": ("advertise", "bind", "coordinator", "shard"),
     "worker": ("coordinator",),
 }
-"""The settings that each command takes from it, if nothing else says them."""
+"""The settings that each command takes from ``TF_CONFIG``, with the lowest precedence."""
 
 _CHIEFS = ("chief", "master", "worker")
-"""The first of these that a cluster has is where the coordinator is."""
+"""Task types that may be the coordinator; the first one in the cluster is."""
 
 
 @dataclass(frozen=True)
 class TfConfigValue:
-    """The text of a setting and what in TF_CONFIG it was read from."""
+    """The text of a setting and its place in ``TF_CONFIG``."""
 
     text: str
     where: str

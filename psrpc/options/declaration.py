@@ -90,7 +90,7 @@ class NotThis(Exception):
 
 
 def flag_from_text(text: str) -> bool:
-    """Whether the text of a variable says yes. Raises NotThis."""
+    """Parses a yes or no of an environment variable. Raises NotThis."""
     if text.lower() not in _FLAGS:
         raise NotThis("true or false")
     return _FLAGS[text.lower()]
@@ -148,8 +148,7 @@ class Option:
     group: str
 
     def arguments(self, note: str = "") -> dict[str, Any]:
-        """What ``add_argument`` takes for its flag: absent from what is parsed unless the command
-        line has it.
+        """Returns arguments of ``add_argument`` for the flag; an absent flag leaves no attribute.
 
         Args:
             note: added to its help.
@@ -220,7 +219,8 @@ class Option:
 
 
 def options_of(declaring: type) -> tuple[Option, ...]:
-    """The options that a dataclass declares: its own, those that it inherits, those of groups."""
+    """Returns the options that a dataclass declares, including inherited ones and those of
+    groups."""
     hints = get_type_hints(declaring)
     found = [
         (declared.kw_only, _option(declared, hints[declared.name]))

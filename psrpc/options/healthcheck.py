@@ -1,5 +1,5 @@
-"""The command ``healthcheck`` of coordinators and shards, for containers. Imports nothing that
-takes long before it asks."""
+"""The command ``healthcheck`` of coordinators and shards, for containers. Imports nothing slow
+before it asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options of ``coordinator healthcheck`` and ``pserver healthcheck``, but for the
+    """Defines the options of ``coordinator healthcheck`` and ``pserver healthcheck``, except the
     address."""
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument(
@@ -68,7 +68,7 @@ def check_health(
 
 
 def said(reason: str) -> int:
-    """The exit status, after one line if there is a reason not to be healthy."""
+    """Prints the reason, if there is one; returns the exit status."""
     if reason:
         print(f"unhealthy: {reason}", file=sys.stderr)  # noqa: T201
     return UNHEALTHY if reason else HEALTHY

@@ -1,5 +1,8 @@
 """Keys of ``--set``: fields of a job, arguments of its optimizer, settings of the job file.
 
+The commands that start a job cannot import ``Job``, so the fields are listed here; a test compares
+them.
+
 The commands that start a job cannot import ``Job``. A test compares this with its fields.
 """
 
@@ -16,7 +19,7 @@ from psrpc.files.urls import similar_path
 
 
 def read_job_file(path: Path) -> bytes:
-    """Reads a job file; a quick check before a process is started for it.
+    """Reads a job file; a quick check before a process starts for it.
 
     Raises:
         InvalidJob: the file is missing or unreadable, or is a notebook.
@@ -74,15 +77,15 @@ _FIELDS = """
     compression topk stop_early reduce_lr evaluate_every_epoch
 """
 FIELDS = tuple(_FIELDS.split())
-"""Fields whose value can be written as text."""
+"""Fields whose values can be written as text."""
 
 CODE = frozenset({"class_weight", "loss_weights", "model", "train"})
-"""The others."""
+"""Fields that only code can set."""
 
 
 def own_settings(path: Path) -> frozenset[str]:
-    """The names that the job file at ``path`` asks for with ``setting("name", ...)``, found without
-    running it; none where it cannot be read."""
+    """Returns the names in calls of ``setting("name", ...)`` in the job file at ``path``, without
+    running it; none if it is unreadable."""
     try:
         tree = ast.parse(read_job_file(path))
     except (InvalidJob, SyntaxError, ValueError):
@@ -91,8 +94,8 @@ def own_settings(path: Path) -> frozenset[str]:
 
 
 def literal_settings(tree: ast.Module) -> frozenset[str] | None:
-    """The names that a file asks for with ``setting("name", ...)``; None if it uses ``setting`` in
-    another way, too."""
+    """Returns the names in calls of ``setting("name", ...)``; None if the file also uses
+    ``setting`` in other ways."""
     found = list(_literals(tree))
     uses = sum(
         getattr(node, "id", getattr(node, "attr", getattr(node, "value", ""))) == "setting"
@@ -117,8 +120,8 @@ def _literals(tree: ast.Module) -> Iterator[str]:
 
 
 def setting_meant(words: Sequence[str], flag: str, *, exactly: bool) -> str:
-    """Finds the setting that was typed as an option: ``epochs=3`` for ``--epochs`` in ``words``;
-    empty if a job has no such setting.
+    """Finds a setting of the job in ``words`` that was typed as an option: ``epochs=3`` for
+    ``--epochs``; empty if there is none.
 
     Args:
         words: of the whole command line, the job file among them.
@@ -139,7 +142,7 @@ def setting_meant(words: Sequence[str], flag: str, *, exactly: bool) -> str:
 
 
 def unknown_key(setting: str, key: str, known: Sequence[str]) -> InvalidSetting:
-    """The error for ``--set key=value`` with a key that is none of those ``known``."""
+    """Returns the error for ``--set key=value`` with a key not in ``known``."""
     # ``lr`` is as far from ``learning_rate`` as from anything.
     last = key.rpartition(".")[2]
     short = [name for name in known if last == _initials(name.rpartition(".")[2])]
@@ -196,4 +199,4 @@ INSTEAD = {
     "x": _TRAINING,
     "y": _TRAINING,
 }
-"""Names that users try and that are no fields of a job, and a sentence about the way to go."""
+"""Names that users try and that are not fields of a job, each with the replacement."""

@@ -1,4 +1,7 @@
-"""Reads a job file without running it, for mistakes that need no TensorFlow to be found.
+"""Reads a job file without running it, for mistakes that can be found without TensorFlow.
+
+Its errors have the words of the later ones; mistakes that only show when the file runs are left to
+that.
 
 What is refused here would be refused later in the same words; what only running the file can tell
 is left to that.
@@ -30,21 +33,21 @@ _HARMLESS = """
     tensorflow_datasets worker
 """
 _LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy", "subprocess"}
-"""Modules that ask for no settings and write no data of a job."""
+"""Modules that read no settings and write no data of a job."""
 
 _DYNAMIC = "__import__ chdir eval exec getattr globals import_module system vars"
 _OPAQUE = frozenset(_DYNAMIC.split())
-"""Names with which a file may do what cannot be read in it."""
+"""Names that let a file do things that its source does not show."""
 
 _FILES = {"Csv": "path", "Npz": "path"}
-"""Data sources that need one file, and what that argument is called."""
+"""Data sources that need one file, and the name of that argument."""
 
 MOST_MODULES = 100
-"""Files of the user's own that are read along with a job file."""
+"""Most files of the user's own that are read with a job file."""
 
 
 def first_look(path: Path, settings: Sequence[str] = ()) -> None:
-    """Finds what speaks against a job file and its ``--set`` settings in milliseconds.
+    """Checks a job file and its ``--set`` settings in milliseconds.
 
     Raises:
         InvalidJob: the file is not there, or names a data file that is not.
@@ -102,8 +105,8 @@ def _check_init_from(values: dict[str, str]) -> None:
 
 
 def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
-    """The file and the user's modules behind it; None where only running them can tell what they
-    ask for with ``setting`` and what they do."""
+    """Parses the file and the user's modules behind it; None if their settings and effects are
+    only known by running them."""
     found: list[ast.Module] = []
     folders = (path.absolute().parent, Path.cwd())
     todo, seen = [tree], {path.absolute()}
@@ -128,7 +131,7 @@ def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """The top-level names of all modules that are imported anywhere in it."""
+    """Returns the top-level names of all modules that the file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -137,7 +140,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _local(name: str, folders: Sequence[Path]) -> list[Path] | None:
-    """The files of a module of the user's own; None if it is none."""
+    """Returns the files of a module of the user's own; None for other modules."""
     for folder in folders:
         if (folder / f"{name}.py").is_file():
             return [folder / f"{name}.py"]
@@ -147,7 +150,7 @@ def _local(name: str, folders: Sequence[Path]) -> list[Path] | None:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """All names and attributes that are used in it."""
+    """Returns all names and attributes that the file uses."""
     return {
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -159,7 +162,7 @@ def _names(tree: ast.Module) -> set[str]:
 
 
 def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """The calls that make ``train`` and ``eval`` of ``job = Job(...)``."""
+    """Yields the calls that make ``train`` and ``eval`` of ``job = Job(...)``."""
     stored = Counter(
         node.id
         for node in ast.walk(tree)
@@ -183,8 +186,8 @@ def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _check_file(what: str, call: ast.Call, modules: Sequence[ast.Module]) -> None:
-    """Raises InvalidData if it reads a file that is named there, and there alone, and is not there:
-    another line with the name, maybe without its suffix, may be one that makes it."""
+    """Raises InvalidData for a missing data file that the call names and no other line does:
+    another line with the name, maybe without its suffix, may create the file."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name not in _FILES:
         return

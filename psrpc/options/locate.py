@@ -1,4 +1,4 @@
-"""Where the coordinator of a running job answers, for the commands that talk to it."""
+"""Finds the coordinator of a running job, for commands that talk to it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VARIABLE = "PSERVER_COORDINATOR"
 LONGEST_ADDRESS = 1024
 
 DEFAULT = f"${VARIABLE}, else as the newest run under {RUNS}/ says, else localhost:5000"
-"""Where a coordinator is looked for, in words."""
+"""Names the places where a coordinator is looked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options that say which coordinator is meant."""
+    """Defines the options that choose a coordinator."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--coordinator",
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The directory of the run that is meant, if it is one on this machine: where nothing is said,
-    the newest.
+    """Returns the chosen run directory, by default the newest; None if the coordinator is chosen
+    by its address.
 
     Raises:
         InvalidArgument: the environment has a setting that there is not.
@@ -61,7 +61,7 @@ def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
 
 
 def find_coordinator(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
-    """``HOST:PORT`` of the coordinator that is meant.
+    """Returns ``HOST:PORT`` of the chosen coordinator.
 
     Raises:
         InvalidArgument: ``--coordinator`` is no address, or see :func:`find_run`.
@@ -101,8 +101,8 @@ def find_security(
 
 
 def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
-    """With the certificates that a run made for itself; plaintext if it made none, or is served
-    without them now.
+    """Makes credentials from the certificates that a run made for itself; plaintext if it made
+    none, or is served without them now.
 
     Raises:
         InvalidArgument: they cannot be used.
@@ -115,7 +115,7 @@ def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
 
 
 def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnreachable:
-    """The error where no coordinator runs on ``run_dir``, with how the run stands.
+    """Returns the error for ``run_dir`` without a coordinator, with the state of the run.
 
     Args:
         cause: what is in the way to the address that its last coordinator had.

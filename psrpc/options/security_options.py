@@ -1,4 +1,4 @@
-"""The options of every command that say how it shows who it is. Imports nothing that takes long."""
+"""The options by which every command authenticates itself. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
 INSECURE_VARIABLE = "PSERVER_INSECURE"
 
 Arguments = argparse.Namespace | SecurityOptions
-"""What was parsed, or the options of a command with a configuration."""
+"""Parsed arguments, or the options of a command with a configuration."""
 
 
 def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
@@ -42,7 +42,7 @@ def from_arguments(
     role: Role, args: Arguments, environment: Mapping[str, str] = os.environ
 ) -> Security:
     """Makes the credentials that the options of :func:`add_security_arguments` or the environment
-    ask for.
+    name.
 
     Raises:
         InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
@@ -75,7 +75,7 @@ def _asked(args: Arguments, key: str, variable: str) -> str:
 def certificates_directory(
     args: Arguments, environment: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """The directory that the options, or else the environment, name."""
+    """Returns the directory that the options, or else the environment, name."""
     given: Path | None = args.certs
     return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
 
@@ -84,15 +84,15 @@ def who_asks(
     args: Arguments,
     roles: Iterable[Role],
 ) -> Role:
-    """Chooses the first of ``roles`` whose certificate is there, since many machines have the files
-    of a single role; operator where none is."""
+    """Chooses the first of ``roles`` whose certificate exists, since many machines have the files
+    of one role only; operator if none exists."""
     certs = certificates_directory(args)
     found = (role for role in roles if certs and (certs / certificate_name(role)).exists())
     return next(found, Role.OPERATOR)
 
 
 def token_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The token's file that the options, or else the environment, name."""
+    """Returns the token file that the options, or else the environment, name."""
     given: Path | None = args.token_file
     return given if given or args.insecure else _path(environment, TOKEN_VARIABLE)
 

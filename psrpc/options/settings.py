@@ -1,5 +1,8 @@
 """Every option of ``coordinator serve``, ``pserver serve`` and ``worker run``, declared once.
 
+One environment and one TOML file serve a whole cluster, so each command must tell another
+command's setting from a misspelt one: all declarations are here. Imports nothing slow.
+
 One environment and one TOML file serve a whole cluster, so each command has to tell a setting of
 another one from one that is misspelt: all declarations stand here. Imports nothing slow.
 """
@@ -25,13 +28,13 @@ _TOKEN_FILE = (
     "needed then (default: $PSERVER_TOKEN_FILE)"
 )
 _INSECURE = (
-    "plaintext {}: whoever reaches the port can change the model (default: $PSERVER_INSECURE)"
+    "plaintext {}: anyone who reaches the port can change the model (default: $PSERVER_INSECURE)"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions:
-    """How a process shows who it is.
+    """How a process authenticates itself.
 
     Attributes:
         elsewhere: where settings were set that the command line does not have, by key.
@@ -52,7 +55,7 @@ class SecurityOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenerSecurityOptions(SecurityOptions):
-    """How a process that listens shows who it is."""
+    """How a process that listens authenticates itself."""
 
     token_file: Path | None = option(
         _TOKEN_FILE.format("ca.crt and the own certificate"), None, metavar="FILE", group=_SECURITY
@@ -232,4 +235,5 @@ SETTINGS_OF: Mapping[str, type[ProcessOptions]] = {
     "pserver": ShardOptions,
     "worker": WorkerOptions,
 }
-"""What declares the settings of each section but ``[common]``, which takes all of them."""
+"""The class that declares the settings of each section; ``[common]``, which takes all, is left
+out."""

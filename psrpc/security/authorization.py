@@ -1,5 +1,5 @@
-"""Asks whether a peer may make a call, for both kinds of server, and before its request is read:
-:mod:`psrpc.net.overload` reads it, further in."""
+"""Authorizes calls in both kinds of server, before the request is read: :mod:`psrpc.net.overload`
+reads it, further in."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = get_logger()
 _BEARER = b"Bearer "
 
 _MOST_TOLD = 256
-"""Different refusals that the log tells of."""
+"""Most different refusals that are logged."""
 
 Refusal = tuple[grpc.StatusCode, AccessDenied]
 
 
 class Authorizer:
-    """Decides about calls to one server. Thread-safe."""
+    """Authorizes calls to one server. Thread-safe."""
 
     def __init__(self, security: Security) -> None:
         """``security`` is the server's own; it has certificates."""
@@ -39,7 +39,7 @@ class Authorizer:
         self._told: set[str] = set()
 
     def refusal(self, method: str, context: Any) -> Refusal | None:
-        """Why the call with ``context`` may not be made, None if it may."""
+        """Returns why the call with ``context`` is not allowed; None if it is."""
         refused = (
             self._of_token(method, context)
             if self._security.by_token
@@ -57,7 +57,7 @@ class Authorizer:
         peer = shown.identity
         if peer is None:
             return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
-                f"the certificate of whoever calls {_short(method)} names no role of job "
+                f"the certificate of the caller of {_short(method)} names no role of job "
                 f"{self._job}; make one with `coordinator certs`",
                 code="PS302",
             )
@@ -74,7 +74,7 @@ class Authorizer:
         if peer.role not in roles:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
                 f"{peer.role.one} may not call {_short(method)}; expected "
-                f"{' or '.join(sorted(roles)) or 'nobody'}"
+                f"{' or '.join(sorted(roles)) or 'no role'}"
             )
         return None
 
@@ -90,7 +90,7 @@ class Authorizer:
             )
         if not roles_of(method):
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
-                f"nobody may call {_short(method)}"
+                f"no role may call {_short(method)}"
             )
         return None
 
@@ -99,7 +99,7 @@ class AuthorizationInterceptor(Interceptor):
     """For servers with threads; the first of a server's interceptors."""
 
     def __init__(self, security: Security, look_s: float = LOOK_S) -> None:
-        """``look_s`` is the time between two looks at calls under way."""
+        """``look_s`` is the interval between checks of open calls."""
         self._authorizer = Authorizer(security)
         self.live = LiveCalls(security.objection, look_s)
 
@@ -174,18 +174,18 @@ class AioAuthorizationInterceptor(AioInterceptor):
 
 
 class _Ending:
-    """Ends the call of the task that makes it, from any thread. The caller is told to connect
-    again, which it can if it has a new certificate by now; if not, it is told why not."""
+    """Ends a call from any thread. Its error asks the caller to connect again, which succeeds if
+    it has a new certificate by now; otherwise the next error has the reason."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._ended = False
         self.over = False
-        """Set where the call has ended by itself: what the task does then is gRPC's."""
+        """Set once the call has ended by itself: gRPC then handles its task."""
 
     def end(self) -> None:
-        """Any thread."""
+        """Ends the call. Any thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -194,7 +194,7 @@ class _Ending:
             self._task.cancel()
 
     async def abort(self, context: Any) -> None:
-        """In the task, which was cancelled; nothing happens if it was by someone else."""
+        """Runs in the cancelled task; does nothing if another party cancelled it."""
         if self._ended and self._task is not None:
             self._task.uncancel()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the certificate counts no more")

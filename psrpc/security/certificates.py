@@ -1,4 +1,4 @@
-"""The files by which a process shows who it is, read and checked."""
+"""Reads and checks the files with a process's certificates and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CA_CERTIFICATE = "ca.crt"
 CA_KEY = "ca.key"
 
 MOST_BYTES = 1 << 20
-"""No file of keys or certificates is as large as that."""
+"""Upper bound for files of keys and certificates."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 """Inode, size and time of each file; a change means that the files were replaced."""
@@ -35,7 +35,7 @@ def key_name(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The certificates that a process shows and trusts; consistent and valid when they were read.
+    """The certificates that a process shows and trusts; consistent and valid when read.
 
     Attributes:
         job: the job of the certificate authority.
@@ -51,12 +51,13 @@ class Certificates:
 
 
 def stamp_of(directory: Path, role: Role | None) -> Stamp:
-    """Of the files that :func:`read_certificates` reads; zeros for one that is not there."""
+    """Returns the versions of the files that :func:`read_certificates` reads; zeros for a missing
+    one."""
     return tuple(stamp_of_file(directory / name) for name in _names(role))
 
 
 def stamp_of_file(path: Path) -> tuple[int, int, int]:
-    """When it was changed, how long it is, and which file it is; zeros if it is not there."""
+    """Returns inode, size and time of a file; zeros if it is missing."""
     try:
         found = path.stat()
     except OSError:
@@ -120,13 +121,13 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
 
 
 def authorities_of(directory: Path) -> list[Any]:
-    """The certificates in ``ca.crt``, all of one job. Raises InvalidArgument."""
+    """Parses the certificates in ``ca.crt``, all of one job. Raises InvalidArgument."""
     path = directory / CA_CERTIFICATE
     return _authorities(path, read_pem_file(path))
 
 
 def job_of(authority: Any) -> str:
-    """The job that a certificate authority is there for; empty if it names none."""
+    """Returns the job of a certificate authority; empty if it names none."""
     return job_of_ca(_uri(authority))
 
 
@@ -148,7 +149,7 @@ def _authorities(path: Path, pem: bytes) -> list[Any]:
 
 
 def read_pem_file(path: Path, why: str = "") -> bytes:
-    """The content of a small file. Raises InvalidArgument, with what to do.
+    """Reads a small file. Raises InvalidArgument, with the fix.
 
     Args:
         why: what more to say where there is none.
@@ -181,7 +182,8 @@ def read_pem_file(path: Path, why: str = "") -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Reads a small file that only its owner may read.
+    """Reads a small file that only its owner may read. Group members may read a file of root, such
+    as a secret mounted by an orchestrator: PostgreSQL has the same rule for its keys.
 
     Group members may read a file of root, such as a secret that an orchestrator mounts: PostgreSQL
     has the same rule for its keys.
@@ -230,7 +232,7 @@ def _public_bytes(holder: Any) -> bytes:
 
 
 def _uri(certificate: Any) -> str:
-    """The one URI that a certificate names; empty if there is none, or more."""
+    """Returns the URI that a certificate names; empty if it names none or several."""
     from cryptography import x509
 
     try:

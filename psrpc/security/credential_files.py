@@ -1,4 +1,4 @@
-"""A process's certificates and token on disk, as they are or as they could last be used."""
+"""A process's certificates and token on disk, or their last usable content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORTEST_TOKEN = 16
 
 
 class CredentialFiles:
-    """Thread-safe. Reads nothing before it is asked, and nothing that has not changed."""
+    """Reads files when they are needed, and again when they have changed. Thread-safe."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class CredentialFiles:
         self._token: tuple[tuple[int, int, int], bytes] | None = None
 
     def stamp(self) -> Stamp:
-        """Returns another one when what clients use has been replaced."""
+        """Returns a new value after the files that clients use were replaced."""
         stamp = () if self._directory is None else stamp_of(self._directory, self._needed())
         return stamp if self._token_file is None else (*stamp, stamp_of_file(self._token_file))
 
     def certificates(self) -> Certificates:
-        """Returns the certificates on disk, or the last ones that could be used. Not in plaintext.
+        """Returns the certificates on disk, or the last usable ones. Not in plaintext.
 
         Raises:
             InvalidArgument: none could be used so far.
@@ -87,7 +87,7 @@ class CredentialFiles:
             return found
 
     def token(self) -> bytes:
-        """Returns the token on disk, or the last one that could be used. Only with a token file.
+        """Returns the token on disk, or the last usable one. Only with a token file.
 
         Raises:
             InvalidArgument: none could be used so far.
@@ -109,7 +109,8 @@ class CredentialFiles:
             return found
 
     def _needed(self) -> Role | None:
-        """Returns the role whose certificate is read; None where the authority's is enough."""
+        """Returns the role whose certificate is read; None where the authority's certificate is
+        enough."""
         shown = self._role is not None and (self._role.serves or self._token_file is None)
         return self._role if shown else None
 

@@ -30,12 +30,12 @@ TOKEN_KEY = "authorization"
 """Call metadata in which a token travels, as ``Bearer TOKEN``. Load-bearing."""
 
 SOON = timedelta(days=7)
-"""Certificates that expire within this time are warned of."""
+"""Certificates that expire within this time cause a warning."""
 
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """By which options, and from where, a process was told, in words."""
+    """The options of each setting and their sources, for messages."""
 
     certs: str = "--certs"
     token_file: str = "--token-file"
@@ -43,7 +43,7 @@ class CredentialOptions:
 
 
 BY_OPTIONS = CredentialOptions()
-"""All of it on the command line."""
+"""All settings come from the command line."""
 
 
 class Security:
@@ -67,8 +67,8 @@ class Security:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         start: Start = on_thread,
     ) -> None:
-        """Nothing is read here; see :meth:`from_options`, which checks all. ``now`` is UTC;
-        ``start`` has looks at the run directory done."""
+        """Reads nothing; :meth:`from_options` checks everything. ``now`` is UTC; ``start`` runs
+        checks of the run directory."""
         self.role = role
         self.insecure = insecure
         self.directory = certs
@@ -87,7 +87,7 @@ class Security:
         insecure: bool = False,
         asked: CredentialOptions = BY_OPTIONS,
     ) -> Self:
-        """Reads and checks what the options name.
+        """Reads and checks the files and values of the options.
 
         Args:
             role: of this process.
@@ -122,18 +122,18 @@ class Security:
         return security
 
     def of(self, role: Role) -> Security:
-        """The same for another role, whose files are read when they are first used."""
+        """Returns the same settings for another role; its files are read at first use."""
         return Security(role, self.directory, self._token_file, self.insecure, self._asked)
 
     def at(self, directory: Path) -> Security:
-        """The same with other files, which are read when they are first used."""
+        """Returns the same settings with other files, which are read at first use."""
         return Security(self.role, directory, self._token_file, self.insecure, self._asked)
 
     def announce(self) -> None:
         """Logs warnings about the settings; called when the process starts."""
         if self.insecure:
             log.warning(
-                "INSECURE: whoever reaches its ports can change the model",
+                "INSECURE: anyone who reaches its ports can change the model",
                 why=self._asked.insecure,
                 fix="coordinator certs init DIR, and --certs DIR everywhere",
             )
@@ -151,7 +151,7 @@ class Security:
 
     @property
     def encrypted(self) -> bool:
-        """Whether everything is TLS."""
+        """Whether all traffic is TLS."""
         return self.directory is not None
 
     @property
@@ -172,7 +172,7 @@ class Security:
         return Identity(self.job, self.role)
 
     def options(self) -> list[str]:
-        """The options that give another process of this job the same."""
+        """Returns the options that give another process of this job the same settings."""
         options = []
         if self.directory is not None:
             options += ["--certs", str(self.directory)]
@@ -181,8 +181,8 @@ class Security:
         return [*options, *(["--insecure"] if self.insecure else [])]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a client, from the files as they are; from those read before, where they cannot be
-        used now. Only where :attr:`encrypted`."""
+        """Makes the credentials of a client from the current files, or from the last usable ones.
+        Only where :attr:`encrypted`."""
         found = self.files.certificates()
         if self.by_token:
             # gRPC sends call credentials over TLS and over nothing else.
@@ -194,7 +194,7 @@ class Security:
         return grpc.ssl_channel_credentials(found.ca, *found.own)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server; changed files are read at the next handshake."""
+        """Makes the credentials of a server, which reads changed files at the next handshake."""
         served = self.files.certificates()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -212,12 +212,12 @@ class Security:
         )
 
     def knows_token(self, sent: bytes) -> bool:
-        """Whether ``sent`` is the token, in a time that tells nothing about it."""
+        """Whether ``sent`` is the token; takes constant time."""
         return hmac.compare_digest(sent, self.files.token())
 
     def objection(self, peer: Peer) -> AccessDenied | None:
-        """Why the certificate that ``peer`` shows counts no more, though TLS took it once: it was
-        revoked, or has expired since; None if it counts, or none was shown."""
+        """Returns why the certificate of ``peer`` is no longer valid (revoked, or expired since
+        TLS verified it); None if it is valid or absent."""
         if not self.encrypted or not peer.shown:
             return None
         if peer.serial in self.revocations.find().serials:
@@ -238,7 +238,7 @@ class Security:
 
 
 PLAINTEXT = Security()
-"""Without certificates: everything stays on this machine."""
+"""No certificates: all traffic stays on this machine."""
 
 
 def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:

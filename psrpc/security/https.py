@@ -1,4 +1,4 @@
-"""HTTPS with the certificates of a job: the contexts of its servers and their clients."""
+"""HTTPS with the certificates of a job: TLS contexts of servers and clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ log = get_logger()
 
 
 class ServerContext:
-    """The context of a server that asks for a certificate of the job. Thread-safe.
+    """TLS context of a server that requires a certificate of the job. Thread-safe. The process
+    must have a certificate.
 
     Only with a certificate of its own."""
 
@@ -27,7 +28,7 @@ class ServerContext:
         self._context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._where)
 
     def current(self) -> ssl.SSLContext:
-        """Returns the context of the next handshake, from the files as they are."""
+        """Returns the TLS context of the next handshake, from the current files."""
         with self._lock:
             found = self._files.certificates()
             if found is not self._served:
@@ -41,7 +42,7 @@ class ServerContext:
 
 
 def reader_context(security: Security) -> ssl.SSLContext:
-    """Makes the context of a client of such a server. Only with a certificate of its own."""
+    """Makes the TLS context of a client of such a server. The process must have a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # A certificate names a role, not a machine; it is one of the job's all the same.
     context.check_hostname = False

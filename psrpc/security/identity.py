@@ -15,7 +15,7 @@ from psrpc.core.errors import InvalidArgument
 SCHEME = "pserver://"
 DOMAIN = "pserver"
 CA = "ca"
-"""Stands where a role would in the name of a job's certificate authority."""
+"""Takes the place of the role in the name of a job's certificate authority."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST = 63
@@ -37,18 +37,18 @@ class Role(StrEnum):
 
     @property
     def serves(self) -> bool:
-        """Whether others connect to it, so that its certificate has a name to expect."""
+        """Whether others connect to this role, so that its certificate has a DNS name."""
         return self in (Role.COORDINATOR, Role.SHARD)
 
     @property
     def shows_metrics(self) -> bool:
-        """Whether it may be asked for metrics, so that its certificate is a server's, too."""
+        """Whether this role serves metrics, so that its certificate is valid for servers, too."""
         return self.serves or self is Role.WORKER
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A role in a job. Made when checked: ``job`` is a DNS label.
+    """A role in a job, checked when it is made: ``job`` is a DNS label.
 
     Raises:
         InvalidArgument: ``job`` is none.
@@ -99,7 +99,7 @@ def identity_of(uri: bytes) -> Identity | None:
 
 
 def server_name(job: str, role: Role) -> str:
-    """The DNS name in the certificate of a ``role`` that serves."""
+    """The DNS name in the certificate of a serving ``role``."""
     return f"{role}.{job}.{DOMAIN}"
 
 
@@ -109,7 +109,7 @@ def ca_uri(job: str) -> str:
 
 
 def job_of_ca(uri: str) -> str:
-    """The job whose certificate authority has the name ``uri``; empty if it is no such name."""
+    """Returns the job whose certificate authority has the name ``uri``; empty for other names."""
     job, slash, who = uri.removeprefix(SCHEME).partition("/")
     named = uri.startswith(SCHEME) and slash and who == CA and _LABEL.fullmatch(job)
     return job if named else ""
@@ -125,7 +125,7 @@ def check_job_name(job: str) -> None:
 
 
 def job_name(text: str) -> str:
-    """The job name that is nearest to ``text``, a file's name for example."""
+    """Returns the valid job name nearest to ``text``, such as a file's name."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
     return label or "job"
 
@@ -173,7 +173,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
     }
 )
-"""Full name of an RPC, as it is on the wire, and who may call it."""
+"""Full name of each RPC, as on the wire, and the roles that may call it."""
 
 
 def roles_of(method: str) -> frozenset[Role]:
@@ -184,6 +184,6 @@ def roles_of(method: str) -> frozenset[Role]:
 
 def may_read_metrics(peer: Identity | None, server: Identity) -> bool:
     """Whether ``peer`` (None if unknown) may read the metrics of ``server``: operators, readers
-    (collectors of metrics have no more), and the process itself, which checks its own health."""
+    (the role of metrics collectors), and the process itself, for its health check."""
     allowed = (Role.OPERATOR, Role.READER, server.role)
     return peer is not None and peer.job == server.job and peer.role in allowed

@@ -1,4 +1,4 @@
-"""The certificate that a caller shows: whose it is, which one, and until when."""
+"""The certificate of a caller: identity, serial number and expiry."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from psrpc.ops.logs import get_logger
 from psrpc.security.identity import Identity, Role, identity_of
 
 CACHED = 4096
-"""Certificates that are kept parsed: one for each connection that a server may have."""
+"""Size of the cache of parsed certificates: one for each connection that a server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A caller as its certificate names it. Without a certificate (plaintext, token) all is empty.
+    """A caller as its certificate identifies it. Without a certificate (plaintext, token) all
+    fields are empty.
 
     Attributes:
         identity: job and role; None for a caller without a certificate, or with one that names no
@@ -66,7 +67,7 @@ def peer_of(context: Any) -> Peer:
 
 @lru_cache(maxsize=CACHED)
 def peer_of_pem(pem: bytes) -> Peer:
-    """The caller that shows the certificate ``pem``. TLS has verified it."""
+    """Parses the certificate ``pem`` of a caller, which TLS has verified."""
     from cryptography import x509
 
     return _peer(x509.load_pem_x509_certificate(pem))
@@ -74,14 +75,14 @@ def peer_of_pem(pem: bytes) -> Peer:
 
 @lru_cache(maxsize=CACHED)
 def peer_of_der(der: bytes) -> Peer:
-    """The same of a certificate in DER form, as Python's ``ssl`` tells it."""
+    """The same for a certificate in DER form, as Python's ``ssl`` returns it."""
     from cryptography import x509
 
     return _peer(x509.load_der_x509_certificate(der))
 
 
 def serial_text(number: int) -> str:
-    """A serial number as it is shown and typed."""
+    """Formats a serial number as operators read and type it."""
     return f"{number:x}"
 
 
@@ -120,7 +121,8 @@ class _Call:
 
 
 class LiveCalls:
-    """The calls of one server whose callers have shown certificates. Thread-safe.
+    """The open calls of one server by callers with certificates. Thread-safe. One timer checks
+    them, and runs only while there are calls.
 
     One timer looks, and only while there are calls.
     """
@@ -140,8 +142,8 @@ class LiveCalls:
 
     @contextmanager
     def present(self, peer: Peer, method: str, end: Callable[[], object]) -> Iterator[None]:
-        """A call of ``peer`` for the length of a block; ``end``, called once from any thread, ends
-        it early."""
+        """Registers a call of ``peer`` for the length of a block; ``end``, called once from any
+        thread, ends the call early."""
         if not peer.shown:
             yield
             return
@@ -157,7 +159,7 @@ class LiveCalls:
                 self._calls.discard(call)
 
     def look(self) -> None:
-        """Ends the calls of callers that are not accepted any more."""
+        """Ends the calls of callers that are no longer accepted."""
         with self._lock:
             calls = [call for call in self._calls if not call.ended]
         refused = {peer: self._objection(peer) for peer in {call.peer for call in calls}}

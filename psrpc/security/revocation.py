@@ -1,5 +1,5 @@
-"""The list of certificates that count no more: ``crl.pem``, a standard X.509 CRL that the job's
-authority has signed, beside the certificates. ``coordinator certs revoke`` writes it."""
+"""The certificate revocation list of a job: ``crl.pem``, a standard X.509 CRL signed by the job's
+authority, beside the certificates. ``coordinator certs revoke`` writes it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CRL = "crl.pem"
 """The name of the file. Load-bearing: operators copy it."""
 
 LOOK = timedelta(seconds=1)
-"""Between two looks at a run's list."""
+"""Interval between checks of a run's list."""
 
 Start = Callable[[Callable[[], None]], None]
-"""Has work done, without waiting for it."""
+"""Starts work without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
     """Attributes:
-    number: which edition it is; each later one of an authority has a higher number.
+    number: of the edition; each later one of an authority has a higher number.
     serials: of the certificates that it names, as
     :func:`psrpc.security.peer_certificate.serial_text`.
     authority: SHA-256 of the certificate of the authority that signed it, hex; empty for none.
@@ -46,19 +46,18 @@ class RevocationList:
         return f"edition {self.number} of the list" if self.authority else "gone"
 
     def older_than(self, other: RevocationList) -> bool:
-        """Whether ``other`` knows more: it is a later edition by the same authority, or this one is
-        no list at all."""
+        """Whether ``other`` replaces this list: it is a later edition of the same authority, or
+        there is no list yet."""
         same = self.authority in ("", other.authority)
         return same and self.number < other.number
 
 
 NONE_REVOKED = RevocationList()
-"""Where no list was ever made."""
+"""The list where there is no file."""
 
 
 def read_revocations(path: Path, authorities: Sequence[Any]) -> RevocationList:
-    """Reads a list that one of ``authorities`` has signed; :data:`NONE_REVOKED` where there is no
-    file.
+    """Reads a list signed by one of ``authorities``; :data:`NONE_REVOKED` if there is no file.
 
     Raises:
         InvalidArgument: it cannot be read, or none of them has signed it; says which and what to
@@ -71,7 +70,7 @@ def read_revocations(path: Path, authorities: Sequence[Any]) -> RevocationList:
 
 
 def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> RevocationList:
-    """The same from the content of ``path``."""
+    """The same for the content of ``path``."""
     from cryptography.hazmat.primitives.hashes import SHA256
 
     crl = load_crl(pem, path)
@@ -87,7 +86,8 @@ def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> Revoca
 
 
 class RunList:
-    """The latest list of a run, in its directory, which coordinator and shards share. Thread-safe.
+    """The newest revocation list of a run, in its directory, which coordinator and shards share.
+    Thread-safe.
 
     Attributes:
         found: the list as it was when it was looked at last.
@@ -112,8 +112,8 @@ class RunList:
         self._looking = threading.Lock()
 
     def look_if_due(self, now: datetime, start: Start) -> None:
-        """Has :meth:`look` done by ``start`` once in :data:`LOOK`. A run directory may be on a
-        network file system, and calls never wait for it: while one look hangs no other begins."""
+        """Runs :meth:`look` through ``start`` once in :data:`LOOK`. A run directory may be on a
+        network file system, and calls never wait for it: while one check hangs, no other begins."""
         if self._looked is not None and abs(now - self._looked) < LOOK:
             return
         self._looked = now
@@ -121,7 +121,7 @@ class RunList:
             start(self._look_and_release)
 
     def look(self) -> None:
-        """Reads the run's list if it, or the process's own, has changed. Blocks."""
+        """Reads the run's list again if it, or the process's own list, has changed. Blocks."""
         stamp = (stamp_of_file(self._path), stamp_of_file(self._own))
         if stamp == self._stamp:
             return
@@ -163,12 +163,13 @@ class RunList:
 
 
 def on_thread(work: Callable[[], None]) -> None:
-    """Starts ``work`` on a thread that the end of the process does not wait for."""
+    """Runs ``work`` on a daemon thread."""
     threading.Thread(target=work, name="revocations", daemon=True).start()
 
 
 def load_crl(pem: bytes, path: Path) -> Any:
-    """The one list in PEM form; an ``x509.CertificateRevocationList``. Raises InvalidArgument."""
+    """Parses the one list in PEM form; an ``x509.CertificateRevocationList``. Raises
+    InvalidArgument."""
     from cryptography import x509
 
     lists = pem.count(b"-----BEGIN X509 CRL-----")
@@ -185,7 +186,7 @@ def load_crl(pem: bytes, path: Path) -> Any:
 
 
 def crl_number(crl: Any) -> int:
-    """Which edition a list is; 0 where it does not say."""
+    """Returns the edition number of a list; 0 if it has none."""
     from cryptography import x509
 
     try:

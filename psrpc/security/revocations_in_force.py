@@ -1,5 +1,5 @@
-"""The revocations that a process goes by: the later one of the list beside its certificates and the
-list of its run, or the last of them that could be used."""
+"""The revocations that a process applies: the later one of the list beside its certificates and
+the list of its run, or the last usable list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = get_logger()
 
 
 class RevocationsInForce:
-    """Thread-safe. Reads nothing before it is asked, and nothing that has not changed.
+    """Reads lists when they are needed, and again when they have changed. Thread-safe.
 
     Attributes:
         last: the list that was in force when it was asked for last; None before that.
@@ -48,9 +48,9 @@ class RevocationsInForce:
         self._run_list: RunList | None = None
 
     def find(self) -> RevocationList:
-        """Returns the list as it is now, or as it could last be used: one that is gone, cannot be
-        read, was not signed by the authority or is older than the last changes nothing, and the log
-        says so. After :meth:`share` it is the later one of this list and the run's.
+        """Returns the current list, or the last usable one: a list that is missing, unreadable,
+        not signed by the authority or older than the last changes nothing and is logged. After
+        :meth:`share` it is the later one of this list and the run's.
 
         Raises:
             InvalidArgument: it never could.
@@ -95,9 +95,9 @@ class RevocationsInForce:
             return found
 
     def share(self, run_dir: Path, keeps: bool = False) -> None:
-        """From now on the list in ``run_dir`` counts, too, where it is later than the one beside
-        the certificates; with ``keeps`` this process keeps the latest one there. So a process of
-        the run that starts without its list, or with an old one, lets no revoked certificate in."""
+        """Applies the list in ``run_dir``, too, from now on, if it is later than the one beside
+        the certificates; with ``keeps`` this process stores the later one there. So a process of
+        the run that starts without the list, or with an old one, accepts no revoked certificate."""
         directory = self._directory
         if directory is None:
             return

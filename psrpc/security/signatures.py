@@ -79,7 +79,7 @@ class SignedDecision:
 
 
 INITIALIZE = BatchId(0, 0, 0)
-"""No batch is empty and no attempt has number 0: the grant of both is that to initialize shards."""
+"""Initializing shards has the grant of an empty batch and attempt 0, which no lease has."""
 
 
 def grant_of(key: bytes, worker: str, generation: int, batch: BatchId, attempt: int) -> bytes:
@@ -110,7 +110,7 @@ def receipts_of(
     shards: int,
     skipped: bool,
 ) -> bytes:
-    """The receipts of the first ``shards`` shards, one after the other."""
+    """Returns the receipts of the first ``shards`` shards, concatenated."""
     # A sponge, keyed by what it absorbs first; the key has one length, so no other message begins
     # like this one.
     message = key + _RECEIPT[skipped] + _granted(worker, generation, batch, attempt)
@@ -124,7 +124,7 @@ def clock_proof(key: bytes, generation: int, clock: WorkerClock) -> bytes:
 
 
 def check_clock(key: bytes, generation: int, clock: WorkerClock) -> None:
-    """Passes the clock of a lease. Raises AccessDenied for others."""
+    """Checks the proof of a leased clock. Raises AccessDenied."""
     if not hmac.compare_digest(clock.proof, clock_proof(key, generation, clock)):
         raise AccessDenied(
             f"{clock.worker} says that others wait for it since change {clock.entry}, at step "
@@ -136,7 +136,7 @@ def check_clock(key: bytes, generation: int, clock: WorkerClock) -> None:
 def check_grant(
     key: bytes, worker: str, generation: int, batch: BatchId, attempt: int, grant: bytes
 ) -> None:
-    """Passes an attempt that was leased to ``worker``. Raises AccessDenied for others."""
+    """Checks the grant of an attempt of ``worker``. Raises AccessDenied."""
     what = f"attempt {attempt} of {batch}" if batch != INITIALIZE else "first values"
     if not hmac.compare_digest(grant, grant_of(key, worker, generation, batch, attempt)):
         raise AccessDenied(
@@ -154,7 +154,7 @@ def check_receipts(
     receipts: Sequence[bytes],
     shards: int,
 ) -> bool:
-    """Returns whether a shard has skipped the attempt, of which every shard has given a receipt.
+    """Checks the receipts of all shards for an attempt; returns whether it was skipped.
 
     Raises:
         AccessDenied: the receipt of a shard is missing or wrong.
@@ -178,7 +178,7 @@ def check_receipts(
 
 
 def read_session(verify: bytes, token: bytes) -> SessionIdentity:
-    """The session that ``token`` stands for; checked once, then remembered.
+    """Returns the session of ``token``, which is checked once and then remembered.
 
     Raises:
         AccessDenied: the coordinator whose key ``verify`` is has issued no such session.
@@ -194,8 +194,8 @@ def read_session(verify: bytes, token: bytes) -> SessionIdentity:
 
 
 def check_decision(verify: bytes, signed: SignedDecision) -> None:
-    """Passes a decision of the coordinator; checked once, then remembered. Raises AccessDenied for
-    others."""
+    """Checks the coordinator's signature of a decision, once for each decision. Raises
+    AccessDenied."""
     if len(signed.signature) != SIGNATURE_BYTES or not _is_decision(
         verify, signed.decision, signed.signature
     ):
@@ -203,8 +203,8 @@ def check_decision(verify: bytes, signed: SignedDecision) -> None:
 
 
 def session_body(session: SessionIdentity, nonce: bytes) -> bytes:
-    """The bytes of a session that are signed, after :data:`SESSION`. In its token they come after
-    the signature."""
+    """Returns the signed bytes of a session, without :data:`SESSION`. In a token they follow the
+    signature."""
     return types.Session(
         worker=session.worker, certificate=session.certificate, nonce=nonce
     ).SerializeToString()
@@ -235,7 +235,7 @@ def _read_session(verify: bytes, token: bytes) -> SessionIdentity:
 
 @lru_cache(maxsize=8)
 def _is_decision(verify: bytes, decision: bytes, signature: bytes) -> bool:
-    """All workers of a round bring the same."""
+    """Remembers the last decision: all workers of a round bring the same one."""
     return _verifies(verify, signature, DECISION + decision)
 
 

@@ -135,7 +135,7 @@ class CoordinatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetJob(self, request, context):
-        """What a worker must load before it can register. Changes nothing. Retry freely.
+        """The job that a worker must load before it can register. Changes nothing. Retry freely.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -280,17 +280,17 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetJobStatus(self, request, context):
-        """Everything a person wants to know. Changes nothing.
+        """The job's whole status, for people and tools. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDashboard(self, request, context):
-        """What a dashboard shows: the newest look at the job, which is taken about once a second, and
-        what has been seen of the run since its beginning, also by coordinators before this one. Changes
-        nothing, except that a coordinator whose job has ended stays, for a few seconds at most, until
-        those who have asked in the last seconds have asked once more.
+        """The content of a dashboard: the newest status of the job, taken about once a second, and the
+        run's history since its beginning, which earlier coordinators recorded too. Changes nothing,
+        except that a coordinator whose job has ended stays a few seconds longer, so that open
+        dashboards can ask once more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

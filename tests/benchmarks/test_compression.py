@@ -67,7 +67,7 @@ def test_everything_is_run_turn_by_turn() -> None:
     assert len(planned("--part", "accuracy", "--seeds", "3")) == 3 * len(MODES) * len(VARIANTS)
 
 
-def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
+def test_known_figures_are_not_run_again(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     assert read_samples(file) == read_samples(None) == []
     first, second, *others = planned("--part", "accuracy", "--epochs", "3")

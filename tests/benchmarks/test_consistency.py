@@ -44,7 +44,7 @@ def experiment(clock: Clock, takes_s: float, fails: Sequence[str] = ()) -> Exper
     return Experiment(9, "none", 1, lambda _: "abc", measure, lambda _: "", lambda _, __: None)
 
 
-def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+def test_existing_results_are_not_run_again(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "results" / "some.json"
     tried = experiment(clock, 1.0)
     assert run(tried, Results(path), ["a", "b"], False, 100.0, clock)

@@ -4,7 +4,7 @@ from benchmarks.link import stale
 from benchmarks.relay import FRAMING, HEADERS, QUEUE_S, SEGMENT, Direction, wire_nbytes
 
 
-def test_what_is_sent_in_segments_has_framing_for_each() -> None:
+def test_every_segment_has_its_framing() -> None:
     assert wire_nbytes(HEADERS) == FRAMING
     assert wire_nbytes(HEADERS + SEGMENT) == SEGMENT + FRAMING
     assert wire_nbytes(HEADERS + 2 * SEGMENT + 1) == 2 * SEGMENT + 1 + 3 * FRAMING

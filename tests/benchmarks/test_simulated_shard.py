@@ -50,7 +50,7 @@ def test_the_shard_obeys_its_policy() -> None:
     np.testing.assert_array_equal(values.arrays[ARENA], np.full(4, -1.5))
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_refused_calls_change_nothing() -> None:
     here = shard(Policy(max_staleness=0))
     here.push_pull("a", attempt(0), 0, ones())
     outcome, _, values = here.push_pull("b", attempt(1), 0, ones())

@@ -13,7 +13,7 @@ def worker(*starts: float) -> Steps:
     return Steps({"start_s": np.array(starts)})
 
 
-def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
+def test_the_steps_file_of_a_worker_is_read(tmp_path: Path) -> None:
     seconds = iter([1.0, 1.25, 1.75, 2.75, 3.0, 3.25, 3.75, 4.75])
     times = StepTimes(clock=lambda: next(seconds))
     for _ in range(2):

@@ -190,7 +190,7 @@ def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) ->
     # The curves go on from what was kept.
     known = len(kept["points"]["recent"]["at"])
     assert after["recent"]["at"][:known] == kept["points"]["recent"]["at"]
-    # All that the browser may complain of is that nobody was there.
+    # The browser may complain of refused connections only.
     assert [line for line in watched.complaints if "ERR_CONNECTION" not in line] == []
 
 
@@ -249,7 +249,7 @@ def test_before_the_job_has_been_read(
 def test_names_are_text(
     board: tuple[DashboardSnapshots, str], open_page: Open, tmp_path: Path
 ) -> None:
-    """Whoever names a job, a worker, a metric or an error writes no HTML."""
+    """HTML in the name of a job, worker, metric or error is shown as text."""
     shown, url = board
     shown.open(HOSTILE, tmp_path)
     found = pb.EvaluationResult(evaluation=HOSTILE, global_step=1, results={HOSTILE: 0.5})

@@ -109,8 +109,8 @@ def can_mount() -> bool:
 
 
 def make_references(schedules: Sequence[Schedule], folder: Path) -> dict[Options, Path]:
-    """What synchronous jobs with TensorFlow come to without faults: their last checkpoints. The
-    witness model needs none."""
+    """Trains synchronous jobs with TensorFlow without faults and returns their last checkpoints.
+    The witness model needs none."""
     kinds = [s.options for s in schedules if s.options.tensorflow and s.options.policy.rounds]
     found = {}
     for number, options in enumerate(dict.fromkeys(map(without_workers, kinds))):
@@ -124,7 +124,7 @@ def make_references(schedules: Sequence[Schedule], folder: Path) -> dict[Options
 
 
 def without_workers(options: Options) -> Options:
-    """What the result of a synchronous job depends on."""
+    """The options on which the result of a synchronous job depends."""
     return replace(options, workers=1, shm=True, data=False)
 
 
@@ -194,7 +194,7 @@ def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """What all schedules came to."""
+    """Sums up the results of all schedules."""
     passed = sum(not result.wrong for result in results)
     all_faults = [fault for result in results for fault in result.faults]
     kinds = Counter(f.split()[0] for f in all_faults if not f.endswith(TOO_LATE))

@@ -26,14 +26,14 @@ CONNECT_S = 400.0
 """On a busy machine a coordinator whose job needs TensorFlow takes minutes to come back."""
 
 RESTART_S = 0.05
-"""Pause before a process that died is started again; longer each time if nobody had killed it."""
+"""Pause before a process that died is started again; longer each time unless it was killed."""
 
 SHARDS_HOST = "127.0.0.2"
 """This machine, too. Links to shards are there, so that one can have the number of the shard's data
 port."""
 
 MAX_FAILURES = 6
-"""Ends of one process that nobody ordered; more are a crash loop."""
+"""Unordered ends of one process; more are a crash loop."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Cluster:
         self.history: list[Process] = []
         self.links: dict[str, Link] = {}
         self.done = False
-        """The coordinator has ended well, so nobody is started again."""
+        """The coordinator has ended well, so no process is started again."""
         self.full_until = 0.0
         """When the disk has room again, in monotonic seconds; before, no coordinator can start."""
         self._launcher = launcher
@@ -184,7 +184,7 @@ class Cluster:
         return bool(summary["phase"] == "done")
 
     def failures(self, name: str) -> int:
-        """How often a process ended though nobody had made it."""
+        """How often a process ended without an order."""
         return sum(p.name == name and p.status is not None and not p.ordered for p in self.history)
 
     def starts(self, name: str) -> int:
@@ -206,8 +206,8 @@ class Cluster:
         self._held_back.discard(name)
 
     def replace(self, name: str) -> Process:
-        """Starts another process for a place that somebody still has, or believes to have. Which
-        of them keeps it is theirs to find out."""
+        """Starts another process for a place whose holder still lives, or believes to hold it. They
+        have to find out which of them keeps it."""
         rivals = [*self.living(name), self._start(name)]
         for process in rivals:
             process.ordered = True

@@ -30,10 +30,10 @@ STOPPED_S = 1.0
 """How long a process may take to stand still."""
 
 IDLE_S = 0.5
-"""For so long somebody to hit is waited for before the job may go on to its end."""
+"""How long a fault waits for a target before the job may go on to its end."""
 
 FREE_S = 1.0
-"""After the disk has room again somebody may still end because it had none."""
+"""How long after the disk has room again a process may still end because it had none."""
 
 VAIN_S = 10.0
 """A fault that finds nothing to hit in so long is given up, and counts as one that did not fire."""
@@ -41,13 +41,13 @@ VAIN_S = 10.0
 
 @dataclass
 class Record:
-    """What became of a fault.
+    """The outcome of a fault.
 
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
         steps: its effect shows only if the job goes on.
-        idle: its time has come, or is over, and there was nobody to hit.
+        idle: its time has come, or is over, and it had no target.
         late: the job was over before.
         later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
             comes once it is ``effective``.
@@ -80,8 +80,8 @@ class Injector:
 
     @property
     def over(self) -> bool:
-        """Whether everything has been done and undone, so that the job may end. Where nobody uses
-        a link, a fault of it has to wait until somebody goes on: it is over for that time."""
+        """Whether every fault was carried out and undone, so that the job may end. A fault of an
+        unused link waits until the link is used again, and counts as over for that time."""
         waiting = [r for r in self.records if r.ended is None and r.fault.step != ENDING]
         return not waiting or waiting[0].idle
 
@@ -232,7 +232,7 @@ class Injector:
             elif not any(link.connections for link in links):
                 record.proof = "another fault has ended the connections"
 
-        # Silence shows where somebody speaks.
+        # Silence shows on links in use only.
         record.steps = True
         record.effective = lambda: any(effects()) or not any(link.connections for link in links)
         record.undo.append(undo)

@@ -1,4 +1,4 @@
-"""What must hold when a schedule is over; every function says what does not, in lines."""
+"""Invariants at the end of a schedule; each function returns violations, a line each."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def check_sights(sights: Sequence[Sight]) -> list[str]:
 
 
 def check_processes(history: Sequence[Process], touched: Collection[str]) -> list[str]:
-    """Nobody ended but those that were made to, and who was told that the job is over.
+    """No process ended but those that were ordered to, or were told that the job is over.
 
     Args:
         touched: places that a fault has hit.

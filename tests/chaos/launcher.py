@@ -92,7 +92,7 @@ class Launcher:
                 return answer
 
     def _read(self) -> list[int]:
-        """What has come: answers are returned, ends are noted."""
+        """Reads all messages that have come: returns answers, notes ends."""
         received = self._socket.recv(1 << 16)
         if not received:
             raise RuntimeError("the launcher has died")

@@ -1,4 +1,4 @@
-"""Somebody who looks at the job's status all the time."""
+"""An observer that reads the job's status all the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Sight:
-    """What one answer said; ``at`` is when it came, in monotonic seconds."""
+    """Content of one answer; ``at`` is when it came, in monotonic seconds."""
 
     at: float
     generation: int

@@ -22,7 +22,7 @@ CONNECT_S = 2.0
 
 @dataclass
 class LinkCounts:
-    """What a link has done, as proof that a fault was one.
+    """Counts of what a link did to its traffic, as proof that a fault took effect.
 
     Attributes:
         connections: that came about.
@@ -217,7 +217,7 @@ class _Side(asyncio.Protocol):
         if self.peer is None:
             return
         if self._link.silent:
-            # Nobody hears of it for now.
+            # Neither end learns of it for now.
             self._link.counts.held += 1
             return
         self._part(exc)
@@ -287,7 +287,7 @@ class Proxy:
 
     def widen(self, link: Link, port: int) -> None:
         """Has ``link`` lead to another port of its process, too, at the same port of its own host.
-        Where that is taken, nobody gets through."""
+        Where that is taken, no connection comes about."""
 
         async def listen() -> None:
             with contextlib.suppress(OSError):

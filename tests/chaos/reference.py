@@ -1,4 +1,4 @@
-"""What a synchronous job must come to, from the update engine alone: no process, no network."""
+"""The result of a synchronous job, from the update engine alone: no process, no network."""
 
 from __future__ import annotations
 

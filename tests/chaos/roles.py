@@ -1,4 +1,4 @@
-"""What the forked processes run: the project's commands, and a worker without TensorFlow."""
+"""Entry points of forked processes: the project's commands, and a worker without TensorFlow."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SHARED = 4
 
 @dataclass(frozen=True, eq=False)
 class ShardIds:
-    """What there is of one shard, ascending: in ``growing`` the id of each batch and, last, the one
+    """The ids of one shard, ascending: in ``growing`` the id of each batch and, last, the one
     that every batch names."""
 
     growing: Ids
@@ -61,7 +61,7 @@ def every_row(options: Options) -> RowsNeeded:
 
 
 def row_gradients(options: Options, batch: int, shard: int) -> dict[int, Rows]:
-    """What ``shard`` gets for its tables of ``batch``, one whose gradient is finite."""
+    """The row gradients of ``batch`` for ``shard``; the batch's gradient is finite."""
     ids = shard_ids(options.shards, options.total_batches)[shard]
     named = ids.growing[[batch, -1]], ids.fixed[[batch % SHARED]]
     by = np.float32(-scale(options, batch))
@@ -80,7 +80,7 @@ def named_by(trained: Array) -> tuple[Array, Array]:
 
 
 def check_rows(options: Options, rows: Sequence[Array], trained: Array | None = None) -> int:
-    """What holds of all rows of one shard that were read at once.
+    """Checks the invariants of all rows of one shard, read at once.
 
     Args:
         rows: of each table, ``[n, width]``, in the order of :class:`ShardIds`.

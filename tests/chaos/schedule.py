@@ -66,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one seed means."""
+    """The job, cluster and faults that a seed stands for."""
 
     seed: int
     options: Options
@@ -206,7 +206,7 @@ def _faults(rng: random.Random, options: Options, disk: bool) -> tuple[Fault, ..
 def _with_change(
     rng: random.Random, options: Options, faults: tuple[Fault, ...]
 ) -> tuple[Fault, ...]:
-    """Mostly somebody dies while the policy is changed."""
+    """Adds, mostly, the death of a process while the policy is changed."""
     if options.change is None or rng.random() < 0.3:
         return faults
     step, after_s = options.change_step, rng.choice((0.0, rng.uniform(0, 0.1), rng.uniform(0, 0.4)))
@@ -225,7 +225,7 @@ def _with_drains(rng: random.Random, faults: tuple[Fault, ...]) -> tuple[Fault, 
 
 def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault:
     kinds: list[Kind] = ["kill", "stop", "replace", "reset", "partition", "swallow", "refuse"]
-    # With TensorFlow leases are as long as in earnest: nobody is replaced within a schedule.
+    # With TensorFlow leases are as long as by default: no process is replaced within a schedule.
     weights = [10, 4, 0 if options.tensorflow else 2, 3, 2, 3, 1]
     if disk:
         kinds.append("full")

@@ -1,4 +1,4 @@
-"""Processes are forked, told apart, and end with whoever had them started."""
+"""Processes are forked, told apart, and end with their launcher."""
 
 from __future__ import annotations
 

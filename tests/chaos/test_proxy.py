@@ -142,7 +142,9 @@ def test_an_end_is_not_heard_in_silence(parts: tuple[Proxy, Link, Echo, socket.s
         assert another.recv(1) == b""
 
 
-def test_a_refusing_link_lets_nobody_in(parts: tuple[Proxy, Link, Echo, socket.socket]) -> None:
+def test_a_refusing_link_accepts_no_connection(
+    parts: tuple[Proxy, Link, Echo, socket.socket],
+) -> None:
     proxy, link, _, one = parts
     one.sendall(b"a")
     assert one.recv(1) == b"A"

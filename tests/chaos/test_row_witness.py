@@ -1,4 +1,4 @@
-"""What the rows of the witness model show."""
+"""The rows of the witness model show lost and repeated batches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_shard_has_rows_of_its_own(shards: int) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_what_training_leaves_is_not_torn(optimizer: Optimizer) -> None:
+def test_rows_after_training_are_not_torn(optimizer: Optimizer) -> None:
     options = replace(OPTIONS, optimizer=optimizer)
     rows = read(options, trained(options, [3, 0, 7]))
     assert check_rows(options, rows, mask(0, 3, 7)) == 3

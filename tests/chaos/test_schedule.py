@@ -1,4 +1,4 @@
-"""What seeds mean, and what the witness model shows."""
+"""Meaning of seeds, and detection by the witness model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_schedules_are_of_every_kind_and_keep_to_their_time() -> None:
             assert fault.step < GATE * schedule.options.total_steps
 
 
-def test_schedules_are_of_every_policy_and_change_it_while_somebody_dies() -> None:
+def test_schedules_have_every_policy_and_change_it_while_processes_die() -> None:
     schedules = [make_schedule(seed) for seed in range(400)]
     policies = [schedule.options.policy for schedule in schedules]
     assert {policy.mode for policy in policies} == {"async", "sync", "ssp"}
@@ -137,7 +137,7 @@ def test_every_batch_once_makes_ones() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_what_training_leaves_is_no_torn_pull(optimizer: Optimizer) -> None:
+def test_pulls_after_training_are_not_torn(optimizer: Optimizer) -> None:
     options = replace(OPTIONS, optimizer=optimizer)
     check_values(options, trained(options, [3, 0, 5]), None)
 

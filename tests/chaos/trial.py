@@ -44,7 +44,7 @@ TOO_LATE = "nothing to hit"
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a schedule.
+    """Result of a schedule.
 
     Attributes:
         wrong: what did not hold; empty when all did.
@@ -121,7 +121,7 @@ class _Trial:
         self._operator: Operator
 
     def run(self) -> list[str]:
-        """What did not hold."""
+        """Runs the schedule and returns the violated invariants."""
         cluster, folders = self._cluster, self._folders
         cluster.start()
         address = cluster.links["observer"].address
@@ -164,7 +164,7 @@ class _Trial:
         return found
 
     def _until_over(self) -> bool:
-        """False when somebody hangs."""
+        """Waits for the end; False when a process hangs."""
         cluster, injector, observer = self._cluster, self.injector, self._observer
         still_s = TENSORFLOW_STILL_S if self._options.tensorflow else STILL_S
         began = time.monotonic()
@@ -191,7 +191,7 @@ class _Trial:
             time.sleep(TICK_S)
 
     def _describe_hang(self) -> list[str]:
-        """What everyone waits for; their stacks are in their logs."""
+        """Describes what each process waits for; stacks are in their logs."""
         cluster, status = self._cluster, self._observer.status
         if not self._options.tensorflow:
             cluster.write_stacks()

@@ -170,7 +170,7 @@ def optimizer_config(name: Optimizer) -> dict[str, Any]:
 
 
 def description(options: Options) -> dict[str, Any]:
-    """What ``worker describe`` would print of this job."""
+    """The output that ``worker describe`` would have for this job."""
     # Jobs without tables have no such key.
     tables = {"tables": [table.to_json() for table in options.tables]} if options.rows else {}
     return description_json(
@@ -195,7 +195,7 @@ def initial_values(options: Options) -> dict[str, Array]:
 
 
 def gradient(options: Options, batch: int, shard: int, values: Array) -> dict[str, Array] | None:
-    """What ``shard`` gets of the gradient of ``batch``; None if it is not finite.
+    """The gradient of ``batch`` for ``shard``; None if it is not finite.
 
     Args:
         values: the shard's part of ``witness``, ``[piece]``.
@@ -227,7 +227,7 @@ class Torn(AssertionError):
 
 
 def check_values(options: Options, values: Mapping[str, Array], round_number: int | None) -> None:
-    """What holds of every pull.
+    """Checks the invariants of every pull.
 
     Args:
         values: whole arenas, by name.

@@ -139,7 +139,7 @@ class WitnessSource(FakeSource):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """What ``worker run`` does, with the witness model."""
+    """Does the work of ``worker run``, with the witness model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=("run",))
     parser.add_argument("--coordinator", required=True)

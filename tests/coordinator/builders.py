@@ -1,4 +1,4 @@
-"""What the coordinator's tests are made of: descriptions, runs, and coordinators that serve."""
+"""Builders of the coordinator's tests: descriptions, runs, and coordinators that serve."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def ask(coordinator: Coordinator, *settings: str) -> tuple[int, Policy]:
 
 
 def held(coordinator: Coordinator) -> list[dict[int, list[tuple[int, int]]]]:
-    """What each shard has applied."""
+    """The batches that each shard has applied."""
     ordered = sorted(coordinator.shards, key=lambda shard: shard.index)
     return [{e: list(p) for e, p in shard.applied.items() if len(p)} for shard in ordered]
 

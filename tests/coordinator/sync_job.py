@@ -31,7 +31,7 @@ def phase(coordinator: Coordinator) -> str:
 
 
 def begins(coordinator: Coordinator) -> list[Begin]:
-    """What each shard was told last; all are told the policy that stands."""
+    """The last ``Begin`` of each shard; all have the policy in force."""
     ordered = sorted(coordinator.shards, key=lambda shard: shard.index)
     told = [shard.begins[-1] for shard in ordered]
     run = coordinator.course.run

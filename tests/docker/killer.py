@@ -56,7 +56,7 @@ with CoordinatorClient("coordinator:5000", security) as client:
 
 @dataclass(frozen=True)
 class Kill:
-    """What the coordinator said right before a process was killed, and its step right after."""
+    """The coordinator's status right before a process was killed, and its step right after."""
 
     phase: str
     step: int
@@ -86,7 +86,7 @@ class Killer:
             raise
 
     def finish(self) -> list[Kill]:
-        """What it did, once all orders are carried out; fails at once if one cannot be."""
+        """Returns the kills once all orders are carried out; fails at once if one cannot be."""
         # It ends by itself: no order waits longer than WAIT_S, no call longer than its deadline.
         said, _ = self._process.communicate()
         assert self._process.returncode == 0, said

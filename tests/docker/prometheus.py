@@ -1,4 +1,4 @@
-"""What ``docker/prometheus.yml`` reads."""
+"""Queries of the Prometheus that ``docker/prometheus.yml`` configures."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Compose:
         return run([*self._command, *arguments], LIMIT_S, **self._environment)
 
     def operator(self, *command: str) -> str:
-        """What a command says that has the operator's certificate."""
+        """Output of a command with the operator's certificate."""
         return self("run", "--rm", "-T", "operator", *command)
 
     def containers(self) -> list[str]:
@@ -256,7 +256,7 @@ def test_up_renews_certificates_that_end_soon(compose: Compose, began: float) ->
     assert run(["docker", "wait", compose.container("certs")], limit_s=END_S) == "0"
     shown = compose.operator("coordinator", "certs", "show", "/app/certs")
     assert "(in 364 days)  pserver://cluster/operator" in shown
-    # Nobody was started anew, and they take them.
+    # No container was started anew, and they take them.
     assert "waiting" in compose.operator()
 
 
@@ -280,7 +280,7 @@ def test_plaintext_is_refused(compose: Compose, began: float) -> None:
     assert refused == ["UNAVAILABLE"] * len(SERVERS)
     doctor = "coordinator doctor coordinator:5000 --insecure"
     assert "coordinator:5000 wants TLS" in run([*stranger, "sh", "-c", f"! {doctor}"])
-    # It is not that nobody is there.
+    # The servers do answer.
     compose.operator("coordinator", "healthcheck", addresses[0])
     for address in addresses[1:]:
         compose.operator("pserver", "healthcheck", address)
@@ -297,7 +297,7 @@ def test_a_cluster_of_containers_trains_mnist(undisturbed: dict[str, Any]) -> No
     assert undisturbed["eval"]["accuracy"] > 0.9
 
 
-def test_what_is_killed_comes_back_and_every_batch_counts_once(
+def test_killed_containers_come_back_and_every_batch_counts_once(
     compose: Compose, undisturbed: dict[str, Any]
 ) -> None:
     since = time.time()
@@ -358,7 +358,7 @@ def test_a_refusal_ends_all_containers_soon(compose: Compose) -> None:
 
 
 def checks(container: str) -> list[str]:
-    """What the last checks of its health came to: ``"0"`` is healthy."""
+    """Results of the last health checks: ``"0"`` is healthy."""
     log = "{{range .State.Health.Log}}{{.ExitCode}} {{end}}"
     return run(["docker", "inspect", "-f", log, container]).split()
 

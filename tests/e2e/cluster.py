@@ -137,7 +137,7 @@ def command_line(pid: int) -> str:
 
 
 def maps(pid: int) -> str:
-    """What a process has mapped, a line each; empty if it is gone."""
+    """Mappings of a process, a line each; empty if it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/maps").read_text()
     return ""
@@ -162,7 +162,7 @@ def holders(segment: int) -> list[int]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for what nobody announces, such as the kernel taking a mapping away."""
+    """Waits for events without an announcement, such as the kernel taking a mapping away."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"in vain waited for: {what}"

@@ -28,7 +28,7 @@ class GatedArrays(Arrays):
 
 
 def wait_at(fifo: str) -> None:
-    # It opens for reading once somebody has it open for writing.
+    # It opens for reading once a process has it open for writing.
     os.close(os.open(fifo, os.O_RDONLY))
 
 

@@ -70,11 +70,11 @@ class Network:
         return f"{NET}.{self._places.index(place) + 1}.2"
 
     def command(self, place: str, command: Sequence[str]) -> list[str]:
-        """What runs ``command`` there."""
+        """The command line that runs ``command`` there."""
         return ["ip", "netns", "exec", self._namespace(place), *command]
 
     def cut(self, source: str, target: str) -> None:
-        """From now on nothing that ``source`` sends arrives at ``target``, and nobody is told."""
+        """Drops all packets of ``source`` to ``target`` from now on, without an error."""
         self._rule("add", source, target)
 
     def mend(self, source: str, target: str) -> None:

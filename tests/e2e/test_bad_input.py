@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear line, a non-zero exit, and nothing left running."""
+"""Users' mistakes: one clear line, a non-zero exit, and nothing left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real run keeps of its checkpoints, and the commands that look after them."""
+"""Checkpoints that a real run keeps, and the commands that look after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def checkpoint(*arguments: str | Path, status: int = 0) -> str:
-    """What ``coordinator checkpoint`` prints."""
+    """Output of ``coordinator checkpoint``."""
     done = ended("coordinator", "checkpoint", *arguments)
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -1,4 +1,4 @@
-"""What a run and its export advise is typed as it was printed, and works."""
+"""Commands that a run and its export advise work as printed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def typed(line: str, run: Run) -> subprocess.CompletedProcess[str]:
 
 
 def check_loads(code: str, run: Run) -> None:
-    """What was written can be loaded without this project, by a user who types ``code``."""
+    """Loads the written file without this project, as a user who types ``code``."""
     done = typed(f'python -c "import keras, numpy as np; {code}"', run)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
 

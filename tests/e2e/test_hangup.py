@@ -35,7 +35,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 def read(terminal: int) -> None:
-    """Takes what is there, so that nobody waits to write more."""
+    """Takes the output that is there, so that writers do not block."""
     with suppress(BlockingIOError):
         while os.read(terminal, 1 << 16):
             pass

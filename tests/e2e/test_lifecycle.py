@@ -79,7 +79,7 @@ def test_a_shard_is_reached_at_the_address_it_advertises_in_plaintext_that_is_as
             *("coordinator", "coordinator", "serve", "--job", DENSE, *bound),
             PSERVER_INSECURE="true",
         )
-        said = coordinator.wait_for(r"INSECURE: whoever reaches its ports .*\n")[0]
+        said = coordinator.wait_for(r"INSECURE: anyone who reaches its ports .*\n")[0]
         assert "why='--insecure (PSERVER_INSECURE)'" in said
         at = coordinator.wait_for(r"0\.0\.0\.0:(\d+)")[1]
         address = f"127.0.0.1:{at}"
@@ -101,7 +101,7 @@ def test_a_shard_is_reached_at_the_address_it_advertises_in_plaintext_that_is_as
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An epoch of the plain job; whoever goes on with it takes a copy."""
+    """An epoch of the plain job; tests that continue it take a copy."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     return up(DENSE, run_dir, "--mode", "sync", "--shards", "2", "--set", "epochs=1")
 
@@ -162,11 +162,11 @@ def test_exports_load_in_plain_keras(trained: Run, exports: Path) -> None:
     plain = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
     blocked = (
         "import sys\n"
-        "class Nobody:\n"
+        "class Blocked:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in {'worker', 'pserver', 'coordinator', 'psrpc'}:\n"
         "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Nobody())\n"
+        "sys.meta_path.insert(0, Blocked())\n"
     )
     script.write_text(blocked + script.read_text())
     subprocess.run(
@@ -213,7 +213,7 @@ def listening(pids: Sequence[int]) -> set[int]:
 
 
 def assert_secured(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who serves has a certificate that was made for this run, and hears nobody without one."""
+    """Servers have a certificate made for this run, and refuse callers without one."""
     assert cli.main(["status", "--run-dir", str(run_dir), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     servers = {(run_dir / "address").read_text().strip(): Role.COORDINATOR}

@@ -171,7 +171,7 @@ def test_a_job_goes_on_without_a_worker_that_is_cut_off_from_a_shard(
     assert summary["phase"] == "done"
 
 
-def test_a_network_that_a_killed_process_left_is_in_nobodys_way() -> None:
+def test_a_network_left_by_a_killed_process_is_not_in_the_way() -> None:
     code = "import os; from tests.e2e.namespaces import Network; Network(['a']).__enter__()"
     killed = subprocess.run(
         [sys.executable, "-c", f"{code}; print(os.getpid(), flush=True); os._exit(9)"],

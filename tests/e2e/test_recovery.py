@@ -220,7 +220,7 @@ def test_async_training_outlives_anything_and_counts_every_example_once(tmp_path
     assert (restarts["coordinator"], run.summary["generation"]) == (1, generation)
 
 
-def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
+def test_a_stopped_run_continues_by_the_printed_command(tmp_path: Path) -> None:
     """The first Ctrl-C writes a checkpoint, so that nothing is done again."""
     args = ("--shards", "2", "--mode", "sync", "--set", "epochs=6")
     with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=5)) as gate:

@@ -60,7 +60,7 @@ class Plain:
 
 
 def trained(specs: tuple[TableSpec, ...]) -> dict[str, Plain]:
-    """What the job comes to, an update at a time."""
+    """The job's result, an update at a time."""
     from tests.e2e.jobs import evicting
 
     job, tables = evicting.job, {spec.name: Plain(spec) for spec in specs}
@@ -91,7 +91,7 @@ def finished(folder: Path) -> Run:
         return cluster.end()
 
 
-def test_what_was_evicted_and_admitted_is_that_of_a_plain_table_after_a_loss(
+def test_evictions_and_admissions_match_a_plain_table_after_a_loss(
     tmp_path: Path,
 ) -> None:
     run = finished(tmp_path)

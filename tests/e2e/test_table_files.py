@@ -1,4 +1,4 @@
-"""What is made of a run's tables afterwards: files of the rows that they evicted, also after a
+"""Files made of a run's tables afterwards: the rows that they evicted, also after a
 restart that has gone behind some, another job that begins with their rows, and a Keras model."""
 
 from __future__ import annotations

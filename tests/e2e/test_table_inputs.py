@@ -1,4 +1,4 @@
-"""What a user gives an embedding table, right and wrong: words in lines of any length, a batch that
+"""Inputs of an embedding table, right and wrong: words in lines of any length, a batch that
 is not finite, ids that a table has not, and two layers that do not agree."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spans of a real run, as whoever collects them gets them: OTLP over HTTP, from every process."""
+"""Spans of a real run, as a collector gets them: OTLP over HTTP, from every process."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_all_transports_end_in_the_same_bits(
     assert_equal(load_variables(run.checkpoint), exact("sync"))
 
 
-def test_what_is_rounded_and_compressed_on_its_way_trains_alike_over_both(
+def test_rounding_and_compression_train_alike_over_both_transports(
     exact: Exact, tmp_path: Path
 ) -> None:
     """tests/pserver/client/test_exchange.py has every encoding over both, and tests/worker/

@@ -94,7 +94,7 @@ def test_auc_counts_pairs() -> None:
 
 
 def test_effects_are_of_the_category_alone() -> None:
-    """What a model cannot see has no influence: records of equal fields are equally likely."""
+    """Records of equal fields are equally likely, since a model sees nothing else."""
     _, exact = Truth(1).records(0, 200)
     ranks = np.tile(np.array([3] * CATEGORICAL), (2, 1))
     numeric = np.array([[np.nan] * NUMERIC, [0.0] * NUMERIC])
@@ -124,7 +124,7 @@ def test_lines_may_end_like_those_of_windows_and_the_last_one_not_at_all(tmp_pat
     assert equal(file.records(0, 3), records)
 
 
-def test_what_is_missing_is_empty(tmp_path: Path) -> None:
+def test_missing_fields_are_empty(tmp_path: Path) -> None:
     path = tmp_path / "clicks.tsv"
     path.write_text("1" + "\t" * 39 + "\n" + "\t".join(["0", *["7"] * 13, *["fF"] * 26]) + "\n")
     records = TsvFile(path).records(0, 2)

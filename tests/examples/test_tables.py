@@ -46,7 +46,7 @@ def size(variable: dict[str, list[int]]) -> int:
         (["data=synthetic", "network=tower"], "network=tower: expected factors or towers"),
     ],
 )
-def test_what_movielens_cannot_do_without(settings: list[str], says: str) -> None:
+def test_options_that_movielens_needs(settings: list[str], says: str) -> None:
     with pytest.raises(InvalidJob, match=says):
         load_job(MOVIELENS, settings)
 
@@ -56,7 +56,7 @@ def test_movielens_learns(tmp_path: Path) -> None:
     mode = ("--mode", "sync", "--replicas", "2")
     settings = ("--set", "data=synthetic", "--set", "epochs=2")
     run = up(MOVIELENS, tmp_path / "run", "--shards", "2", "--workers", "1", *mode, *settings)
-    # The ratings' standard deviation is 1.03, and 0.58 of it nobody can predict.
+    # The ratings' standard deviation is 1.03, of which 0.58 cannot be predicted.
     assert 0.58 < run.summary["eval"]["rmse"] < 0.85
 
 

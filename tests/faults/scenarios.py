@@ -1,4 +1,4 @@
-"""What is done to a disk while its operations fail or its process is killed: the real code, with
+"""Operations on a disk that fail, or whose process is killed, midway: the real code, with
 a word after each thing that others may rely on from then on."""
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a scenario: exit status (negative: the signal), what it said, what it did."""
+    """Outcome of a scenario: exit status (negative: the signal), output, system calls."""
 
     status: int
     words: tuple[str, ...]

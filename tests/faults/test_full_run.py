@@ -60,7 +60,7 @@ def test_a_full_disk_stops_checkpoints_with_a_warning_and_not_training(tmp_path:
         run = Run(hand.run_dir, 0, process.text(), "")
         assert not processes_of(hand.run_dir)
         assert run.summary["phase"] == "done"
-        assert run.summary["generation"] == 1, "nobody was started again"
+        assert run.summary["generation"] == 1, "no shard was started again"
         failed = failures(run.summary["warnings"])
         assert any("no space for" in warning for warning in failed), failed
         assert newest_good(hand.run_dir / "checkpoints").manifest.global_step == EPOCHS * STEPS

@@ -100,7 +100,7 @@ def go_on(run_dir: Path, found: int) -> None:
     assert names == [f"step-{found + 1:08d}.g2"]
 
 
-def test_what_the_ledger_has_said_it_knows(zygote: Zygote, root: Path) -> None:
+def test_announced_ledger_entries_are_there(zygote: Zygote, root: Path) -> None:
     seen = set()
     for call, run_dir, outcome in kill_everywhere(zygote, "ledger", root):
         generation = number_said(outcome, "generation")
@@ -126,7 +126,7 @@ def test_what_the_ledger_has_said_it_knows(zygote: Zygote, root: Path) -> None:
     assert seen >= {(g, n) for g in (1, 2) for n in range(ROUNDS)}
 
 
-def test_what_the_ledger_has_said_outlives_a_power_failure(zygote: Zygote, root: Path) -> None:
+def test_announced_ledger_entries_outlive_a_power_failure(zygote: Zygote, root: Path) -> None:
     """Which takes what was written and not synced."""
     outcome = zygote.run("ledger", root / "whole")
     said, written = 0, 0

@@ -9,7 +9,7 @@ MOST_CALLS = 8
 
 
 class Caller:
-    """What a servicer may ask of a call: here one without a certificate, whose deadline is now."""
+    """The context of a call: here one without a certificate, whose deadline is now."""
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
         return {}

@@ -1,6 +1,6 @@
-"""What bytes of a stranger, of a damaged disk or of a command line reach first: any bytes at all
-are either read or refused with an error of ours. A target returns in both cases; whatever else it
-raises is a bug."""
+"""Code that first reads the bytes of a stranger, a damaged disk or a command line. It reads any
+bytes or refuses them with an error of ours; a target returns in both cases, and any other exception
+is a bug."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LENGTH = 300
 
 
 def codec(data: bytes) -> None:
-    """What our codec takes, protobuf takes, too, and reads as the same."""
+    """Messages that our codec takes protobuf takes, too, and reads as the same."""
     try:
         found = parse_message(data)
     except InvalidArgument:
@@ -48,7 +48,7 @@ def codec(data: bytes) -> None:
     try:
         message = pb.PushGradientsRequest.FromString(data)
     except DecodeError:
-        # It looks into the header; ours leaves that to whoever wants it.
+        # It looks into the header; ours leaves that to its caller.
         return
     if found.chunk is not None and message.HasField("chunk"):
         assert found.chunk.data == message.chunk.data
@@ -80,13 +80,13 @@ def manifest(data: bytes) -> None:
 
 
 def plan(data: bytes) -> None:
-    """What a shard is told to hold."""
+    """The plan that a shard gets."""
     with suppress(PsError):
         Plan.from_json(data)
 
 
 def forgery(data: bytes) -> None:
-    """A checkpoint in which somebody has replaced a value and made sizes and checksums fit: which
+    """A checkpoint with a replaced value and sizes and checksums made to fit: which
     document, which place, and the value in JSON, or as text."""
     names = sorted(documents())
     name = names[data[0] % len(names)] if data else names[0]
@@ -123,7 +123,7 @@ OPTIMIZER = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0
 
 
 def overrides(data: bytes) -> None:
-    """What follows several ``--set``, a line each."""
+    """Texts of several ``--set``, a line each."""
     optimizer = copy.deepcopy(OPTIMIZER)
     with suppress(InvalidJob):
         _, arguments = override_job(_job(), os.fsdecode(data).split("\n"))

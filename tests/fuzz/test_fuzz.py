@@ -165,7 +165,7 @@ def test_any_value_anywhere_in_a_plan(steps: list[int], value: Any) -> None:
     plan(json.dumps(replaced(document, steps, value)).encode())
 
 
-def test_what_is_read_of_a_manifest_that_nobody_has_changed() -> None:
+def test_an_unchanged_manifest_is_read() -> None:
     assert Manifest.from_json(pristine()[NEW / MANIFEST]).name == NEW.name
 
 

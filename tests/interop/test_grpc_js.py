@@ -76,7 +76,7 @@ def gradients(step: int) -> Arrays:
 
 
 class Expected:
-    """What the shard should hold: the same update engine, fed here."""
+    """The shard's expected parameters: the same update engine, fed here."""
 
     def __init__(self) -> None:
         self._updates = NumpyEngine(MOMENTUM, PLAN, SHARD)
@@ -105,7 +105,7 @@ def assert_equal(found: Mapping[str, Array], expected: Mapping[str, Array]) -> N
 
 
 def rounded(arrays: Arrays) -> Arrays:
-    """What of them is left after a journey as bfloat16."""
+    """Rounds them as a journey in bfloat16 does."""
     name = "float32.trainable"
     return arrays | {name: round_to(arrays[name], "bfloat16").astype(np.float32)}
 
@@ -120,7 +120,7 @@ def engine_of(replicas: int = 0) -> ShardEngine:
 
 
 def lease() -> dict[str, Any]:
-    """What a coordinator gives the client: a session, grants, and the decision of the first round.
+    """A coordinator's answers to the client: a session, grants, and the decision of round 0.
     All bytes in base64."""
     batches = [BatchId(0, 4 * step, 4) for step in range(4)]
     attempts = [types.Attempt(batch=to_batch(batch), attempt=1) for batch in batches[:2]]
@@ -279,7 +279,7 @@ REFUSALS = {
 """Those that are not INVALID_ARGUMENT."""
 
 
-def test_what_is_malformed_is_refused_and_changes_nothing() -> None:
+def test_malformed_requests_are_refused_and_change_nothing() -> None:
     engine = engine_of()
     answers = play("refusals", engine)
     accepted = {name: answers.pop(name) for name in list(answers)[-3:]}

@@ -91,7 +91,7 @@ def mixing(make: Callable[[], Any]) -> Recipe:
 
 
 class Doubling(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
-    """What a SavedModel is made of."""
+    """The model that a SavedModel is made of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def quantized(layer: Any) -> Callable[[Any], Any]:
 
 
 class Own(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """What users derive from ``Layer``: a weight of its own."""
+    """A user's class derived from ``Layer``: it has a weight of its own."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -327,7 +327,7 @@ VARIANTS: dict[str, Recipe] = {
 
 
 class Wrapped(keras.layers.Wrapper):  # type: ignore[misc]
-    """What users derive from ``Wrapper``."""
+    """A user's class derived from ``Wrapper``."""
 
     def call(self, x: Any) -> Any:
         return 0.5 * self.layer(x)

@@ -1,4 +1,4 @@
-"""What docs/keras.md advises instead of ``SpectralNormalization``."""
+"""The replacement of ``SpectralNormalization`` that docs/keras.md advises."""
 
 from __future__ import annotations
 

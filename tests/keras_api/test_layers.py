@@ -88,6 +88,6 @@ def test_a_layer_trains_as_in_keras_or_is_refused(name: str) -> None:
         LAYERS.append(Outcome(name, aliases, refused=needs))
 
 
-def test_what_the_page_advises_instead_of_spectral_normalization_trains() -> None:
+def test_the_advised_replacement_of_spectral_normalization_trains() -> None:
     x = RECIPES["Dense"].data
     assert follows_keras(job_of(Recipe(x, lambda inputs: SpectralDense(4)(inputs)))) == ("u",)

@@ -24,7 +24,7 @@ BATCHES = [BatchId(0, first, 8) for first in (0, 8, 16)]
 
 
 class Own(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
-    """What users derive from an optimizer."""
+    """A user's class derived from an optimizer."""
 
 
 MADE: dict[str, Callable[[], Any]] = {

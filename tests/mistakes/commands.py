@@ -32,7 +32,7 @@ LAST = re.compile(r"error (PS\d{3}): (.*)")
 
 @dataclass(frozen=True)
 class Said:
-    """What a command came to.
+    """Exit status and output of a command.
 
     Attributes:
         status: its exit status.

@@ -20,8 +20,8 @@ HEAD = f"""# What users do wrong
 
 Made by `make mistakes`: each line is a test that makes the mistake and reads the answer. Seconds
 are those of the whole test, with the servers and processes that it starts (TensorFlow alone takes
-three) and, in the first of a file, imports: nobody waits longer for the answer. The command fails,
-and names the mistake, where one takes more than {LATE_S:g} s.
+three) and, in the first of a file, imports: no answer takes longer. The command fails, and
+names the mistake, where one takes more than {LATE_S:g} s.
 
 | mistake | answer | seconds |
 | --- | --- | ---: |

@@ -50,7 +50,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def say(*command: str) -> tuple[int, str]:
-    """What a command says where nobody can import TensorFlow."""
+    """Runs a command where TensorFlow cannot be imported; returns its output."""
     environment = {**os.environ, "PYTHONPATH": str(Path("refused").absolute())}
     done = subprocess.run(
         [sys.executable, "-m", *command],

@@ -47,7 +47,7 @@ class Place:
     full: str
     silent: str
     web: str
-    nobody: str = field(default="")
+    unused: str = field(default="")
 
     def mixed(self, name: str, **files: str) -> Path:
         """A directory with files of several: ``name.crt`` of the directory that is its value."""
@@ -129,15 +129,15 @@ def status(where: str, certs: str = "") -> Callable[[Place], list[object]]:
 
 
 MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
-    "a wrong port": (status("nobody"), "PS204", "nothing listens at .*; check the port"),
-    "a name that nobody has": (
+    "a wrong port": (status("unused"), "PS204", "nothing listens at .*; check the port"),
+    "an unknown host name": (
         status("coordinatr.invalid:5000", "job"),
         "PS207",
         "check its spelling",
     ),
     "no port number": (status("host:http"), "PS111", "expected 0 to 65535"),
     "a firewall drops the packets": (status("full"), "PS209", "firewall .* let TCP through"),
-    "somebody who says nothing": (status("silent"), "PS213", "look at its log"),
+    "a silent server": (status("silent"), "PS213", "look at its log"),
     "a web server's port": (status("web"), "PS212", "check the port"),
     "a shard's address": (status("shard"), "PS212", "give the coordinator's address"),
     "no certificates, and the other wants some": (status("encrypted"), "PS331", "say --certs DIR"),
@@ -237,7 +237,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
 }
 
 
-NEVER_ANSWER = {"a firewall drops the packets", "somebody who says nothing"}
+NEVER_ANSWER = {"a firewall drops the packets", "a silent server"}
 
 
 def _readable(directory: Path) -> Path:
@@ -276,8 +276,8 @@ def serve(where: str, *arguments: str) -> tuple[str, ...]:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_shard_that_finds_no_coordinator(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    said = say(capfd, *serve(place.nobody, "--shard", "0"))
-    fix = rf"^no coordinator answers \(tried for \d+ s\): nothing listens at {place.nobody}; check "
+    said = say(capfd, *serve(place.unused, "--shard", "0"))
+    fix = rf"^no coordinator answers \(tried for \d+ s\): nothing listens at {place.unused}; check "
     _check(said, "PS204", f"{fix}.*, or say another --coordinator$")
     certs = ("--certs", str(place.certs / "job"))
     said = say(capfd, *serve("no.invalid", "--shard", "0", "--bind", "127.0.0.1:0", *certs))
@@ -325,8 +325,8 @@ def test_a_worker_that_no_waiting_helps(
     _check(said, "PS132", "copy the same file to every machine")
     assert "no answer yet" not in said.everything
     with pytest.raises(_Loads):
-        run(place.nobody)
-    assert f"no answer yet from the coordinator at {place.nobody}: PS204" in capfd.readouterr().err
+        run(place.unused)
+    assert f"no answer yet from the coordinator at {place.unused}: PS204" in capfd.readouterr().err
 
 
 def test_workers_without_shards(place: Place, capfd: pytest.CaptureFixture[str]) -> None:

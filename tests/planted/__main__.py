@@ -36,7 +36,7 @@ _FAILED = 1
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one planted bug. ``by`` is the catcher, ``output`` the end of its words."""
+    """Result for one planted bug. ``by`` is the catcher, ``output`` the end of its words."""
 
     planted: Planted
     outcome: Literal["caught", "missed", "broken"]
@@ -90,7 +90,7 @@ def judge(planted: Planted, tree: Tree) -> Verdict:
 
 
 def untouched(catchers: Sequence[str], tree: Tree) -> list[str]:
-    """What is wrong with catchers on the source as it is."""
+    """Failures of catchers on the source as it is."""
     wrong = []
     for catcher in catchers:
         status, output = run_catcher(catcher, tree)

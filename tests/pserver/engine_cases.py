@@ -76,7 +76,7 @@ def gradients(
 
 
 def buffers(plan: Plan, shard: int, encoding: Encoding = "plain") -> dict[str, NDArray]:
-    """What gradients arrive in: arena name -> aligned ``[shard length]``, uninitialised."""
+    """Buffers for gradients: arena name -> aligned ``[shard length]``, uninitialised."""
     found = {}
     for a in plan.arenas:
         own = encoding if a.name == "float32.trainable" else "plain"
@@ -125,7 +125,7 @@ class Shards:
                     array.fill(-1 if array.dtype.kind == "i" else np.nan)
 
     def values(self) -> Values:
-        """What all shards hold."""
+        """Values of all shards."""
         return self.join([engine.snapshot() for engine in self.engines])
 
     def cut(self, values: Values) -> list[dict[str, NDArray]]:
@@ -209,7 +209,7 @@ def plain_keras(
     finalize: bool = False,
     encoding: Encoding = "plain",
 ) -> Values:
-    """What ``optimizer.apply`` on the whole variables, in one process and uncompiled, ends in;
+    """Variables after ``optimizer.apply`` on the whole of them, in one process and uncompiled;
     with ``finalize`` after what ``fit`` does to the variables at its end; from :func:`gradients`
     rounded to ``encoding``."""
     key = json.dumps([optimizer, steps, [vars(v) for v in variables], finalize, encoding])

@@ -33,7 +33,7 @@ def begin_at(generation: int, **more: Any) -> pb.Begin:
 
 
 class Commands:
-    """What is to be said on command streams: None ends the stream, and so does an error."""
+    """Messages for command streams: None ends the stream, and so does an error."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -46,7 +46,7 @@ class Commands:
 
     def get(self, context: Any) -> pb.WatchResponse | PsError | None:
         """The next one; None as well if the stream of ``context`` has ended, which takes nothing
-        away from the one that follows it. A shutdown stays for whoever watches anew: the stream
+        away from the one that follows it. A shutdown stays for later streams: the stream
         that it was handed to may not have brought it."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not context.is_active())
@@ -130,7 +130,7 @@ class FakeCoordinator(CoordinatorServicer):
     def HeartbeatShard(self, request: pb.HeartbeatShardRequest, context: Any) -> Any:  # noqa: N802
         self._fail()
         if self.silent:
-            raise Unreachable("as if nobody were there")
+            raise Unreachable("as if it were away")
         if self.replaced:
             raise StaleGeneration(f"shard {request.shard} is held by another process")
         self.heartbeats.put(request)

@@ -1,4 +1,4 @@
-"""What tests of shared memory ask of the kernel: which memory it is, who has it, and less of it."""
+"""The kernel's view of shared memory: where it is, which processes map it, and limits on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no client of ours would send, on a bare channel to a shard."""
+"""Requests that no client of ours would send, on a bare channel to a shard."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def gradients_of(seed: int, n: int = 12, shard: int = 0, shards: int = 1) -> dic
 
 
 class Model:
-    """What the tables hold when every gradient is subtracted from its row."""
+    """Model of the tables: every gradient is subtracted from its row."""
 
     def __init__(self, plan: Plan) -> None:
         self._fresh = [Table(spec, 0, 1) for spec in plan.tables]

@@ -97,7 +97,7 @@ def counting(plan: Plan) -> dict[str, NDArray]:
 
 
 def part(plan: Plan, arrays: Mapping[str, NDArray], shard: int = 0) -> Gradient:
-    """What ``shard`` gets of a worker's arrays."""
+    """The part of a worker's arrays that ``shard`` gets."""
     return {a.name: plain(arrays[a.name][a.cuts[shard] : a.cuts[shard + 1]]) for a in plan.arenas}
 
 
@@ -143,7 +143,7 @@ def fence_of(
     *,
     worker: str = "worker-1",
 ) -> types.Fence:
-    """What the calls of ``worker`` begin with, registered with the certificate of ``client``."""
+    """The fence of calls of ``worker``, registered with the certificate of ``client``."""
     security = client.security
     certificate = "worker" if security.encrypted and not security.by_token else ""
     return client.fence(generation, 1, session_of(worker, certificate))
@@ -205,7 +205,7 @@ ONE_TRY = RetryPolicy(budget_s=0.0)
 
 
 def attaching(workspace: Workspace) -> pb.ExchangeHeader:
-    """What has shard 0 attach a worker's segment."""
+    """The request that has shard 0 attach a worker's segment."""
     assert workspace.segment is not None
     offer = workspace.segment.offer(0)
     attach = pb.Attach(

@@ -87,7 +87,7 @@ class DictTable:
             self.removed.append((version, id_))
 
     def part(self, shard: int, shards: int, since: int = -1) -> TableRows:
-        """What a shard writes of it."""
+        """The part of it that a shard writes."""
         there = {
             id_: row
             for id_, row in self.rows.items()
@@ -241,7 +241,7 @@ def rows_of(tables: Sequence[DictTable]) -> Contents:
 
 
 def mine(tables: Sequence[DictTable], shard: int, shards: int) -> list[DictTable]:
-    """What ``shard`` has of them."""
+    """The rows of ``shard``."""
     return [
         DictTable(
             table.spec,

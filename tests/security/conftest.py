@@ -20,7 +20,7 @@ JOB = "tiny"
 
 @dataclass
 class Seen:
-    """What came of calls, for the report: of servers with certificates, and with a token file."""
+    """Results of calls, for the report: of servers with certificates, and with a token file."""
 
     roles: dict[Cell, str] = field(default_factory=dict)
     tokens: dict[Cell, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ SEEN = Seen()
 
 @pytest.fixture(scope="session")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``coordinator certs init --job tiny`` makes."""
+    """The files that ``coordinator certs init --job tiny`` makes."""
     directory = tmp_path_factory.mktemp("certs") / JOB
     make_certificates(directory, JOB, datetime.now(UTC))
     return directory
@@ -39,7 +39,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def forgery(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Forgery:
-    """Certificates that nobody should have, for workers unless they say otherwise."""
+    """Certificates that should not exist, for workers unless they say otherwise."""
     now = datetime.now(UTC)
     other = tmp_path_factory.mktemp("other") / "ca"
     make_certificates(other, JOB, now)

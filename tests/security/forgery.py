@@ -44,14 +44,14 @@ class Forgery:
         return read_pair(self.other, self.role)
 
     def expired(self) -> Pair:
-        """What was right a month ago."""
+        """A certificate that expired a month ago."""
         return forge(self.certs, f"pserver://tiny/{self.role}", before=self.past, days=1)
 
     def of_other_job(self) -> Pair:
         """By the right authority, for another job."""
         return forge(self.certs, f"pserver://huge/{self.role}")
 
-    def of_nobody(self) -> Pair:
+    def of_no_role(self) -> Pair:
         """By the right authority, for something that is no role."""
         return forge(self.certs, "pserver://tiny/janitor")
 

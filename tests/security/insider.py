@@ -407,7 +407,7 @@ class Insider:
     def fence(
         self, shard: int = 0, session: bytes | None = None, generation: int = 0
     ) -> types.Fence:
-        """What calls to a shard begin with: its own session and generation, or others."""
+        """The fence of calls to a shard: its own session and generation, or others."""
         return self.shards[shard].fence(
             generation or self.generation,
             self.policy,
@@ -465,7 +465,7 @@ class Insider:
 
 
 def refusal(call: Callable[[], object]) -> PsError | None:
-    """What a call was refused with; None if it was not."""
+    """The error that refused a call; None if it was not refused."""
     try:
         call()
     except PsError as error:

@@ -13,13 +13,13 @@ UNANSWERED = {"/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
 """Who may call them is told that there is no such thing: see psrpc.net.health."""
 
 NO_CONNECTION = "—"
-NOBODY = "?"
+UNKNOWN = "?"
 REFUSED = "✗"
 DONE = "✓"
 NOT_THERE = "∅"
 
 SYMBOLS = {
-    grpc.StatusCode.UNAUTHENTICATED: NOBODY,
+    grpc.StatusCode.UNAUTHENTICATED: UNKNOWN,
     grpc.StatusCode.PERMISSION_DENIED: REFUSED,
     grpc.StatusCode.UNIMPLEMENTED: NOT_THERE,
 }
@@ -30,19 +30,19 @@ STRANGERS = {
     "of other authority": NO_CONNECTION,
     "expired": NO_CONNECTION,
     "of other job": REFUSED,
-    "of nobody": NOBODY,
-    "revoked": NOBODY,
+    "of no role": UNKNOWN,
+    "revoked": UNKNOWN,
 }
 """Who calls with a certificate that is no member's, and what comes of any call."""
 
 BEARERS = {
     "plaintext": NO_CONNECTION,
     "the token in plaintext": NO_CONNECTION,
-    "no token": NOBODY,
-    "a certificate, no token": NOBODY,
-    "another token": NOBODY,
-    "the token of another scheme": NOBODY,
-    "the token twice": NOBODY,
+    "no token": UNKNOWN,
+    "a certificate, no token": UNKNOWN,
+    "another token": UNKNOWN,
+    "the token of another scheme": UNKNOWN,
+    "the token twice": UNKNOWN,
 }
 """Who calls a server with a token file, and what comes of any call; of the token itself, see
 :func:`expected`."""
@@ -53,8 +53,8 @@ HEAD = """# Who may call what
 
 Made by `make matrix` from what real servers answered to real calls, see `tests/security`. ✓ let
 through; ∅ let through, and told that there is no such thing; — no connection comes about; ? a
-caller who is nobody; ✗ refused by name. After every refusal the server's state was compared with
-that before: nothing had changed.
+caller without an identity; ✗ refused by name. After every refusal the server's state was compared
+with that before: nothing had changed.
 
 ## With certificates
 
@@ -72,17 +72,17 @@ Cell = tuple[str, str]
 
 
 def symbol(answer: Answer) -> str:
-    """What the table shows for what came of a call."""
+    """The table's symbol for the result of a call."""
     return SYMBOLS.get(answer.code, DONE) if answer.connected else NO_CONNECTION
 
 
 def when_let_through(rpc: str) -> str:
-    """What it shows for an RPC where the caller may call it."""
+    """The table's symbol for an RPC that the caller may call."""
     return NOT_THERE if rpc in UNANSWERED else DONE
 
 
 def expected(rpcs: Iterable[str]) -> tuple[dict[Cell, str], dict[Cell, str]]:
-    """What the permissions say of the RPCs: with certificates, and with a token file."""
+    """The table as the permissions imply it: with certificates, and with a token file."""
     roles, tokens = {}, {}
     for rpc in rpcs:
         done = when_let_through(rpc)

@@ -39,7 +39,7 @@ WAIT_S = 0.2
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a call.
+    """Result of a call.
 
     Attributes:
         code: gRPC's status.

@@ -1,4 +1,4 @@
-"""What ``coordinator certs`` makes, and what a process that starts says of files it cannot use."""
+"""Files of ``coordinator certs``, and messages about files that a process cannot use."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_clock_that_is_behind(certs: Path) -> None:
         ("https://tiny/worker", "names 'https://tiny/worker'; expected pserver://JOB/ROLE"),
     ],
 )
-def test_a_certificate_of_somebody_else(mine: Path, uri: str, words: str) -> None:
+def test_certificates_of_other_identities(mine: Path, uri: str, words: str) -> None:
     put(mine, Role.WORKER, *forge(mine, uri))
     assert words in refused(mine)[1]
 

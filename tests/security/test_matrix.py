@@ -58,7 +58,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 def refused(
     target: Target, who: str, channel: grpc.Channel, code: grpc.StatusCode, words: str = ""
 ) -> None:
-    """Whatever they call."""
+    """For every RPC."""
     assert_refused(target, who, channel, target.rpcs, code, SEEN.roles, words)
 
 
@@ -98,7 +98,7 @@ def test_no_certificate(target: Target, certs: Path) -> None:
         ("of_other_authority", UNAVAILABLE, ""),
         ("expired", UNAVAILABLE, ""),
         ("of_other_job", DENIED, "a worker of job huge calls"),
-        ("of_nobody", UNAUTHENTICATED, "names no role of job tiny"),
+        ("of_no_role", UNAUTHENTICATED, "names no role of job tiny"),
         ("revoked", UNAUTHENTICATED, "was revoked"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who may read ``/metrics`` where others than this machine can reach it."""
+"""Access to ``/metrics`` where others than this machine can reach it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def get(
     reader: Path | None,
     role: Role = Role.OPERATOR,
 ) -> bytes:
-    """What the server of the role ``of`` answers a reader with the certificate of ``role``."""
+    """The answer of the role ``of`` to a reader with the certificate of ``role``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certs / "ca.crt")
     if reader is not None:
@@ -81,7 +81,7 @@ def test_which_roles_may_read_it(certs: Path, role: Role) -> None:
         assert said.encode() in body
 
 
-def test_a_certificate_of_nobody_and_of_another_job() -> None:
+def test_a_certificate_without_a_role_and_one_of_another_job() -> None:
     shard = Identity(JOB, Role.SHARD)
     assert may_read_metrics(Identity(JOB, Role.READER), shard)
     assert not may_read_metrics(Identity("other", Role.READER), shard)

@@ -1,4 +1,4 @@
-"""What servers know of the certificate that a caller shows."""
+"""Servers' knowledge of the certificate that a caller shows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def shard_of(security: Security) -> Iterator[str]:
 
 
 def status(channel: grpc.Channel, **options: Any) -> grpc.StatusCode:
-    """What comes of asking a shard for its status."""
+    """Asks a shard for its status; returns the outcome."""
     call = channel.unary_unary(
         STATUS, pb.GetStatusRequest.SerializeToString, pb.GetStatusResponse.FromString
     )
@@ -60,7 +60,7 @@ def status(channel: grpc.Channel, **options: Any) -> grpc.StatusCode:
         ("pserver://huge/shard", "shard.huge.pserver"),
     ],
 )
-def test_whoever_is_no_shard_of_the_job_cannot_serve_as_one(
+def test_only_shards_of_the_job_can_serve_as_one(
     certs: Path, mine: Path, names: tuple[str, str]
 ) -> None:
     """The authority is the right one; the server hands its certificate out as it is."""
@@ -77,7 +77,7 @@ def test_whoever_is_no_shard_of_the_job_cannot_serve_as_one(
         server.stop(0).wait()
 
 
-def test_whoever_has_a_certificate_may_ask_for_a_servers_health(certs: Path) -> None:
+def test_any_certificate_of_the_job_may_ask_for_a_servers_health(certs: Path) -> None:
     with shard_of(Security.from_options(Role.SHARD, certs)) as address:
         for role in Role:
             security = Security.from_options(role, certs)

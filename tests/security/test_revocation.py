@@ -119,8 +119,8 @@ def test_certificates_of_an_earlier_version_are_in_no_register(mine: Path) -> No
     assert revoke(mine, "reader", NOW) == [peer_in(mine, Role.READER).serial]
 
 
-@pytest.mark.parametrize("which", ["nobody", "xyz", "0", "-1", ""])
-def test_what_cannot_be_revoked(mine: Path, which: str) -> None:
+@pytest.mark.parametrize("which", ["stranger", "xyz", "0", "-1", ""])
+def test_certificates_that_cannot_be_revoked(mine: Path, which: str) -> None:
     with pytest.raises(InvalidArgument, match="has no certificate called") as caught:
         revoke(mine, which, NOW)
     assert caught.value.code == "PS318"
@@ -173,7 +173,7 @@ def test_a_revoked_certificate_is_refused_and_all_others_are_not(mine: Path) -> 
         assert (status(other), status(shared)) == (grpc.StatusCode.OK, grpc.StatusCode.OK)
 
 
-def test_what_a_revoked_caller_is_told(mine: Path) -> None:
+def test_the_error_of_a_revoked_caller(mine: Path) -> None:
     security = use(mine, Role.SHARD)
     peer = peer_in(mine)
     assert security.objection(peer) is None

@@ -101,7 +101,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.mark.parametrize("who", BEARERS)
-def test_who_has_no_token_is_refused(target: Target, certs: Path, who: str) -> None:
+def test_callers_without_a_token_are_refused(target: Target, certs: Path, who: str) -> None:
     caller = Caller(target, who, certs)
     connected = BEARERS[who] != NO_CONNECTION
     code = grpc.StatusCode.UNAUTHENTICATED if connected else grpc.StatusCode.UNAVAILABLE
@@ -156,7 +156,7 @@ def test_the_token_stands_for_every_role(target: Target, certs: Path) -> None:
     assert target.digest() != before
 
 
-def test_whoever_has_it_is_let_through_without_more(certs: Path, token: Path) -> None:
+def test_a_token_alone_is_enough(certs: Path, token: Path) -> None:
     """As our own processes send it."""
     with (
         shard_target(Security.from_options(Role.SHARD, certs, token)) as target,

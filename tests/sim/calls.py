@@ -42,7 +42,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class ToCoordinator(CoordinatorClient):
-    """What a shard or a worker says to its coordinator."""
+    """Calls of a shard or a worker to its coordinator."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Names:
 
 
 class ToShard(ShardClient):
-    """What a worker says to one shard."""
+    """Calls of a worker to one shard."""
 
     def __init__(self, worker: Worker, *args: Any, **options: Any) -> None:
         self._worker = worker

@@ -59,7 +59,7 @@ LIVENESS_S = 300.0
 
 
 class Life(Protocol):
-    """What runs in a process."""
+    """The program of a process, once started."""
 
     process: Process
 
@@ -67,14 +67,14 @@ class Life(Protocol):
         """Its main thread; returns why it ended."""
 
     def doing(self) -> str:
-        """What it does or waits for, in words."""
+        """Describes in words what it does or waits for."""
 
     def terminate(self) -> None:
         """SIGTERM."""
 
 
 class FinalPart(NamedTuple):
-    """What a shard holds at the end; ``name`` is of its process."""
+    """A shard's final state; ``name`` is of its process."""
 
     name: str
     shard: int
@@ -197,19 +197,19 @@ class Cluster:
         self._resuming = False
 
     def awaited(self) -> str:
-        """What everybody waits for, in words."""
+        """Describes in words what each process waits for."""
         return "; ".join(
             f"{life.process}{'' if life.process.alive else ' (dead)'}: {life.doing()}"
             for life in self.lives.values()
         )
 
     def view(self) -> View:
-        """The disk, for somebody who only looks."""
+        """A read-only view of the disk."""
         return View(self.disk, Process(self.schedule, "observer", 0))
 
     @property
     def history(self) -> list[EpochRow]:
-        """What is known of each epoch."""
+        """The history of each epoch, as far as it is known."""
         return self.course.training.epochs.history.rows
 
     @property
@@ -370,7 +370,7 @@ class Cluster:
                 process.stop()
                 pause_s = self.faults.between(*self.random.choice(PAUSES_S))
                 if kind == "pause and replacement":
-                    # Of coordinators there is one: whoever replaces it kills it first.
+                    # There is one coordinator: its replacement kills it first.
                     self.schedule.after(
                         self.faults.between(0.0, pause_s), None, self._replace, process
                     )

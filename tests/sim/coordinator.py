@@ -46,7 +46,7 @@ TICK_S = 0.5
 
 
 class _Context:
-    """What a call is asked for besides its request."""
+    """Context of a call: peer and certificate."""
 
     def peer(self) -> str:
         """All workers of a simulated cluster are on one machine."""
@@ -61,7 +61,7 @@ CONTEXT = _Context()
 
 
 class NoCurves(Curves):
-    """Curves that nobody looks at."""
+    """Curves that are not recorded."""
 
     def __init__(self) -> None:
         super().__init__(RUN_DIR / "tensorboard")
@@ -139,7 +139,7 @@ class Coordinator:
         self._echoed = 0
 
     def live(self) -> Steps:
-        """What ``coordinator serve`` does; returns why it ended."""
+        """Does the work of ``coordinator serve``; returns why it ended."""
         try:
             ensure_directory(RUN_DIR, self._storage)
         except OSError as error:

@@ -53,7 +53,7 @@ class Directory:
         _apply(self.names, change)
 
     def sync(self) -> None:
-        """What was changed lasts, except what a sync has failed for."""
+        """Makes changes last, except those that a sync has failed for."""
         for _, change in self._changes:
             _apply(self.lasting, change)
         self._changes.clear()
@@ -135,7 +135,7 @@ class Disk:
         return len(with_it)
 
     def lacking(self, path: PurePath) -> str:
-        """What of a directory a power cut would take away, in words; empty if nothing."""
+        """Describes what a power cut would take from a directory; empty if nothing."""
         node: File | Directory | None = self.root
         for name in path.parts[1:]:
             assert isinstance(node, Directory)
@@ -149,7 +149,7 @@ class Disk:
         return f"the bytes of {', '.join(torn)}" if torn else ""
 
     def find(self, path: PurePath) -> File | Directory:
-        """What is at a path. Raises FileNotFoundError."""
+        """The file or directory at a path. Raises FileNotFoundError."""
         node: File | Directory = self.root
         for name in path.parts[1:]:
             found = node.names.get(name) if isinstance(node, Directory) else None

@@ -23,7 +23,7 @@ from worker.protocol.done import Stopped
 Result = TypeVar("Result")
 
 ROLE_ENDS = (PsError, Stopped)
-"""What work on a pool may raise for whoever asked for it; anything else is a bug, said at once."""
+"""Errors that work on a pool may raise for its caller; others are bugs and end the run at once."""
 
 
 class Fibers(Threads):
@@ -65,11 +65,11 @@ class Fibers(Threads):
             fiber.end()
 
     def wait(self, effect: Effect) -> Any:
-        """What ``effect`` comes to; the calling thread gives way until then."""
+        """Waits for the result of ``effect``; the calling thread gives way until then."""
         return _wait(effect)
 
     def follow(self, steps: Steps) -> Any:
-        """What ``steps`` return, each of which is waited for."""
+        """Runs ``steps``, waits for each, and returns their result."""
         go_on: Callable[[], Effect] = partial(next, steps)
         while True:
             try:
@@ -115,7 +115,7 @@ class _Fiber:
 
     def begin(self, run: Callable[[object], None]) -> None:
         """``run`` is done from the first :meth:`resume` on."""
-        # Whoever lets things happen goes on when this waits or is over.
+        # The scheduler goes on when this waits or is over.
         hub: Any = getcurrent()
         while hub.parent is not None:
             hub = hub.parent
@@ -123,7 +123,7 @@ class _Fiber:
         self._greenlet.fiber = self
 
     def resume(self, value: Any) -> None:
-        """What it waits for has come to ``value``."""
+        """Goes on with ``value``, the result it waited for."""
         if not self._greenlet.dead:
             self._greenlet.switch(value)
 
@@ -166,7 +166,7 @@ class _Event(threading.Event):
 
 
 class _Condition(threading.Condition):
-    """Nobody else goes on while its lock would be held."""
+    """No other task goes on while its lock would be held."""
 
     def __init__(self, signal: Signal) -> None:
         self._signal = signal

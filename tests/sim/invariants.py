@@ -1,4 +1,4 @@
-"""What must hold at every moment and at the end, whatever happened."""
+"""Invariants of every moment and of the end, under all faults."""
 
 from __future__ import annotations
 
@@ -230,8 +230,9 @@ class Invariants:
     def check_handed_out(
         self, course: JobRun, worker: str, work: Train | Round | RoundsLease
     ) -> None:
-        """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
-        second attempt at the same time is for who is stuck, or slow where that is asked for."""
+        """The coordinator leases; attempts rise. Work goes to workers that reach all shards. A
+        batch has a second attempt at the same time only if its worker is stuck, or slow where that
+        is asked for."""
         self._check_paced(course, work)
         if course.members.workers[worker].unreachable:
             self.fail(f"{worker} is given {work} although it cannot reach all shards")
@@ -280,7 +281,7 @@ class Invariants:
                 self.fail(f"attempt {attempt.attempt} was given to {before}, then to {given}")
 
     def check_told(self, store: Store, command: Command) -> None:
-        """What a restarted coordinator must know is stored before anyone else knows it."""
+        """Facts that a restarted coordinator needs are stored before others get them."""
         if isinstance(command, Begin) and (store.get(GENERATION) or 0) < command.generation:
             self.fail(f"{command} is told before its generation is stored")
         if isinstance(command, Begin):
@@ -308,7 +309,7 @@ class Invariants:
             self.fail(f"round {key} was decided as {there}, then as {decision}")
 
     def check_ending(self, process: Process, why: object) -> None:
-        """Nobody does what may not be done: no process ends as one that was wrong."""
+        """No process breaks a rule: none ends by an error that only wrong calls get."""
         if isinstance(why, PsError) and not isinstance(why, EXPECTED) and not why.retryable:
             self.fail(f"{process} ends by {why!r}")
 
@@ -318,7 +319,7 @@ class Invariants:
             self.fail(f"a drained run is marked as ended: {store.get(ENDED)}")
 
     def check_progress(self, generation: int, step: int) -> None:
-        """What the status page says never goes back, over restarts of the coordinator too."""
+        """The status page never goes back, over restarts of the coordinator too."""
         if (generation, step) < self._point:
             self.fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)

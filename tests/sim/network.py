@@ -52,7 +52,7 @@ Respond = Callable[[Any], None]
 
 
 class Server(Protocol):
-    """What listens at an address."""
+    """A process that listens at an address."""
 
     process: Process
 
@@ -61,7 +61,7 @@ class Server(Protocol):
 
 
 class Network:
-    """Who listens where. A process that has died refuses connections; one that stands still
+    """Addresses and their listeners. A process that has died refuses connections; one that hangs
     accepts them and does nothing."""
 
     def __init__(self, schedule: Schedule, faults: Faults) -> None:
@@ -75,7 +75,7 @@ class Network:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._sent: dict[str, deque[Message]] = {}
         self.unanswered: dict[Call, Message] = {}
-        """Calls to shards that nobody has had an answer to."""
+        """Calls to shards whose answers have not arrived."""
 
     def listen(self, address: str, server: Server) -> None:
         """``server`` answers at ``address`` from now on, until its process is gone."""
@@ -119,7 +119,7 @@ class Network:
         """The effect of one try of a call, which is in ``under_way`` for so long.
 
         Raises:
-            Unreachable: nobody listens there, or the connection broke; it may have had its effect.
+            Unreachable: nothing listens there, or the connection broke; it may have had its effect.
             DeadlinePassed: no answer came in time.
             PsError: as the other side raised it.
         """
@@ -166,7 +166,7 @@ class Network:
             self.refused[f"{method}: {type(answer).__name__}"] += 1
 
     def server_at(self, address: str) -> Server | None:
-        """Who answers at an address now."""
+        """The server at an address now."""
         server = self._servers.get(address)
         return server if server is not None and server.process.alive else None
 

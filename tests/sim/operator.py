@@ -26,7 +26,7 @@ class Operator:
         self._schedule = cluster.schedule
 
     def live(self) -> Steps:
-        """What they do, once there is something to train."""
+        """Gives the operator's orders, once there is something to train."""
         options = self._cluster.options
         for change in options.changes:
             most_s = 1.5 * options.expected_s / len(options.changes)

@@ -1,4 +1,4 @@
-"""What a seed implies: the job, the cluster, and the faults that may happen to it."""
+"""The job, cluster and possible faults that a seed implies."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Options:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """All that the job may come to follow, if nobody asks for others."""
+        """All policies that the job may follow without further commands."""
         return (self.policy, *((self.then,) if self.then else ()), *self.changes)
 
     @property

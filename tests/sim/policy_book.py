@@ -1,4 +1,4 @@
-"""What must hold of policies: a change is done wholly or not at all, whatever dies meanwhile."""
+"""Invariants of policies: a change is done wholly or not at all, whatever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class PolicyBook:
             self._fail(f"{begin} is told before its policy is stored")
 
     def check_shard(self, shard: Shard) -> None:
-        """Who stands at a generation obeys the policy that its number says."""
+        """A shard at a generation obeys the policy that the generation's number names."""
         assert shard.engine is not None
         identity = shard.engine.identity
         if identity.policy and identity.settings != self.settings(identity.policy):
@@ -129,7 +129,7 @@ class PolicyBook:
             )
 
     def check_lease(self, lease: pb.Lease) -> None:
-        """What is leased is of the mode that the number of its policy says."""
+        """A lease is of the mode that the number of its policy names."""
         rounds, work = self.settings(lease.policy).rounds, lease.WhichOneof("work")
         if work in ("round", "rounds", "train") and (work != "train") != rounds:
             self._fail(

@@ -26,7 +26,7 @@ COLLECT_EVERY = 16
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a seed. ``failure`` is empty when everything held; ``digest`` is a checksum of
+    """Result of a seed. ``failure`` is empty when everything held; ``digest`` is a checksum of
     all that happened; ``fired`` counts faults, ``counts`` what they led to, ``refused`` the
     errors that calls were answered by."""
 
@@ -99,7 +99,7 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
 
 
 def silence() -> None:
-    """What the cores would log is not written from now on."""
+    """Silences the cores' logs from now on."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

@@ -153,7 +153,7 @@ class Schedule:
         return lambda task: self.after(seconds, task.process, task.resume, None)
 
     def trace(self, *words: object) -> None:
-        """Shows what happens to whoever wants to see it."""
+        """Prints an event where traces are wanted."""
         if self._show is not None:
             self._show(f"{self._now:9.3f}  " + " ".join(map(str, words)))
 
@@ -189,7 +189,7 @@ class Schedule:
 
 
 class Signal:
-    """Tasks wait for it; whoever sends it wakes all of them."""
+    """Tasks wait for it; sending it wakes all of them."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

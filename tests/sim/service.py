@@ -1,4 +1,4 @@
-"""What a shard does for workers: the real engine, call by call."""
+"""A shard's service for workers: the real engine, call by call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NDArray = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What follows the header of an ``Initialize`` or a push: values or a gradient, the gradients
+    """Tensors after the header of an ``Initialize`` or a push: values or a gradient, the gradients
     of the rows that the header names, and the ids of rows that a ``PushPull`` wants: of the newest
     version, with ``clock`` once the worker is not too far ahead, or of ``round``. For both it waits
     ``patience_s``."""

@@ -161,7 +161,7 @@ class Shard:
     # -- its life ----------------------------------------------------------------------------
 
     def live(self) -> Steps:
-        """What ``pserver serve`` does; returns why it ended."""
+        """Does the work of ``pserver serve``; returns why it ended."""
         self.cluster.network.listen(self.address, self.service)
         try:
             yield self.fibers.run(self._serve)

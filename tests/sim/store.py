@@ -14,7 +14,7 @@ from tests.sim.schedule import Crash
 
 
 class StoreFile:
-    """What lasts of a store, between one coordinator and the next."""
+    """The part of a store that lasts from one coordinator to the next."""
 
     _spare: ClassVar[list[sqlite3.Connection]] = []
     """Databases with all tables and no rows: making tables takes longer than all that follows."""
@@ -29,7 +29,7 @@ class StoreFile:
         self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """Drops it."""
         self.connection.rollback()
         names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         for (name,) in names.fetchall():

@@ -24,7 +24,7 @@ class Stream:
         self._broken = False
         self._over = False
         self.on_break: Callable[[], None] = lambda: None
-        """Called when the sender learns that nobody reads any more."""
+        """Called when the sender learns that the reader is gone."""
         sender.at_death(lambda: self.break_off("its sender is gone"))
         reader.at_death(lambda: self.break_off("its reader is gone"))
 

@@ -1,4 +1,4 @@
-"""What must hold of embedding tables: their rows are of one state with the arenas, everywhere."""
+"""Invariants of embedding tables: their rows are of one state with the arenas, everywhere."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Contents:
     candidates: Counted
 
     def differs(self, other: Contents) -> str:
-        """What is not the same bits; empty if all is."""
+        """Names the values whose bits differ; empty if all agree."""
         pairs: list[tuple[str, NDArray, NDArray]] = [
             ("ids", self.rows.ids, other.rows.ids),
             ("values", self.rows.values, other.rows.values),
@@ -142,12 +142,12 @@ class Contents:
 
 
 def contents(table: FrozenTable) -> Contents:
-    """What a frozen table holds."""
+    """Content of a frozen table."""
     return _sorted(table.block(table.since(-1)), table.candidates)
 
 
 def contents_now(tables: Tables) -> tuple[Contents, ...]:
-    """What all tables of a shard hold. As `freeze` would say it, which takes longer."""
+    """Content of all tables of a shard. As `freeze` would say it, which takes longer."""
     found = []
     for table in tables.tables:
         store = table._store
@@ -210,7 +210,7 @@ class TableWitness:
 
         Args:
             plus: the gradient of the arenas' variable of that name.
-            scale: undoes the weight that the batch has in its round. None: nobody knows it, and
+            scale: undoes the weight that the batch has in its round. None: it is not known, and
                 :class:`tests.sim.shard.CountingTables` does.
         """
         trained = np.zeros(len(self.ids[shard].own), np.bool_)

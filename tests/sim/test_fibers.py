@@ -73,7 +73,7 @@ def test_a_pool_has_so_many_threads_and_is_waited_for() -> None:
     assert threads.run(ask) == expected
 
 
-def test_what_is_no_answer_of_work_is_raised_where_everything_happens() -> None:
+def test_an_unexpected_error_of_work_is_raised_in_the_main_loop() -> None:
     threads = Threads()
 
     def work() -> None:

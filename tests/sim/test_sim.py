@@ -137,7 +137,7 @@ def test_seeds_are_of_every_policy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ruled", [False, True])
 def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
-    """By the job's rule, and because somebody wants it."""
+    """By the job's rule, and by an operator's command."""
     changed: Counter[str] = Counter()
     for seed in range(100):
         options = draw(Random(seed))
@@ -194,7 +194,7 @@ def test_tables_go_through_all_that_there_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("eviction", get_args(Eviction))
-def test_who_makes_room_is_the_same_after_a_restore(eviction: Eviction) -> None:
+def test_evicted_rows_are_the_same_after_a_restore(eviction: Eviction) -> None:
     """Also of more candidates than a shard counts."""
     seen: Counter[str] = Counter()
     for seed in range(100):
@@ -322,7 +322,7 @@ def _first_failure(seeds: range) -> Verdict:
     return next(verdict for verdict in map(run_seed, seeds) if verdict.failure)
 
 
-def test_calls_that_look_again_at_a_time_of_their_own_wake_nobody_else(
+def test_calls_that_poll_at_their_own_time_wake_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each has its own time, and once that has come another one: looks rise with the calls and the

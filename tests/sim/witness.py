@@ -2,7 +2,7 @@
 
 Every shard holds three variables. ``witness`` has one entry for each record of each epoch; the
 gradient of a batch is not zero at its records alone, and the update adds exactly 1 to their
-entries: it is scaled by what its weight in its round will be or, where nobody can know that
+entries: it is scaled by what its weight in its round will be or, where that is not known
 beforehand, made so by :class:`tests.sim.shard.CountingEngine`. ``plus`` and ``minus`` get
 opposite gradients, which depend on the parameters that they were computed from. Delay compensation
 changes no entry: those of a batch were not changed by others since it was pulled.
@@ -139,7 +139,7 @@ class Witness:
         return slice(first, first + batch.count)
 
     def _scale(self, batch: BatchId) -> float:
-        """What the weight of the batch in its round has to be undone by."""
+        """The factor that undoes the weight of the batch in its round."""
         if not (self.options.known and self.options.policy.rounds):
             return 1.0
         return sum(other.count for other in self._round_of(batch)) / batch.count
@@ -191,7 +191,7 @@ class Witness:
         return bool((part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]).any())
 
     def loss(self, parameters: NDArray) -> float:
-        """What an evaluation comes to: the sum of all witnesses."""
+        """The result of an evaluation: the sum of all witnesses."""
         return float(
             sum(
                 self.shard_part(parameters, shard)[: self.rows].sum()

@@ -1,4 +1,4 @@
-"""What is copied from and to S3: initial values, rows, exports."""
+"""Copies from and to S3: initial values, rows, exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store that cannot be used comes to: an error that names it, never silence."""
+"""A store that cannot be used causes an error that names it, never silence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ticking:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the log says of waits."""
+    """Log lines about waits."""
     lines: list[dict[str, Any]] = []
 
     class Log:

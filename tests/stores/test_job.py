@@ -57,7 +57,7 @@ def test_data_initial_rows_and_exports_by_url(tmp_path: Path, bucket: Bucket) ->
     np.testing.assert_array_equal(model(np.arange(RECORDS)[:, np.newaxis]), expected)
 
 
-def test_what_is_wrong_with_a_url_is_said_before_training(tmp_path: Path, bucket: Bucket) -> None:
+def test_errors_in_a_url_are_reported_before_training(tmp_path: Path, bucket: Bucket) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
     run = up(

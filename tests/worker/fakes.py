@@ -27,7 +27,7 @@ class FakeResult:
 
 
 class FakeSource(WithoutTables):
-    """What of a :class:`worker.step.gradient_source.GradientSource` does not depend on the model.
+    """The model-independent part of a :class:`worker.step.gradient_source.GradientSource`.
     A subclass adds ``initial_values``, ``read`` and ``gradient``."""
 
     wire: Encoding = "plain"

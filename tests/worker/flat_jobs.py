@@ -112,7 +112,7 @@ def by_variable(plan: Plan, arenas: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def whole(plan: Plan, result: StepResult) -> dict[str, Array]:
-    """What the shards make of their parts: arena name -> ``[length]`` in the arena's dtype."""
+    """Whole arenas joined from the shards' parts: name -> ``[length]`` in the arena's dtype."""
     arenas = {}
     for arena in plan.arenas:
         parts = []

@@ -32,7 +32,7 @@ def train(
     shards: int = 2,
     described: Mapping[str, Any] | None = None,
 ) -> dict[str, Array]:
-    """What variables are after ``rounds``: in sync mode the mean of each, pushed last batch first;
+    """Variables after ``rounds``: in sync mode the mean of each, pushed last batch first;
     in async mode the batches of one come from the same parameters, one after another. As the
     job is described, or by SGD."""
     if described is None:

@@ -26,7 +26,7 @@ INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
 class ScriptedCoordinator(CoordinatorServicer):
     """Leases come from ``leases`` in order, for commits as well; an error there is raised, a
     function called, and when there is none left the job is finished. ``requests`` are all that
-    came, in order; ``worker`` is the name that is given to whoever registers."""
+    came, in order; ``worker`` is the name that every worker gets."""
 
     def __init__(self, cluster: pb.GetClusterResponse | None = None) -> None:
         self.cluster = cluster or pb.GetClusterResponse(generation=1, policy=1)
@@ -45,7 +45,7 @@ class ScriptedCoordinator(CoordinatorServicer):
             return [request for request in self.requests if isinstance(request, kind)]
 
     def reports(self) -> dict[int, pb.BatchReport]:
-        """What has been reported of batches, by attempt."""
+        """Reports on batches, by attempt."""
         with self._came:
             return {r.attempt: r for q in self.requests for r in getattr(q, "done", ())}
 

@@ -93,7 +93,7 @@ def pushes(
 
 
 def pull_values(served: Shards) -> dict[str, Array]:
-    """What the shards hold now: whole arenas by name."""
+    """Values that the shards hold now: whole arenas by name."""
     plan = served.engines[0].plan
     into = {arena.name: aligned_empty(arena.length, arena.dtype) for arena in plan.arenas}
     with standing_alone() as standing, Router(served.cluster, plan, standing) as router:

@@ -72,7 +72,7 @@ def random_tables(plan: Plan) -> Dense:
 
 
 def fill(plan: Plan, received: ReceivedRows, tables: Dense) -> None:
-    """What the shards would send."""
+    """Fills rows as the shards would."""
     for shard in range(plan.shards):
         wanted = received.wanted(shard)
         for index, ids in wanted.ids.items():
@@ -97,7 +97,7 @@ class TableJobStepper(JobStepper):
         return self.step(self.parameters.tensors, given, tuple(map(tensor_of, received.values)))
 
     def gradients(self, result: StepResult) -> dict[str, Array]:
-        """Of the tables, whole; NaN for rows that nobody pushed."""
+        """Of the tables, whole; NaN for rows that were not pushed."""
         assert result.finite
         whole = {name: np.full_like(table, np.nan) for name, table in self.tables.items()}
         for part in result.rows:

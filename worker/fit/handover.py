@@ -39,7 +39,7 @@ _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 @dataclass(frozen=True)
 class _Handover:
-    """What ``model.keras`` does not hold.
+    """State that ``model.keras`` does not hold.
 
     Attributes:
         classes: the caller's classes and functions by the names in that file.

@@ -92,7 +92,7 @@ function banners(look, now) {
   else if (look && look.status && now - look.looked > STILL_S) add("bad", "The coordinator stands still.", `It answers, but has done nothing for ${duration(now - look.looked)}.`);
   if (look && !status) add("note", "The coordinator reads the job.", "Figures come as soon as it is described.");
   if (!status) return found;
-  if (status.insecure) add("warn", "Insecure.", "This job talks in plaintext, and whoever reaches its ports can change it. Certificates: coordinator certs init.");
+  if (status.insecure) add("warn", "Insecure.", "This job talks in plaintext, and anyone who reaches its ports can change it. Certificates: coordinator certs init.");
   if (status.phase === "failed") add("bad", "The job has failed.", status.reason);
   else if (status.waiting_for) add("warn", "Waiting", `for ${status.waiting_for}${waited(status)}.`);
   if (status.switching) add("note", "Changing the mode:", status.switching);

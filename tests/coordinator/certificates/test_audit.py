@@ -51,7 +51,7 @@ def worker_of(incarnation: int) -> pb.RegisterWorkerRequest:
     )
 
 
-def test_what_callers_change_is_noted_with_who_they_are(tmp_path: Path) -> None:
+def test_changes_are_logged_with_the_identity_of_the_caller(tmp_path: Path) -> None:
     certs = tmp_path / CERTS
     make_certificates(certs, JOB, datetime.now(UTC))
     coordinator = Security.from_options(Role.COORDINATOR, certs)

@@ -207,7 +207,7 @@ def test_two_at_once_may_end_in_any_order() -> None:
         assert saved.until_due() == pytest.approx(59.0, abs=0.5)
 
 
-def test_what_time_cannot_keep_is_told_once_and_only_to_those_who_asked_for_it() -> None:
+def test_an_interval_in_seconds_that_saving_exceeds_is_logged_once() -> None:
     for every, told in ((SaveInterval(seconds=60.0), 1), (DEFAULT, 0), (SaveInterval(steps=1), 0)):
         saved = Saved(every)
         saved.train(0.0)

@@ -377,7 +377,7 @@ def test_nothing_is_removed_before_the_newest_has_been_read_back(tmp_path: Path)
     assert names(tmp_path) == ["step-00000030"]
 
 
-def test_what_cannot_be_removed_is_a_warning_and_gone_at_the_next_start(tmp_path: Path) -> None:
+def test_a_failed_removal_is_a_warning_and_repeated_at_the_next_start(tmp_path: Path) -> None:
     checkpoints = Checkpoints(make_run(tmp_path, keep_checkpoints=1), Space(stuck=True))
     for step in (10, 20):
         commit(checkpoints, tmp_path, step)

@@ -118,7 +118,7 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
 def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is chosen while a checkpoint is committed may be removed, or not be the newest."""
+    """A checkpoint chosen during a commit could be removed, or not be the newest."""
     answers: list[WrittenManifest | DiskChoice] = []
     before: list[int] = []
 
@@ -175,7 +175,7 @@ def test_storage_that_hangs_is_left_and_named_and_holds_up_no_end(
 
 
 @pytest.mark.parametrize("work", [commit_checkpoint, choose])
-def test_what_was_not_foreseen_is_answered_too(
+def test_unforeseen_errors_are_answered_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., Any]
 ) -> None:
     """Otherwise the job would wait for ever."""

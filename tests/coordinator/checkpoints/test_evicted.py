@@ -102,7 +102,7 @@ def test_an_earlier_state_has_less_behind_it(tmp_path: Path) -> None:
     assert exported(job, tmp_path / "first", "--step", step) == [0]
 
 
-def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
+def test_rows_that_a_restart_rolled_back_are_not_exported(tmp_path: Path) -> None:
     job = run_of(tmp_path, [RestoredGeneration(2, 1, 5)])
     touch(job, 0, 5)
     first = job.checkpoint()
@@ -136,7 +136,7 @@ def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> 
     touch_all(3, 4)
     damaged = job.checkpoint(first)
     touch_all(4, 5)
-    job.report(damaged)  # begun, so that nobody keeps what the damaged one has
+    job.report(damaged)  # begun, so that no process keeps the damaged one's rows
     _, job.held[1] = job.restored(first, 2)
     job.generation, job.version = 2, 20
     touch_all(5, 6)
@@ -162,7 +162,7 @@ def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> 
         ((4, 20), (4, 50), True),
     ],
 )
-def test_what_a_state_has_behind_it(
+def test_states_that_lie_behind_another(
     one: tuple[int, int], other: tuple[int, int], behind: bool
 ) -> None:
     restored = [RestoredGeneration(2, 1, 20, [1]), RestoredGeneration(4, 1, 15, [1, 2])]
@@ -229,7 +229,7 @@ def test_kept_rows_whose_name_may_not_last_are_given_it_anew(tmp_path: Path) -> 
     assert disk.renamed[-2:] == [name, f".tmp-{name}"]
     disk.fails = False
     for renamed in ([name], [f".renamed-{name}", name]):
-        # The second time whoever was to remove the checkpoint may have died before the fsync.
+        # The second time the removing process may have died before the fsync.
         disk.renamed = []
         keep_evicted(job.root / first, disk)
         assert disk.renamed == renamed
@@ -268,7 +268,7 @@ def test_tables_that_keep_nothing_are_an_error(
     assert "are both" in capsys.readouterr().err
 
 
-def test_without_a_ledger_nobody_knows_what_is_behind(
+def test_without_a_ledger_evicted_rows_cannot_be_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = job_of(tmp_path)

@@ -50,7 +50,7 @@ def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
         assert len(parts.sent) == 1
 
 
-def test_what_the_disk_refuses_is_stored_later(
+def test_facts_that_the_disk_refuses_are_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with training_run(tmp_path, train_records=100) as parts:

@@ -39,7 +39,7 @@ def test_lines_come_by_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
 def test_no_terminal_obeys_what_is_in_a_log(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the job's own code has printed there."""
+    """Escape sequences printed by the job's own code do not reach the terminal."""
     log = run_dir / "logs" / "worker-a.log"
     log.write_bytes(b"\x1b]0;owned\x07 a\tb \x1b[2J 50 %\r100 %\n")
     assert main(["logs", "--run-dir", str(run_dir), "worker-a"]) == 0
@@ -77,9 +77,7 @@ def test_logs_for_machines_are_in_universal_time() -> None:
         assert logs_cli.line_stamp(odd) is None
 
 
-def test_what_is_written_later_is_followed(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_lines_are_followed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also by a process that starts later, until the coordinator has gone and all is quiet."""
     (run_dir / "address").touch()
     pauses = 0
@@ -103,7 +101,7 @@ def test_what_is_written_later_is_followed(
         log.close()
 
 
-def test_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_content_of_a_bug_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["packages"]["grpcio"][0].isdigit()

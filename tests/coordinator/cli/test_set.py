@@ -72,7 +72,7 @@ def test_a_policy_is_set_and_taken_up(job: Job) -> None:
     assert job.worker.lease().train.fresh
 
 
-def test_what_cannot_be_set_says_why(job: Job) -> None:
+def test_settings_that_cannot_be_changed_are_refused_with_the_reason(job: Job) -> None:
     with pytest.raises(InvalidJob, match="did you mean 'staleness'"):
         job.client.set_policy(["stalenes=4"])
     job.served.do(job.served.course.fail, "no more")
@@ -193,7 +193,7 @@ def test_a_parked_call_looks_again_when_there_may_be_work(
     def find(_name: str, _received: int, _ahead: bool, _clocks: bool) -> Work:
         asked.append(course.now())
         if len(asked) < 3:
-            return Wait("somebody is late", until=course.now() + 0.02)
+            return Wait("a worker is late", until=course.now() + 0.02)
         return Ended(False, "enough")
 
     monkeypatch.setattr(course.assignments, "find", find)

@@ -1,4 +1,4 @@
-"""What a caller sees of its own connection."""
+"""A caller's view of its own connection."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_rule_or_rate_that_is_wrong_is_named(changes: dict[str, Any], what: st
         describe(**changes)
 
 
-def test_what_is_no_json_is_shown() -> None:
+def test_text_that_is_no_json_is_shown() -> None:
     with pytest.raises(InvalidJob, match="printed 'hello', which is not JSON"):
         parse_description("hello")
 

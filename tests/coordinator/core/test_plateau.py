@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_is_judged_by_its_last_epoch() -> None:
 
 
 def rates(reduce: ReduceLr, results: Sequence[float], first: float = 1.0) -> list[float]:
-    """What the learning rate is multiplied by in each epoch after the first."""
+    """Factors of the learning rate, one for each epoch after the first."""
     return [reduce.rate(results[:done], first) for done in range(1, len(results) + 1)]
 
 

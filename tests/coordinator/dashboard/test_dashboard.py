@@ -162,13 +162,13 @@ def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> Non
         status.phase = "done"
         closing = threading.Thread(target=asyncio.run, args=(chronicle.close(),))
         closing.start()
-        # While somebody looks on it stays for the end to be seen.
+        # While a browser watches, it stays until the end was shown.
         while json.loads(shown.ask("/status.json").body)["status"]["phase"] != "done":
             pass
         closing.join()
     finally:
         server.stop()
-    # Whoever takes over goes on from there.
+    # Its successor goes on from there.
     second = DashboardSnapshots("digits", lambda: NOW + 30)
     second.open("r", tmp_path)
     events = [event["text"] for event in second.history()["events"]]

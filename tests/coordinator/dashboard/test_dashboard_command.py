@@ -94,7 +94,7 @@ def test_it_shows_what_was_before_it_and_outlives_a_restart(certs: Path, tmp_pat
             assert history["recent"]["at"][0] == BEFORE
             assert "started again" in json.dumps(history["events"])
             second.show(status("done", step=10))
-            # Whoever looks on here sees the end before it leaves.
+            # A browser here sees the end before it leaves.
             while ask(url, "/status.json")[1]["status"]["phase"] != "done":
                 pass
             command.wait_for("the job has ended")
@@ -122,7 +122,7 @@ def test_others_see_it_only_when_that_was_said(
 
 
 @pytest.mark.slow
-def test_what_is_in_the_way_is_told_as_of_other_commands(
+def test_obstacles_are_reported_as_by_other_commands(
     certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other" / "tiny"
@@ -154,7 +154,7 @@ def test_a_time_that_cannot_be_meant(
 
 @pytest.fixture
 def away(certs: Path) -> Iterator[CoordinatorClient]:
-    """For a port at which nobody listens."""
+    """For a port without a listener."""
     with CoordinatorClient("127.0.0.1:1", Security.from_options(Role.OPERATOR, certs)) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""Connections to the dashboard that are of no use: nobody else waits for them."""
+"""Useless connections to the dashboard do not make others wait."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def server() -> Iterator[Server]:
 
 
 def until_closed(connection: socket.socket, drip: bytes = b"") -> bytes:
-    """What came until the other end has hung up; ``drip`` is sent meanwhile, again and again."""
+    """All bytes until the other end hangs up; sends ``drip`` again and again meanwhile."""
     came = b""
     with suppress(ConnectionError):
         while True:
@@ -80,7 +80,7 @@ def test_a_house_full_of_silent_ones_is_empty_again_after_a_while(server: Server
         assert server.ask() == b"HTTP/1.1 200"
 
 
-def test_who_comes_on_top_is_told_so_and_who_comes_on_top_of_those_is_not(server: Server) -> None:
+def test_connections_over_the_bound_get_503_and_further_ones_are_closed(server: Server) -> None:
     server.patience_s = LONG_S
     with ExitStack() as held:
         for _ in range(CONNECTIONS):
@@ -103,9 +103,7 @@ def test_who_comes_on_top_is_told_so_and_who_comes_on_top_of_those_is_not(server
     ],
     ids=["half a head", "endless head", "endless method", "body byte by byte"],
 )
-def test_who_never_has_a_whole_request_is_not_waited_for(
-    server: Server, begin: bytes, drip: bytes
-) -> None:
+def test_an_incomplete_request_has_a_deadline(server: Server, begin: bytes, drip: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(begin)
         came = until_closed(connection, drip)
@@ -113,7 +111,7 @@ def test_who_never_has_a_whole_request_is_not_waited_for(
     assert came[:12] == (b"HTTP/1.1 405" if begin == POST else b"")
 
 
-def test_who_does_not_read_the_answers_is_not_waited_for(server: Server) -> None:
+def test_a_client_that_reads_no_answers_is_cut_off(server: Server) -> None:
     many = 1000 * ASK.replace(b"/icon.svg", b"/vendor/uPlot.js")
 
     def ask_for_ever() -> None:
@@ -124,7 +122,7 @@ def test_who_does_not_read_the_answers_is_not_waited_for(server: Server) -> None
         ask_for_ever()
 
 
-def test_who_asks_in_time_stays(server: Server) -> None:
+def test_a_client_that_asks_in_time_stays(server: Server) -> None:
     server.patience_s = LONG_S
     with server.connect() as connection:
         server.patience_s = SOON_S

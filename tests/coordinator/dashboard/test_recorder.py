@@ -1,4 +1,4 @@
-"""What the dashboard remembers of a run."""
+"""The dashboard's history of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(recorder: Recorder) -> list[tuple[str, str]]:
 
 
 def seen(*statuses: pb.GetJobStatusResponse) -> list[tuple[str, str]]:
-    """What is told of all but the first."""
+    """Events recorded from all statuses but the first."""
     recorder = Recorder("r")
     recorder.look(statuses[0], NOW)
     first = len(recorder.events)
@@ -125,7 +125,7 @@ def test_a_coordinator_that_was_started_again_goes_on() -> None:
         ("phase", "digits: training"),
     ]
     points = second.points.recent
-    # The curves have a gap where nobody looked.
+    # The curves have a gap where no coordinator recorded.
     assert [(point.at, point.loss) for point in points] == [
         (NOW, 0.5),
         (NOW + 60, None),
@@ -146,7 +146,7 @@ def test_a_coordinator_that_was_started_again_goes_on() -> None:
         {"events": 5},
     ],
 )
-def test_what_is_not_of_this_run_is_left_alone(change: dict[str, object]) -> None:
+def test_files_of_other_runs_are_left_alone(change: dict[str, object]) -> None:
     document = {**Recorder("r").to_json(), **change}
     recorder = Recorder("r")
     assert not recorder.resume(document, NOW)

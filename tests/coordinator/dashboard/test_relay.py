@@ -1,4 +1,4 @@
-"""What is told of a job to those who look on elsewhere: the same as the coordinator's own page."""
+"""Dashboards elsewhere show of a job the same as the coordinator's own page."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_it_knows_when_the_job_has_ended(phase: str) -> None:
     assert relay.ended
 
 
-def test_the_end_is_awaited_by_those_who_look_on_and_nobody_else() -> None:
+def test_the_end_waits_for_current_subscribers_only() -> None:
     clock = Clock()
     audience = Subscribers(clock)
     audience.asked("long ago")
@@ -109,7 +109,7 @@ def test_the_end_is_awaited_by_those_who_look_on_and_nobody_else() -> None:
     assert audience.wait_until_seen(0)
 
 
-def test_whoever_waits_for_the_audience_is_woken_by_it() -> None:
+def test_the_last_subscriber_wakes_the_wait_for_the_end() -> None:
     audience = Subscribers(Clock())
     audience.asked(PAGE)
     audience.changed()
@@ -119,7 +119,7 @@ def test_whoever_waits_for_the_audience_is_woken_by_it() -> None:
     asking.join()
 
 
-def test_those_who_ask_the_board_from_elsewhere_are_its_audience(tmp_path: Path) -> None:
+def test_remote_dashboards_are_subscribers(tmp_path: Path) -> None:
     board = board_of_a_run(Clock(), tmp_path)
     board.message("one")
     board.message("other")

@@ -405,7 +405,7 @@ def test_only_the_newest_evaluations_stay() -> None:
 
 
 def test_an_insecure_job_says_so_as_long_as_it_lasts() -> None:
-    assert "insecure: whoever" in "\n".join(text(training(insecure=True)))
+    assert "insecure: anyone" in "\n".join(text(training(insecure=True)))
     assert "insecure" not in "\n".join(text(training()))
 
 

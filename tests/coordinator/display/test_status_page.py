@@ -1,4 +1,4 @@
-"""What `coordinator status` shows a person, of a run that goes on and of one that has ended."""
+"""Output of `coordinator status`, for a run that goes on and for one that has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
-def test_whoever_watches_waits_for_a_run_that_is_being_started(
+def test_watch_waits_for_a_run_that_is_being_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     starting, waited = Starting(tmp_path), []
@@ -136,7 +136,7 @@ def test_no_terminal_obeys_what_a_coordinator_says() -> None:
     assert "\x1b" not in page
 
 
-def test_what_is_awaited_and_since_when() -> None:
+def test_waits_are_shown_with_their_duration() -> None:
     status = pb.GetJobStatusResponse(waiting_for="shard 1", waited_s=75.0)
     status.newest_checkpoint, status.checkpoint_age_s = "checkpoints/step-1", 3.0
     page = render_page(status).splitlines()
@@ -176,7 +176,7 @@ def test_a_job_is_watched_until_it_ends(job: Job, capsys: pytest.CaptureFixture[
         ),
     ],
 )
-def test_nobody_is_there(
+def test_no_coordinator_answers(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", *arguments]) == 2
@@ -277,7 +277,7 @@ def test_json_says_how_often_batches_counted_once_that_is_known(tmp_path: Path) 
     assert status_as_json(pb.GetJobStatusResponse(job="j"))["counted"] is None
 
 
-def test_what_holds_for_a_job_with_everything() -> None:
+def test_a_job_with_every_setting() -> None:
     status = pb.GetJobStatusResponse(
         job="j",
         phase="failed",

@@ -1,4 +1,4 @@
-"""What ``coordinator doctor`` says: real commands at real coordinators."""
+"""Output of ``coordinator doctor``: real commands at real coordinators."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_all_is_well(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def copy_files(place: Place, to: Path, *roles: Role) -> None:
-    """What a machine of these roles has."""
+    """The files that a machine of these roles needs."""
     for name in ("ca.crt", *(f"{role}.{kind}" for role in roles for kind in ("crt", "key"))):
         (to / name).write_bytes((place.certs / name).read_bytes())
         (to / name).chmod(0o600)
@@ -188,7 +188,7 @@ def test_the_run_directory_here(
         ({"clock_s": 1.0}, "clock", "PS507"),
     ],
 )
-def test_what_is_wrong_at_the_coordinator(
+def test_faults_at_the_coordinator(
     place: Place,
     status: dict[str, object],
     name: str,

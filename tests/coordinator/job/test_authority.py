@@ -1,4 +1,4 @@
-"""What a coordinator issues is good for its own shards, and what it is told is compared with it."""
+"""Credentials of a coordinator count for its own shards only, and it verifies reports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vouched(report: Report) -> Report:
 DONE = Report(BATCH, 7, loss=0.5, receipts=receipts(False, False))
 
 
-def test_what_it_issues_passes_where_its_keys_are() -> None:
+def test_credentials_pass_where_the_keys_are() -> None:
     verify, grant = AUTHORITY.keys.verify, AUTHORITY.keys.grant
     assert read_session(verify, AUTHORITY.open_session("w", "c")) == SessionIdentity("w", "c")
     check_decision(verify, AUTHORITY.sign(b"anything"))
@@ -77,7 +77,9 @@ def test_a_report_that_all_shards_vouch_for_is_as_they_have_it() -> None:
 
 
 @pytest.mark.parametrize("has", [(True, True), (True, False), (False, True)])
-def test_what_a_shard_has_as_skipped_is_skipped_whatever_is_reported(has: tuple[bool, ...]) -> None:
+def test_a_batch_that_a_shard_skipped_is_skipped_despite_another_report(
+    has: tuple[bool, ...],
+) -> None:
     found = vouched(replace(DONE, receipts=receipts(*has)))
     assert found.skipped
     assert (found.batch, found.attempt) == (BATCH, 7)
@@ -107,6 +109,6 @@ def test_a_report_that_a_shard_does_not_vouch_for_is_denied(others: tuple[bytes,
         assert caught.value.code == "PS308"
 
 
-def test_what_was_too_stale_is_in_no_shard_and_needs_no_receipt() -> None:
+def test_a_batch_that_was_too_stale_is_in_no_shard_and_needs_no_receipt() -> None:
     stale = replace(DONE, too_stale=True, receipts=())
     assert vouched(stale) == stale

@@ -44,7 +44,7 @@ def test_a_report_that_comes_after_its_shard_fell_back_counts_nothing(tmp_path: 
     assert new.version == 0
 
 
-def test_what_every_shard_has_is_done_after_all_was_lost_but_the_report(tmp_path: Path) -> None:
+def test_a_batch_on_every_shard_is_done_even_if_its_report_was_lost(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path)
     [batch] = worker.batches()
     worker.train([batch])
@@ -84,7 +84,7 @@ def test_a_restarted_coordinator_costs_only_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seen_by", [(), (0,), (1,), (0, 1)])
-def test_a_decision_that_was_stored_stands_whoever_has_seen_it(
+def test_a_stored_decision_stands_whichever_shards_have_seen_it(
     tmp_path: Path, seen_by: tuple[int, ...]
 ) -> None:
     """The coordinator dies when it has stored a decision; it may have reached some."""

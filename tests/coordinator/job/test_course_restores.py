@@ -207,7 +207,7 @@ def test_a_final_checkpoint_of_another_history_is_not_what_the_shards_hold(tmp_p
 def test_shards_that_keep_what_does_not_fit_together_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be a mistake of theirs; nobody may form generations for ever because of it."""
+    """A shard's mistake must not make the coordinator form generations for ever."""
     coordinator, worker = start(tmp_path, **SYNC)
     for _ in range(2):
         worker.commit(worker.round())

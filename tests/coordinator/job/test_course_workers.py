@@ -23,7 +23,7 @@ def test_where_the_shards_are_is_said_when_all_have_begun(tmp_path: Path) -> Non
     coordinator.add(1, 21)
     with pytest.raises(NotReady, match="shard 0 at h:0 to come back") as away:
         coordinator.engine.cluster_now(worker.name)
-    assert not isinstance(away.value, Forming), "this is for somebody to mend"
+    assert not isinstance(away.value, Forming), "this needs a person"
     kept.watch()
     with pytest.raises(Forming, match=r"^the newest good checkpoint to be found"):
         coordinator.engine.cluster_now(worker.name)
@@ -33,10 +33,10 @@ def test_where_the_shards_are_is_said_when_all_have_begun(tmp_path: Path) -> Non
     coordinator.settle()
     shards = coordinator.engine.cluster_now(worker.name)
     assert [shard.incarnation for shard in shards] == [10, 21]
-    # Whoever only reads from shards has not registered.
+    # A caller that only reads from shards has not registered.
     assert coordinator.engine.cluster_now(None) == shards
     with pytest.raises(StaleGeneration):
-        coordinator.engine.cluster_now("nobody")
+        coordinator.engine.cluster_now("stranger")
     with pytest.raises(StaleGeneration, match="a worker without a session"):
         coordinator.engine.cluster_now("")
 

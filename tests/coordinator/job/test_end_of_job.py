@@ -1,4 +1,4 @@
-"""What is on the disk when a job is over, in which order."""
+"""Files on the disk when a job is over, and the order in which they are written."""
 
 from __future__ import annotations
 

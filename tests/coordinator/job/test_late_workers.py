@@ -31,7 +31,7 @@ def test_an_idle_worker_gets_what_was_held_longest_once_that_is_long() -> None:
     assert close(rounds).attempts == (slow.attempt, second.attempt, quick.attempt)
 
 
-def test_what_a_slow_worker_has_is_doubled_at_once_and_what_is_about_to_end_is_not() -> None:
+def test_leases_of_slow_workers_are_doubled_unless_they_are_about_to_end() -> None:
     rounds = make(records=12, replicas=2, speculate=True)
     slow, quick = lease(rounds, "slow", 0.0), lease(rounds, "quick", 0.0)
     commit(rounds, "quick", quick, 1.0)
@@ -45,7 +45,7 @@ def test_what_a_slow_worker_has_is_doubled_at_once_and_what_is_about_to_end_is_n
     assert doubled.attempt.batch == slow.attempt.batch
     commit(rounds, "quick", doubled, 6.5)
     close(rounds)
-    # A worker that nobody knows counts as one of the others.
+    # An unknown worker counts as one of the others.
     unknown = lease(rounds, "new", 6.5)
     commit(rounds, "quick", lease(rounds, "quick", 6.5), 7.5)
     due = wait(rounds, "quick", 7.5).until
@@ -91,7 +91,7 @@ def test_a_third_attempt_only_when_shards_refuse_one_of_the_two() -> None:
     assert lease(rounds, "other", 99.0).attempt.batch.first == 0
 
 
-def test_without_speculation_nobody_gets_a_second_attempt() -> None:
+def test_without_speculation_no_batch_gets_a_second_attempt() -> None:
     rounds = make(records=4, replicas=2)
     lease(rounds, "slow")
     commit(rounds, "quick", lease(rounds, "quick"), 1.0)
@@ -103,7 +103,7 @@ def test_without_speculation_nobody_gets_a_second_attempt() -> None:
 # The deadline.
 
 
-def test_who_is_late_is_named_and_a_round_is_counted_once() -> None:
+def test_late_workers_are_named_and_a_round_is_counted_once() -> None:
     tally = Tally()
     rounds = make(records=8, replicas=2, round_deadline_s=5.0, tally=tally)
     rounds.tick(90.0)
@@ -119,13 +119,13 @@ def test_who_is_late_is_named_and_a_round_is_counted_once() -> None:
     commit(rounds, "slow", lease(rounds, "slow", 108.0), 108.0)
     assert rounds.stragglers(108.0) == []
     close(rounds)
-    # The next one is noticed by its commits, if nobody ticks.
+    # The next one is noticed by its commits, without ticks.
     for now in (110.0, 120.0):
         commit(rounds, "w", lease(rounds, "w", 110.0), now)
     assert tally.overdue == 2
 
 
-def test_without_a_deadline_nobody_is_late() -> None:
+def test_without_a_deadline_no_worker_is_late() -> None:
     tally = Tally()
     rounds = make(tally=tally)
     lease(rounds, "slow")

@@ -29,7 +29,7 @@ class Status(CoordinatorServicer):
         self.answers = threading.Event()
         self.answers.set()
         self.left: list[pb.RevokeWorkerRequest] = []
-        self.somebody_left = threading.Event()
+        self.has_left = threading.Event()
         self.silent_since: float | None = None
         """Monotonic seconds from which on nothing was heard of any shard."""
 
@@ -56,7 +56,7 @@ class Status(CoordinatorServicer):
                 worker.state = "left"
         self.now = now
         self.left.append(request)
-        self.somebody_left.set()
+        self.has_left.set()
         return pb.RevokeWorkerResponse()
 
 

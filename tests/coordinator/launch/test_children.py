@@ -104,7 +104,7 @@ def test_a_signal_to_a_child_that_has_ended_leaves_its_end_to_be_reported(shells
     assert (exited.pid, exited.status) == (pid, 7)
 
 
-def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
+def test_a_child_that_ignores_the_request_is_killed(shells: Shells) -> None:
     ready = shells.fifo("ready")
     never = shells.fifo("never")
     shells.start("deaf", f"trap '' TERM; echo up > {ready}; read line < {never}")
@@ -114,7 +114,7 @@ def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
     assert exited.how() == "signal SIGKILL"
 
 
-def test_what_a_child_started_ends_with_it(shells: Shells) -> None:
+def test_grandchildren_end_with_their_child(shells: Shells) -> None:
     held = shells.fifo("held")
     never = shells.fifo("never")
     shells.start("worker-0", f"(read line < {never}) 9> {held} & exit 1")
@@ -136,7 +136,7 @@ def test_one_is_killed_with_what_it_started(shells: Shells) -> None:
     assert is_running(pid)
 
 
-def test_who_is_stopped_is_seen_until_it_goes_on_or_ends(shells: Shells) -> None:
+def test_a_stopped_child_is_listed_until_it_continues_or_ends(shells: Shells) -> None:
     never = shells.fifo("never")
     pid = shells.start("shard-0", f"read line < {never}")
     for _ in range(2):

@@ -68,7 +68,7 @@ def test_spans_of_all_processes_go_to_one_place() -> None:
         assert " --trace http://a/v1/traces" in line(command.arguments)
 
 
-def test_what_was_not_said_is_left_to_the_job() -> None:
+def test_options_not_given_are_left_to_the_job() -> None:
     options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
     processes = cluster(options, {}, cores=1, address="a:1")
     assert line(processes.coordinator.arguments) == (
@@ -96,7 +96,7 @@ def test_the_environment_is_passed_on() -> None:
     assert member.environment[PARENT_PID] == str(os.getpid())
 
 
-def test_what_to_type_to_go_on() -> None:
+def test_the_command_that_continues_a_run() -> None:
     assert resume_command(replace(ALL, job="my job.py", overrides=())) == (
         "coordinator up 'my job.py' --resume --run-dir runs/x --shards 2 --workers 3 "
         "--mode sync --replicas 4"

@@ -1,4 +1,4 @@
-"""What is said where a machine has no room for a cluster."""
+"""Warnings on a machine that has no room for a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GB = 10**9
         (1000, 1, 64, 8 * GB, ["--workers 1 and --shards 1000 take 78.9 GB of memory at least"]),
     ],
 )
-def test_what_is_too_much_is_said(
+def test_a_shortage_is_reported(
     shards: int, workers: int, cores: int, free: int, said: list[str]
 ) -> None:
     found = crowded(shards, workers, cores, free)

@@ -1,4 +1,4 @@
-"""What ``coordinator up`` tells the coordinator, over real TLS."""
+"""Reports of ``coordinator up`` to the coordinator, over real TLS."""
 
 from __future__ import annotations
 

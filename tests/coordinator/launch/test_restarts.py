@@ -74,7 +74,7 @@ def test_bad_input_stays_bad() -> None:
         (3 * [life(lived_s=SAME_WORDS_S, words="MemoryError")], ""),
         # Each in its own name.
         ([life(name, lived_s=0.0) for name in ("a", "b", "a", "b")], ""),
-        # Somebody killed it.
+        # Killed by an operator.
         (5 * [life(status=-signal.SIGKILL, lived_s=0.0, words="same")], ""),
         ([life(status=s, lived_s=0.0) for s in (1, -signal.SIGKILL, 1, 1)], ""),
     ],

@@ -32,7 +32,9 @@ def test_a_thread_that_only_looks_at_its_clock_is_no_progress(progress: StartPro
     assert progress.idle_s(31.0) == 30.0
 
 
-def test_who_waits_for_a_cpu_or_a_disk_is_held_up_by_others(progress: StartProgress) -> None:
+def test_a_process_that_waits_for_a_cpu_or_a_disk_is_held_up_by_others(
+    progress: StartProgress,
+) -> None:
     progress.look(Sample(2.0, True, "listening port=1"), 60.0)
     assert progress.idle_s(61.0) == 1.0
 

@@ -153,8 +153,8 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_again(
 def hear(
     wanted: ServeOptions, calls: list[Callable[[CoordinatorClient], object]]
 ) -> tuple[list[PsError], int]:
-    """What members hear from a coordinator that serves no run, and its exit status; a signal then
-    ends it, which may stay longer."""
+    """Errors that members get from a coordinator that serves no run, and its exit status. A signal
+    ends it where it would stay longer."""
     heard: list[PsError] = []
     over = threading.Event()
 

@@ -274,7 +274,7 @@ def test_a_worker_that_dies_is_started_again_and_its_work_given_back(shells: She
         ]
         shells.status.now = pb.GetJobStatusResponse(phase="training", workers=workers)
         hold.write_text("go\n")
-        assert shells.status.somebody_left.wait(60)
+        assert shells.status.has_left.wait(60)
         shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"worker-a": 1})]
     assert shells.status.left[0] == pb.RevokeWorkerRequest(
@@ -340,7 +340,7 @@ def test_a_process_that_is_stopped_is_killed_and_replaced(
     }
     held = shells.fifo("held")
     with shells.running() as outcomes:
-        # What it had started is gone too: nobody has it open for writing.
+        # Its children are gone too: no process has it open for writing.
         assert held.read_text() == ""
     assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
     assert "was stopped for 2 s and was killed" in shells.screen.notes[0]

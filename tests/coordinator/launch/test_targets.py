@@ -27,5 +27,5 @@ def test_every_process_has_an_address_and_prometheus_finds_them(tmp_path: Path) 
                 with socket.create_server(("127.0.0.1", int(found[name].split(":")[1]))):
                     pass
         assert len(set(found.values())) == len(found)
-    # Nobody answers there any more.
+    # The servers have stopped.
     assert not (tmp_path / "metrics.json").exists()

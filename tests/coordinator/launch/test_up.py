@@ -1,4 +1,4 @@
-"""What ``coordinator up`` refuses, and where a run goes."""
+"""Refusals of ``coordinator up``, and the directory that a run gets."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_run_that_has_ended_is_refused_untouched(capsys: pytest.CaptureFixture
         "on with it, or choose another --run-dir\n"
     )
     after = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-    # SQLite leaves two empty files of its own where somebody reads.
+    # SQLite leaves two empty files of its own when it is read.
     assert {name: after[name] for name in before} == before
     assert not (run / "certs").exists()
     assert not (run / "logs").exists()

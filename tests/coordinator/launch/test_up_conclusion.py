@@ -123,7 +123,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ("done", None, {}),
     ],
 )
-def test_what_has_counted_is_said_and_what_has_not(
+def test_the_result_table_says_which_batches_counted(
     phase: str, found: dict[str, object] | None, rows: dict[str, str]
 ) -> None:
     table = result_table({"phase": phase, "counted": found}, Path("runs/x"))
@@ -320,7 +320,7 @@ def test_a_run_that_was_stopped_before_it_began_says_so_and_how_to_begin_anew(
         ({"phase": "done"}, ""),
     ],
 )
-def test_what_can_be_done_with_a_result(
+def test_next_steps_for_a_result(
     summary: dict[str, Any], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, to be copied, however narrow the terminal is."""

@@ -83,7 +83,7 @@ def test_a_coordinator_that_does_not_answer_hangs(watch: Watch) -> None:
     assert watch.tick(1) == {COORDINATOR: "did not answer for 15 s"}
 
 
-def test_who_stood_still_itself_gives_the_coordinator_its_time(watch: Watch) -> None:
+def test_a_watcher_that_was_stopped_itself_gives_the_coordinator_its_time(watch: Watch) -> None:
     watch.vitals.serves(0.0)
     watch.tick(HUNG_S - 1)
     watch.now += 3600
@@ -159,7 +159,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("member", "name", "limit_s"), SILENT)
-def test_who_is_silent_before_its_first_report_and_uses_the_cpu_is_only_slow(
+def test_a_process_silent_before_its_first_report_that_uses_the_cpu_is_only_slow(
     watch: Watch,
     member: Callable[[float, str], ShardStatus | WorkerStatus],
     name: str,
@@ -175,7 +175,7 @@ def test_who_is_silent_before_its_first_report_and_uses_the_cpu_is_only_slow(
 
 
 @pytest.mark.parametrize(("member", "name", "limit_s"), SILENT)
-def test_who_is_silent_and_makes_no_progress_hangs(
+def test_a_silent_process_without_progress_hangs(
     watch: Watch,
     member: Callable[[float, str], ShardStatus | WorkerStatus],
     name: str,
@@ -215,7 +215,7 @@ def test_from_its_first_report_on_silence_counts(
 
 
 @pytest.mark.parametrize("name", [COORDINATOR, "shard-1", "worker-a"])
-def test_who_does_not_even_register_and_does_nothing_hangs(watch: Watch, name: str) -> None:
+def test_a_process_that_neither_registers_nor_uses_the_cpu_hangs(watch: Watch, name: str) -> None:
     watch.tick(1)
     sample(watch, name, cpu_s=0.5)
     assert watch.tick(IDLE_S) == {}
@@ -225,7 +225,9 @@ def test_who_does_not_even_register_and_does_nothing_hangs(watch: Watch, name: s
     }
 
 
-def test_who_stood_still_itself_has_not_seen_the_progress_of_others(watch: Watch) -> None:
+def test_a_watcher_that_was_stopped_itself_has_not_seen_the_progress_of_others(
+    watch: Watch,
+) -> None:
     watch.tick(1)
     sample(watch, "shard-1")
     watch.now += 3600

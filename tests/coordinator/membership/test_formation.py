@@ -98,7 +98,7 @@ def test_another_process_makes_another_generation_once_it_watches() -> None:
 
 def test_workers_hear_of_the_next_generation_as_soon_as_the_present_one_is_over() -> None:
     formation = Formation(2, 4)
-    assert formation.joinable == 5, "of this one nobody is left"
+    assert formation.joinable == 5, "this one has no shards left"
     formation = formed(generation=5)
     assert formation.joinable == 5, "it is being begun"
     formation = complete(generation=5)

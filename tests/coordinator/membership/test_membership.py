@@ -50,7 +50,7 @@ def test_a_place_is_free_once_its_lease_has_lapsed() -> None:
     assert add(members, 0, 12, 11.0)
 
 
-def test_whoever_comes_first_to_a_restarted_coordinator_has_the_place_for_good() -> None:
+def test_the_first_to_register_at_a_restarted_coordinator_keeps_the_place() -> None:
     members = known_members(1, 10.0, [("0", 11), ("0", 12)], [])
     assert add(members, 0, 13)
     members.places.watches(0, 13, 0.0)

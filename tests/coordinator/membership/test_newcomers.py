@@ -94,7 +94,7 @@ def test_a_job_is_full_once_all_its_workers_work(house: House) -> None:
     assert not house.displaced
 
 
-def test_one_that_registers_again_displaces_nobody(house: House) -> None:
+def test_a_worker_that_registers_again_displaces_no_other(house: House) -> None:
     for n in range(1000, 1000 + PER_ADDRESS):
         house.register(n, FARM)
     again = house.register(1000, FARM)

@@ -46,20 +46,20 @@ def test_skipped_batches_count_as_batches_only() -> None:
     assert math.isnan(progress.epoch_loss(0))
 
 
-def test_what_is_computed_in_vain_shows_in_the_pace_and_nowhere_else() -> None:
+def test_discarded_batches_count_in_the_pace_only() -> None:
     progress = Progress()
     progress.leased("a", 0.0)
     for batch in range(1, 5):
         progress.in_vain("a", report(0, 4, 1.0))
         progress.beat("a", 2.0 * batch, LEAST_S * batch)
-    progress.beat("nobody", 1.0, 1.0)
+    progress.beat("stranger", 1.0, 1.0)
     assert progress.workers["a"].pace.s_per_example == pytest.approx(0.5)
     assert (progress.batches, progress.contributors, progress.train_s) == (0, 0, 0.0)
     assert progress.workers["a"].mean_examples_per_s == 0.0
     assert list(progress.workers) == ["a"]
 
 
-def test_those_who_left_are_forgotten_in_the_order_of_leaving() -> None:
+def test_workers_that_left_are_forgotten_in_the_order_of_leaving() -> None:
     progress = Progress()
     for n in range(MAX_WORKERS):
         progress.done(f"worker-{n}", report(0, 4, 1.0), float(n))

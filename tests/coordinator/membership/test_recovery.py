@@ -91,7 +91,7 @@ def test_async_shards_keep_what_they_hold_whatever_the_others_do() -> None:
     [
         ([5, 5], None, True),
         ([5, 6], None, False),
-        ([5, 5], 5, True),  # nobody has seen it
+        ([5, 5], 5, True),  # seen by none
         ([5, 6], 5, True),  # seen by one
         ([6, 6], 5, True),  # seen by both
         ([4, 5], 5, False),
@@ -112,7 +112,7 @@ def test_sync_shards_keep_what_differs_by_the_newest_decision_at_most(
         assert f"stand at rounds {sorted(set(versions))}" in origin.reason
 
 
-def test_sync_shards_of_several_generations_keep_theirs_if_nobody_went_back_in_between() -> None:
+def test_sync_shards_of_several_generations_keep_theirs_if_none_went_back_in_between() -> None:
     """The coordinator died twice while it formed a generation; one shard had begun."""
     shards = [held(5, generation=3), held(6, generation=2)]
     assert words(choose(shards, "sync", since=2, newest=decision(5, 2))) == ["keep", "keep"]
@@ -122,7 +122,7 @@ def test_sync_shards_of_several_generations_keep_theirs_if_nobody_went_back_in_b
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_what_is_restored_may_get_another_version(mode: Mode) -> None:
+def test_restored_parameters_may_get_another_version(mode: Mode) -> None:
     origin = choose_origin(
         [NEW, held(9)],
         POLICIES[mode],
@@ -219,7 +219,7 @@ def test_nothing_is_kept_that_does_not_fit_and_nothing_lost_unsaid(
             assert min(holding.generation for holding in kept) >= since
 
 
-def test_what_is_done_again_is_said() -> None:
+def test_the_reason_names_the_batches_to_be_repeated() -> None:
     assert went_back(3, 215, 200, "checkpoints/step-00000200.g2") == (
         "generation 3: back to step 200 (checkpoints/step-00000200.g2): 15 steps are done again"
     )

@@ -28,7 +28,7 @@ def test_work_is_free_when_all_shards_have_obeyed() -> None:
     assert revocations.waiting_for() == ""
 
 
-def test_what_a_shard_has_not_obeyed_is_repeated() -> None:
+def test_fences_that_a_shard_has_not_obeyed_are_repeated() -> None:
     revocations = FencingOrders(2)
     one, two = revocations.add("w0", []), revocations.add("w1", [])
     revocations.obeyed(0, 1)
@@ -36,7 +36,7 @@ def test_what_a_shard_has_not_obeyed_is_repeated() -> None:
     assert revocations.missed(1) == [one, two]
 
 
-def test_a_number_that_was_not_given_out_frees_nobody() -> None:
+def test_an_acknowledgement_of_an_unknown_number_frees_no_worker() -> None:
     revocations = FencingOrders(1)
     assert revocations.obeyed(0, 5) == []
     revocations.add("w0", [])

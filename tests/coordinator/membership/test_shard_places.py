@@ -57,7 +57,7 @@ def test_the_place_of_a_shard_that_never_watched_is_free_earlier() -> None:
     assert add(places, 0, 12, STARTING_S + 0.1)
 
 
-def test_a_restarted_coordinator_knows_who_was_replaced_and_whom_to_ask_again() -> None:
+def test_a_restarted_coordinator_knows_replaced_shards_and_those_to_ask_again() -> None:
     places = ShardPlaces(2, former={0: [11, 12]})
     assert not places.knows(0, 13)
     assert places.knows(0, 11)
@@ -72,7 +72,7 @@ def test_a_restarted_coordinator_knows_who_was_replaced_and_whom_to_ask_again() 
     assert places.knows(0, 14)
 
 
-def test_what_a_shard_tells_while_it_restores_is_compared_with_nothing() -> None:
+def test_reports_of_a_restoring_shard_are_not_compared() -> None:
     places = ShardPlaces(1)
     add(places, 0, 11)
     told = []
@@ -86,7 +86,7 @@ def test_what_a_shard_tells_while_it_restores_is_compared_with_nothing() -> None
     assert told == [None, None, None, 500, 510]
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_shards_are_named() -> None:
     places = ShardPlaces(3)
     add(places, 1, 1)
     assert places.waiting_for() == "shards 0, 2 to register; shard 1 at host:1 to start"

@@ -61,7 +61,7 @@ def test_a_killed_fork_is_a_failure_with_its_status(server: BareServer) -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_cannot_be_forked_is_described_afresh_and_one_line_says_why(
+def test_a_job_that_cannot_be_forked_is_described_afresh_and_one_line_says_why(
     server: BareServer, lost: bool
 ) -> None:
     if lost:

@@ -88,7 +88,7 @@ def test_a_job_runs_to_its_end_and_is_summed_up(
     assert {key: summary[key] for key in expected} == expected
     assert summary["train_s"] > 0
     assert not (tmp_path / "run" / "address").exists()
-    # Without a dashboard, too: whoever looks on later sees what was before.
+    # Without a dashboard, too: the history is there for a later one.
     history = json.loads((tmp_path / "run" / "dashboard.json").read_text())
     assert "tiny: done" in [event["text"] for event in history["events"]]
     assert json.loads((tmp_path / "run" / "job.json").read_text())["job"] == "tiny.py"
@@ -164,7 +164,7 @@ def test_a_run_that_was_done_and_is_only_served_stays_done(
 
 
 class Killed(BaseException):
-    """What a coordinator does not survive."""
+    """Kills the coordinator."""
 
 
 def test_a_run_that_has_not_ended_goes_on_by_itself(

@@ -1,4 +1,4 @@
-"""What a coordinator finds in its run directory: nothing, a run that goes on, or one to resume."""
+"""A coordinator finds in its run directory nothing, a run that goes on, or one to resume."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_the_policy_that_was_followed_last_stands_when_the_run_goes_on(
     assert (again.policies, again.since) == ((ssp,), 0)
 
 
-def test_what_is_other_than_at_the_start_is_told_to_who_resumes(
+def test_a_resumed_run_names_what_differs_from_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = ("epochs=1", "optimizer.learning_rate=0.05", "checkpoint_every=9")

@@ -1,4 +1,4 @@
-"""What is written for TensorBoard, and when."""
+"""Content and times of the files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_time_of_workers_is_shown_by_cause(
     assert recorder.of("time_share/compute") == [(pytest.approx(0.65), 1)]
     assert recorder.of("time_share/barrier") == [(pytest.approx(0.1), 1)]
     assert recorder.of("time_share/data") == [(0.0, 1)]
-    # Nobody has spoken since, then one has; and one is another process by now.
+    # No worker has reported since, then one has; and one is another process by now.
     flushed(curves, 2, now=1.0, times={"a": one, "b": two})
     assert len(recorder.of("time_share/compute")) == 1
     one = WorkerTimes(compute=8.0, barrier=4.0)

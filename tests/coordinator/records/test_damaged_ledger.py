@@ -74,14 +74,14 @@ def refused(path: Path) -> str:
     return line
 
 
-def test_what_was_written_is_read(path: Path) -> None:
+def test_a_written_ledger_is_read(path: Path) -> None:
     with Store(path) as store:
         read_all(store)
 
 
 @pytest.mark.parametrize(("place", "words"), [p for p in PLACED if "bytes" not in p[1]])
 @pytest.mark.parametrize("suffix", ["", "-wal", "-journal"])
-def test_what_is_no_file(
+def test_a_ledger_that_is_no_file(
     path: Path, suffix: str, place: Callable[[Path], None], words: str
 ) -> None:
     there = path.with_name(path.name + suffix)
@@ -90,7 +90,7 @@ def test_what_is_no_file(
     assert f"{there} cannot be used: {words}" in refused(path)
 
 
-def test_what_is_no_database(path: Path) -> None:
+def test_a_ledger_that_is_no_database(path: Path) -> None:
     path.write_text("no database " * 1000)
     assert refused(path) == f"{path} is damaged: file is not a database"
 
@@ -110,7 +110,7 @@ def test_corrupt_pages(path: Path) -> None:
         "SELECT x FROM n",
     ],
 )
-def test_what_would_run_with_our_statements(path: Path, statement: str) -> None:
+def test_triggers_and_views_are_refused(path: Path, statement: str) -> None:
     with changed(path) as connection:
         connection.execute(statement)
     assert "it has 't', which no coordinator makes" in refused(path)

@@ -195,7 +195,7 @@ def test_a_disk_that_refuses_delays_the_history(
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75"]
 
 
-def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
+def test_totals_that_the_disk_refused_are_not_stored_once_their_epoch_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that starts then would take it for what the epoch comes to when done again."""

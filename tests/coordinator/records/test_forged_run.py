@@ -82,7 +82,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """What a command ends with and prints."""
+    """Exit status and output of a command."""
     status = main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
@@ -282,7 +282,7 @@ def test_a_ledger_that_is_needed_is_named(
         assert words[kind] in err
 
 
-def test_who_starts_a_run_waits_for_no_reader(run_dir: Path) -> None:
+def test_starting_a_run_waits_for_no_reader(run_dir: Path) -> None:
     as_fifo(run_dir / "starting")
     starting = Starting(run_dir)
     starting.hold()
@@ -327,7 +327,9 @@ positions = st.lists(
 
 @settings(derandomize=True, database=None)
 @given(positions)
-def test_what_some_have_and_not_all(each: list[list[tuple[int, int]]]) -> None:
+def test_partial_positions_are_those_of_some_members_and_not_all(
+    each: list[list[tuple[int, int]]],
+) -> None:
     members = [{x for a, n in one for x in range(a, a + n)} for one in each]
     sets = [{0: IntervalSet((a, a + n) for a, n in one)} for one in each]
     found = partial_positions(sets, common_positions(sets)).get(0, IntervalSet())

@@ -1,4 +1,4 @@
-"""What of a run only its owner may read, and what code of the job is not told."""
+"""Files of a run that only its owner may read, and secrets hidden from the job's own code."""
 
 from __future__ import annotations
 

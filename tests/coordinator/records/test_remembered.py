@@ -74,7 +74,7 @@ def change(key: str, value: object) -> Callable[[Path], None]:
         change("description", None),
     ],
 )
-def test_what_has_changed_is_described_anew(
+def test_a_changed_job_is_described_anew(
     run_dir: Path, job: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(run_dir)

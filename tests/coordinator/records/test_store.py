@@ -127,7 +127,7 @@ def test_a_run_directory_is_held_by_one_run(tmp_path: Path) -> None:
         assert directory.new_token() != token
 
 
-def test_what_stands_there_already_takes_no_space_and_is_new_all_the_same(tmp_path: Path) -> None:
+def test_an_unchanged_file_is_not_rewritten_but_touched(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, resume=False) as directory:
         directory.write_address("127.0.0.1:5000")
         path = tmp_path / "address"

@@ -109,7 +109,7 @@ def test_health_and_signs_of_life_while_the_job_is_held_up(
     assert served.course.members.places.shards[0].state == "starting"
 
 
-def test_what_a_sign_of_life_says_is_taken_down_afterwards(
+def test_the_content_of_a_heartbeat_is_recorded_afterwards(
     served: Served, client: CoordinatorClient
 ) -> None:
     beat, _ = _join(client)
@@ -121,7 +121,7 @@ def test_what_a_sign_of_life_says_is_taken_down_afterwards(
     assert served.course.members.workers[WORKER].waiting_for == "the disk"
 
 
-def test_whoever_is_not_known_waits_for_the_jobs_own_answer(
+def test_an_unknown_worker_waits_for_the_jobs_own_answer(
     served: Served, client: CoordinatorClient
 ) -> None:
     stranger = pb.HeartbeatWorkerRequest(session=b"another's")
@@ -130,7 +130,7 @@ def test_whoever_is_not_known_waits_for_the_jobs_own_answer(
         client.heartbeat_worker(stranger, 0.1)
 
 
-def test_one_that_was_known_and_is_not_any_more_waits_for_it_too(
+def test_a_worker_that_is_no_longer_known_waits_for_it_too(
     served: Served, client: CoordinatorClient
 ) -> None:
     beat, _ = _join(client)

@@ -50,7 +50,7 @@ def test_a_lease_says_all_of_its_work(kind: str, work: Work) -> None:
     assert said == {field.name for field in dataclasses.fields(work)}
 
 
-def test_what_is_leased_comes_with_its_proofs() -> None:
+def test_a_lease_comes_with_its_proofs() -> None:
     grant = AUTHORITY.grant("worker-1", 2, ATTEMPT)
     train = write_lease(Train((ATTEMPT,)), "worker-1", RUN, AUTHORITY).train
     assert [attempt.grant for attempt in train.batches] == [grant]

@@ -136,7 +136,7 @@ def test_a_worker_hears_that_its_generation_is_over_before_there_is_another(tmp_
         assert worker.heartbeat().generation == 2
 
 
-def test_who_only_reads_is_answered_at_once(
+def test_a_caller_that_only_reads_is_answered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have less time than a worker."""
@@ -202,7 +202,7 @@ def test_a_shard_that_cannot_write_the_first_checkpoint_fails_the_job(tmp_path: 
         assert "no space left" in worker.lease().finished.reason
 
 
-def test_health_and_an_address_where_nobody_is(tmp_path: Path) -> None:
+def test_health_and_an_address_without_a_server(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served:
         channel = open_channel(served.address)
         stub = health_pb2_grpc.HealthStub(channel)

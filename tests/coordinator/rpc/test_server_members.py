@@ -62,8 +62,8 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
             old.lease()
 
 
-def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> None:
-    """What is too long to be meant is refused before: see :mod:`psrpc.wire.bounds`."""
+def test_texts_of_peers_are_cut_and_harmless(tmp_path: Path) -> None:
+    """Texts too long to be meant are refused before: see :mod:`psrpc.wire.bounds`."""
     hostile = "\x1b[2J" + "h" * 251
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         for incarnation in range(1, 5):
@@ -275,7 +275,7 @@ def test_a_lost_shard_is_replaced_and_what_it_lacks_is_done_again(tmp_path: Path
         assert again.attempt > 1 << 40
 
 
-def test_heartbeats_tell_who_has_to_register_again(tmp_path: Path) -> None:
+def test_heartbeats_tell_workers_to_register_again(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         shard = ShardDouble(client, 0)
         assert shard.heartbeat().unknown

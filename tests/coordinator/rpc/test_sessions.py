@@ -151,7 +151,7 @@ def receipts(job: Job, attempt: types.Attempt, *shards: int, skipped: int = -1) 
 
 
 @pytest.mark.parametrize("places", [(), (0,), (1, 0), (0, 0)])
-def test_who_reports_what_it_did_not_push_has_no_part_any_more(
+def test_a_worker_that_reports_batches_it_did_not_push_is_dismissed(
     job: Job, places: tuple[int, ...]
 ) -> None:
     attempt = held(job.first)
@@ -192,9 +192,7 @@ def test_a_skipped_push_that_is_reported_as_trained_counts_as_skipped(
 
 
 @pytest.mark.parametrize("bar", [False, True])
-def test_what_a_revoked_worker_held_goes_to_others_once_shards_refuse_it(
-    job: Job, bar: bool
-) -> None:
+def test_leases_of_a_revoked_worker_go_to_others_once_shards_refuse_it(job: Job, bar: bool) -> None:
     attempt = held(job.first)
     other = job.join(5)
     job.client.revoke_worker(job.first.name, 0, "it is odd", bar=bar)

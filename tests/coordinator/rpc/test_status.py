@@ -1,4 +1,4 @@
-"""What the status of a job and its summary say."""
+"""Content of a job's status and summary."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_straggler_is_named_with_its_ratio_to_the_median(job: Job) -> None:
         f"{job.workers[2].name} takes 4.9 times as long per example as the median"
     ]
     assert status.workers[2].examples_per_s == pytest.approx(2.0, rel=0.3)
-    # Who is gone is compared with nobody.
+    # Lost workers are not compared.
     job.workers[2].leave()
     assert list(job.status.stragglers) == []
 

@@ -23,7 +23,9 @@ def entered(staleness: int, **steps: int) -> Clocks:
 
 
 @pytest.mark.parametrize(("staleness", "allowed"), [(0, (0, 0, 1)), (2, (0, 2, 3)), (5, (2, 5, 6))])
-def test_nobody_starts_a_step_more_than_s_ahead(staleness: int, allowed: tuple[int, ...]) -> None:
+def test_no_worker_starts_a_step_more_than_s_ahead(
+    staleness: int, allowed: tuple[int, ...]
+) -> None:
     clocks = entered(staleness, fast=4, middle=1, slow=0)
     assert tuple(clocks.allowed(w) for w in ("fast", "middle", "slow")) == allowed
 
@@ -33,7 +35,7 @@ def test_steps_that_are_not_done_count() -> None:
     assert [clocks.allowed("fast", n) for n in range(5)] == [3, 2, 1, 0, 0]
 
 
-def test_who_waits_hears_for_whom() -> None:
+def test_a_waiting_worker_is_told_the_slowest() -> None:
     clocks = entered(1, fast=2, slow=0, middle=1)
     assert clocks.reason("fast") == (
         "slow to catch up: fast has done 2 steps more and may be 1 ahead"
@@ -41,7 +43,7 @@ def test_who_waits_hears_for_whom() -> None:
 
 
 @pytest.mark.parametrize("goes", ["idle", "leave"])
-def test_who_does_not_train_holds_nobody(goes: str) -> None:
+def test_a_worker_that_does_not_train_holds_no_other(goes: str) -> None:
     clocks = entered(0, fast=2, slow=0)
     assert clocks.allowed("fast") == 0
     getattr(clocks, goes)("slow")
@@ -50,14 +52,14 @@ def test_who_does_not_train_holds_nobody(goes: str) -> None:
     assert clocks.clock("slow") == 2
 
 
-def test_who_comes_back_keeps_a_greater_clock() -> None:
+def test_a_worker_that_returns_keeps_a_greater_clock() -> None:
     clocks = entered(1, fast=2, slow=1)
     clocks.idle("fast")
     clocks.enter("fast")
     assert (clocks.clock("fast"), clocks.allowed("fast")) == (2, 1)
 
 
-def test_who_joins_when_nobody_trains_starts_where_the_others_were() -> None:
+def test_a_joiner_without_others_in_training_starts_at_their_last_clock() -> None:
     clocks = entered(0, a=7)
     clocks.idle("a")
     clocks.enter("new")
@@ -68,9 +70,7 @@ def test_who_joins_when_nobody_trains_starts_where_the_others_were() -> None:
 
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(0, 4))
-def test_the_least_clock_never_falls_and_nobody_is_further_ahead_of_it(
-    seed: int, staleness: int
-) -> None:
+def test_the_least_clock_never_falls_and_bounds_the_others(seed: int, staleness: int) -> None:
     chance = random.Random(seed)
     clocks = Clocks(staleness)
     given_out: dict[str, int] = {}
@@ -105,7 +105,7 @@ def told(clocks: Clocks) -> dict[str, tuple[int, int]]:
     return {one.worker: (one.entry, one.steps) for one in clocks.awaited.workers}
 
 
-def test_shards_hear_of_who_comes_and_goes() -> None:
+def test_shards_hear_of_joining_and_leaving_workers() -> None:
     clocks = Clocks(1)
     first = clocks.enter("a", counted=True)
     assert first == clocks.enter("a", counted=True), "it trains already"
@@ -132,7 +132,7 @@ def test_shards_hear_of_the_steps_of_a_worker_that_knows_no_clocks_alone() -> No
     assert (clocks.awaited.number, told(clocks)["old"]) == (3, (2, 1))
 
 
-def test_who_comes_may_start_where_the_others_are_by_now() -> None:
+def test_a_joiner_may_start_at_the_others_current_clock() -> None:
     clocks = Clocks(0)
     clocks.enter("a", counted=True)
     assert clocks.enter("b", counted=True, least=7).steps == 7

@@ -146,7 +146,7 @@ def test_the_round_that_orders_a_checkpoint_is_not(before: int, expected: list[i
         {"replicas": 2, "speculate": True},
     ],
 )
-def test_rounds_that_choose_by_who_comes_first_are_not(policy: dict[str, object]) -> None:
+def test_rounds_that_take_the_first_to_commit_are_not(policy: dict[str, object]) -> None:
     given = {"records": 80, **policy}
     rounds = make(**given)  # type: ignore[arg-type]
     for worker in ("v", "w"):
@@ -374,7 +374,7 @@ def test_such_an_attempt_is_not_committed_by_itself() -> None:
         rounds.commit("v", 2, reported(held["v"][0]), SHORT_S)
 
 
-def test_what_is_reported_is_leased_no_more_and_holds_up_no_one() -> None:
+def test_reported_batches_are_leased_no_more_and_delay_no_worker() -> None:
     rounds, held = under_way()
     rounds.report("v", [reported(held["v"][0])], SHORT_S)
     assert [a for _, a in ahead_of(rounds, "v")] == held["v"][1:]

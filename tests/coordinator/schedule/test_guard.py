@@ -79,7 +79,7 @@ def test_a_person_is_warned_at_half_of_the_patience() -> None:
     assert len(guard.warnings) == 1
 
 
-def test_nobody_is_told_to_do_what_is_done_already() -> None:
+def test_advice_leaves_out_settings_already_in_force() -> None:
     guard = stale(Policy(staleness_lr="inverse"))
     verdict = losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
     assert "staleness_lr" not in guard.warnings[0] + (verdict or "")
@@ -107,7 +107,7 @@ def test_another_policy_gets_the_whole_patience() -> None:
     ],
     ids=["below", "recovers", "first is zero", "first is negative", "nan"],
 )
-def test_what_is_no_divergence(spans: list[tuple[float, int]]) -> None:
+def test_losses_that_are_no_divergence(spans: list[tuple[float, int]]) -> None:
     assert losses(Guard(ASYNC), *spans) == [None] * sum(n for _, n in spans)
 
 

@@ -50,7 +50,7 @@ def test_the_next_lease_is_what_was_leased_ahead_whether_or_not_it_reached_the_w
     assert [attempt.batch.first for attempt in close(rounds).attempts] == [0, 2, 4]
 
 
-def test_what_was_leased_ahead_to_a_worker_that_has_gone_is_open_to_others() -> None:
+def test_leases_ahead_of_a_lost_worker_are_open_to_others() -> None:
     rounds = make(replicas=2)
     work = lease(rounds, "gone", workers=1)
     assert work.ahead is not None

@@ -1,4 +1,4 @@
-"""The ledger of async training: every batch once, whoever does it and however often."""
+"""The ledger of async training: every batch counts once, also if several workers do it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_next_epoch_is_leased_while_the_last_is_still_out() -> None:
     assert ledger.take_finished_epochs() == []
 
 
-def test_what_did_not_arrive_is_given_again_and_what_did_is_not() -> None:
+def test_leases_lost_in_transit_are_repeated_and_received_ones_are_not() -> None:
     ledger = make()
     first = lease(ledger, "w")[0]
     second = ledger.lease("w", 0, first.number, 1)
@@ -209,7 +209,7 @@ def too_stale(attempt: Attempt) -> Report:
     return Report(attempt.batch, attempt.number, 1.0, 9, too_stale=True)
 
 
-def test_what_some_shards_have_comes_before_anything_new() -> None:
+def test_partial_batches_come_before_new_ones() -> None:
     ledger = make(
         done={0: IntervalSet([(0, 4)])},
         partial={0: IntervalSet([(8, 10)]), 1: IntervalSet([(4, 8)])},
@@ -248,7 +248,7 @@ def test_a_refused_batch_is_open_to_others_first_and_is_not_done() -> None:
     assert ledger.finished
 
 
-def test_who_was_refused_gets_the_batch_again_when_there_is_nothing_else() -> None:
+def test_a_refused_worker_gets_the_batch_again_when_there_is_no_other() -> None:
     ledger = make(epochs=1, records=4, policy=Policy(max_staleness=0))
     [refused] = lease(ledger, "w")
     ledger.report("w", [too_stale(refused)], 1.0)
@@ -288,7 +288,7 @@ def test_before_a_change_all_shards_get_what_some_may_have() -> None:
     assert lease(ledger, "c") == []
 
 
-def test_partial_batches_that_nobody_has_taken_keep_a_drain_from_its_end() -> None:
+def test_partial_batches_not_yet_leased_keep_a_drain_from_its_end() -> None:
     ledger = make(partial={0: IntervalSet([(8, 10)])})
     ledger.drain()
     assert not ledger.drained

@@ -39,7 +39,7 @@ def positions(batches: list[BatchId]) -> dict[int, IntervalSet]:
     st.integers(1, 3),
     st.randoms(use_true_random=False),
 )
-def test_what_is_neither_done_nor_partial_is_new_and_comes_once_in_order(
+def test_new_batches_come_once_and_in_order(
     records: int, batch_size: int, epochs: int, chance: random.Random
 ) -> None:
     per_epoch = -(-records // batch_size)
@@ -78,7 +78,7 @@ def test_what_is_neither_done_nor_partial_is_new_and_comes_once_in_order(
     )
 
 
-def test_what_is_done_before_it_was_taken_is_stepped_over() -> None:
+def test_batches_done_before_they_are_taken_are_skipped() -> None:
     todo = make(partial={1: IntervalSet([(0, 4)])})
     assert not todo.finish(BatchId(0, 4, 4))
     assert not todo.finish(BatchId(1, 0, 4))
@@ -113,6 +113,6 @@ def test_a_large_epoch_that_is_nearly_done_is_stepped_over_at_once() -> None:
     "batch",
     [BatchId(2, 0, 4), BatchId(0, 1, 4), BatchId(0, 0, 3), BatchId(0, 8, 4), BatchId(0, 12, 4)],
 )
-def test_what_is_no_batch_of_the_grid_is_refused(batch: BatchId) -> None:
+def test_positions_off_the_grid_are_refused(batch: BatchId) -> None:
     with pytest.raises(InvalidArgument, match="is not a batch of this job"):
         make().check(batch)

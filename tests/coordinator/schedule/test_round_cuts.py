@@ -1,4 +1,4 @@
-"""What rounds are cut from: the batches that are not done, in parts as workers are fast."""
+"""Rounds are cut from the batches that are not done, in parts as workers are fast."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_commit_that_comes_again_is_no_other_micro_batch() -> None:
     assert len(play(rounds).attempts) == 2
 
 
-def test_what_was_committed_before_the_revocation_stays() -> None:
+def test_commits_before_the_revocation_stay() -> None:
     rounds = make(replicas=2)
     work = lease(rounds, "w")
     rounds.commit("w", 0, done(work), 0.0)
@@ -118,7 +118,7 @@ def test_attempt_numbers_are_never_used_again() -> None:
     assert numbers == [1, 2, 3, 4]
 
 
-def test_a_round_is_idle_when_nobody_holds_what_is_not_committed() -> None:
+def test_a_round_is_idle_when_no_worker_holds_an_uncommitted_batch() -> None:
     rounds = make(replicas=2)
     idle = [rounds.idle]
     work = lease(rounds, "w")
@@ -230,7 +230,7 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
 
 
 class StagingShard:
-    """What a shard stages, and whom it refuses."""
+    """A shard that stages contributions, and refuses those of other rounds and generations."""
 
     def __init__(self) -> None:
         self.staging = staging.Staging(1)

@@ -49,7 +49,7 @@ def step(ledger: Ledger, worker: str, times: int = 1) -> None:
         finish(ledger, worker, [attempt])
 
 
-def test_a_worker_waits_for_the_slowest_and_hears_who_that_is() -> None:
+def test_a_worker_waits_for_the_slowest_and_learns_its_name() -> None:
     ledger = make(1)
     slow = lease(ledger, "slow")
     step(ledger, "fast", 2)
@@ -69,7 +69,7 @@ def test_a_worker_that_waits_or_asks_later_holds_its_clock() -> None:
     assert lease(ledger, "b")
 
 
-def test_who_is_to_evaluate_next_holds_the_others_until_it_has_done_what_it_holds() -> None:
+def test_a_worker_due_to_evaluate_holds_the_others_until_its_leases_are_done() -> None:
     ledger = make(0)
     held = lease(ledger, "slow")
     ledger.idle_worker("slow")
@@ -80,7 +80,7 @@ def test_who_is_to_evaluate_next_holds_the_others_until_it_has_done_what_it_hold
 
 
 @pytest.mark.parametrize("how", ["idle_worker", "revoke", "release"])
-def test_who_evaluates_or_is_gone_holds_nobody(how: str) -> None:
+def test_an_evaluating_or_lost_worker_holds_no_other(how: str) -> None:
     ledger = make(0)
     step(ledger, "slow")
     step(ledger, "fast")
@@ -93,7 +93,7 @@ def test_who_evaluates_or_is_gone_holds_nobody(how: str) -> None:
     assert lease(ledger, "fast") == []
 
 
-def test_who_finds_nothing_open_holds_nobody() -> None:
+def test_a_worker_that_finds_no_open_batch_holds_no_other() -> None:
     ledger = make(0, records=4)
     held = {worker: lease(ledger, worker) for worker in "abcd"}
     for worker in "ab":
@@ -139,7 +139,7 @@ def test_a_step_that_is_told_twice_or_by_another_moves_no_clock() -> None:
     assert lease(ledger, "fast")
 
 
-def test_what_did_not_arrive_is_given_again_at_the_bound_too() -> None:
+def test_leases_lost_in_transit_are_repeated_at_the_bound_too() -> None:
     ledger = make(0)
     [attempt] = lease(ledger, "w")
     assert ledger.lease("w", 0.0, 0, 1) == Train((attempt,), fresh=True)
@@ -159,10 +159,10 @@ def test_a_drain_lets_those_at_the_bound_finish_what_is_left() -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 3), st.integers(0, 10**6), st.booleans())
-def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
+def test_no_worker_starts_a_step_more_than_s_ahead_of_another_in_training(
     staleness: int, seed: int, calm: bool
 ) -> None:
-    """With s = 0 and nobody who comes or goes this is a barrier."""
+    """With s = 0 and constant workers this is a barrier."""
     chance = random.Random(seed)
     ledger = make(staleness, records=200)
     held: dict[str, list[Attempt]] = {}
@@ -205,7 +205,7 @@ def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
         assert max(clocks.values()) - min(clocks.values()) <= staleness + 1
 
 
-def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
+def test_a_waiting_worker_is_told_the_slowest_and_wakes_when_that_one_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, slow = start(

@@ -1,4 +1,4 @@
-"""Who is slow, from what workers say they have computed."""
+"""Detection of slow workers, from the batches that workers report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that stops early, or goes on more slowly: at a definite step, whoever is killed."""
+"""A run that stops early, or goes on more slowly: at a definite step, also after a kill."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_coordinator_that_was_restarted_decides_as_before(
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("batches", [2, 5, 8, 13, 15, 19])
-def test_the_learning_rate_falls_at_a_definite_step_whoever_is_killed(
+def test_the_learning_rate_falls_at_the_same_step_after_any_kill(
     tmp_path: Path, policy: Policy, batches: int
 ) -> None:
     """Batches that a lost shard had are done again, at the rate that they were done at."""

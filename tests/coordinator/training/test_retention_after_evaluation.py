@@ -1,4 +1,4 @@
-"""What becomes of checkpoints that were kept only until they were evaluated."""
+"""Removal of checkpoints that were kept only until they were evaluated."""
 
 from __future__ import annotations
 

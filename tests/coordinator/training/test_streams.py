@@ -70,7 +70,7 @@ def test_a_newer_stream_ends_the_older() -> None:
     streams.send(Release("c"))
     assert newer.next() == Release("c")
     streams.end(0)
-    streams.send(Release("nobody hears it"))
+    streams.send(Release("unheard"))
     assert newer.next() is None
     assert newer.over
 

@@ -19,7 +19,7 @@ def test_a_round_that_is_under_way_is_decided_before_a_change() -> None:
     assert wait(rounds, "w").reason.startswith("the policy to change")
 
 
-def test_a_round_that_nobody_has_begun_is_not_begun_before_a_change() -> None:
+def test_a_change_comes_before_a_round_not_yet_begun() -> None:
     for policy in ({}, {"balance": True}, {"aggregate": 2}):
         rounds = make(**policy)
         play(rounds)
@@ -45,7 +45,7 @@ def test_with_backup_workers_what_is_held_is_taken_before_a_change_and_no_more()
     assert (rounds.round, rounds.span.batches, rounds.total_rounds) == (2, 3, 2 + 9)
 
 
-def test_what_a_lost_worker_held_need_not_be_done_before_a_change() -> None:
+def test_a_change_waits_for_no_lease_of_a_lost_worker() -> None:
     rounds = make(records=40, replicas=5, aggregate=2)
     lease(rounds, "slow")
     play(rounds)

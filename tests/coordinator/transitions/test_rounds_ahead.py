@@ -114,7 +114,7 @@ def test_rounds_that_every_shard_has_applied_need_no_report_to_be_kept(cluster: 
     assert not any("done again" in warning for warning in coordinator.course.warnings.kept)
 
 
-def test_what_is_reported_meanwhile_changes_nothing(cluster: Cluster) -> None:
+def test_reports_meanwhile_change_nothing(cluster: Cluster) -> None:
     coordinator = cluster.coordinator
     cluster.apply(0)
     cluster.leaves(cluster.v)

@@ -103,7 +103,7 @@ def test_a_stop_saves_although_a_decision_that_orders_snapshots_was_never_stored
 
 
 @pytest.mark.parametrize("how", ["again", "replaced", "lost", "time", "no work"])
-def test_what_ends_a_stop(tmp_path: Path, how: str) -> None:
+def test_events_that_end_a_stop(tmp_path: Path, how: str) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     if how == "no work":
         coordinator.course.stop()

@@ -51,7 +51,7 @@ def alive(coordinator: Coordinator, *workers: Worker, **said: Any) -> None:
 
 
 def lasts(coordinator: Coordinator) -> None:
-    """What is broken has been for long enough."""
+    """Lets the grace period pass."""
     coordinator.clock.advance(GRACE_S)
     coordinator.course.tick()
 
@@ -72,7 +72,7 @@ def test_a_round_goes_on_without_a_worker_that_cannot_reach_a_shard(tmp_path: Pa
     second = other.round()
     assert second.attempt.batch == held.attempt.batch
     assert second.attempt.number != held.attempt.number
-    # Nobody was refused: the first to commit counts.
+    # Neither worker was refused: the first to commit counts.
     cut_off.commit(held)
     other.commit(second)
     coordinator.settle()
@@ -105,7 +105,7 @@ def test_the_work_of_a_worker_that_is_cut_off_is_refused_before_another_gets_it(
     assert cut_off.batches()
 
 
-def test_a_shard_that_was_lost_for_a_moment_costs_nobody_its_name(tmp_path: Path) -> None:
+def test_a_shard_lost_for_a_moment_costs_no_worker_its_name(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path)
     other = Worker(coordinator, 2)
     worker.batches()
@@ -116,7 +116,7 @@ def test_a_shard_that_was_lost_for_a_moment_costs_nobody_its_name(tmp_path: Path
     assert stuck(coordinator) == []
 
 
-def test_what_was_said_of_a_shard_before_it_was_replaced_is_not_said_of_the_new_one(
+def test_complaints_about_a_replaced_shard_do_not_count_against_the_new_one(
     tmp_path: Path,
 ) -> None:
     coordinator, slow = start(tmp_path)
@@ -188,7 +188,7 @@ def test_a_worker_that_is_cut_off_gets_no_work_until_its_route_is_whole(
     assert not isinstance(cut_off.lease(), Wait)
 
 
-def test_what_is_cut_off_is_named_with_worker_shard_and_since_when(tmp_path: Path) -> None:
+def test_a_cut_off_pair_is_named_with_worker_shard_and_duration(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path)
     cut_off = Worker(coordinator, 2)
     beat(cut_off, 1, for_s=3.0)
@@ -209,7 +209,7 @@ def test_what_is_cut_off_is_named_with_worker_shard_and_since_when(tmp_path: Pat
     assert not write_status(coordinator.course).workers[1].unreachable
 
 
-def test_a_shard_that_no_worker_reaches_costs_nobody_its_work(tmp_path: Path) -> None:
+def test_a_shard_that_no_worker_reaches_costs_no_worker_its_leases(tmp_path: Path) -> None:
     coordinator, first = start(tmp_path)
     second = Worker(coordinator, 2)
     held = [worker.batches() for worker in (first, second)]

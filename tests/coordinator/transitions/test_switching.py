@@ -105,7 +105,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(
     assert str(coordinator.course.changes) == ""
 
 
-def test_what_is_not_named_stays_as_far_as_it_fits(tmp_path: Path) -> None:
+def test_settings_not_named_stay_as_far_as_they_fit(tmp_path: Path) -> None:
     first = Policy(staleness_lr="inverse", max_staleness=3)
     coordinator, _ = start(tmp_path, **job(first))
     _, policy = ask(coordinator, "mode=ssp", "staleness=2")
@@ -115,13 +115,13 @@ def test_what_is_not_named_stays_as_far_as_it_fits(tmp_path: Path) -> None:
     assert policy == Policy(mode="ssp", staleness=2, delay_compensation="constant")
 
 
-def test_what_local_steps_exclude(tmp_path: Path) -> None:
+def test_settings_that_local_steps_exclude(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(ASYNC, local_steps=2))
     with pytest.raises(InvalidJob, match="balance and local_steps exclude each other"):
         ask(coordinator, "mode=sync", "replicas=2", "balance=true")
 
 
-def test_what_embedding_tables_exclude(tmp_path: Path) -> None:
+def test_settings_that_embedding_tables_exclude(tmp_path: Path) -> None:
     tables = [table.to_json() for table in TABLES]
     coordinator, _ = start(tmp_path, **job(ASYNC, tables=tables))
     with pytest.raises(InvalidSetting, match="'constant', but the model has embedding tables"):
@@ -132,7 +132,7 @@ def test_what_embedding_tables_exclude(tmp_path: Path) -> None:
     assert ask(coordinator, "staleness_lr=inverse") == (2, Policy(staleness_lr="inverse"))
 
 
-def test_what_rows_received_ahead_exclude(tmp_path: Path) -> None:
+def test_settings_that_rows_received_ahead_exclude(tmp_path: Path) -> None:
     """In the words that a job is refused with before it begins."""
     with pytest.raises(InvalidSetting) as refused:
         make_job(prefetch_rows=True, max_staleness=0).policy()
@@ -188,7 +188,7 @@ def test_a_job_that_is_stopped_meanwhile(tmp_path: Path) -> None:
 # Evaluations.
 
 
-def test_what_is_kept_to_be_evaluated_is_evaluated_first(tmp_path: Path) -> None:
+def test_a_snapshot_kept_for_evaluation_is_evaluated_first(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC, eval_records=8))
     work(coordinator, worker, 4)
     ask(coordinator, *written(SYNC))

@@ -1,4 +1,4 @@
-"""What dies while a running job comes to follow another policy: nothing is lost or done twice."""
+"""Processes die during a change of policy: no batch is lost or done twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.coordinator.sync_job import refuse
 from tests.coordinator.whole_coordinator import Worker, start
 
 
-def test_what_some_shards_have_is_done_by_all_before_a_change(tmp_path: Path) -> None:
+def test_batches_on_some_shards_reach_all_before_a_change(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     [batch] = worker.batches()
     lost = worker.batches(worker.train([batch]))
@@ -62,7 +62,7 @@ def test_a_worker_that_is_lost_while_work_is_finished(tmp_path: Path) -> None:
     coordinator.engine.sessions.leave(worker.name, "gone", fatal=False)
     assert str(coordinator.course.changes).endswith(": draining"), "it may be staged still"
     coordinator.settle()
-    # Nobody has it now, and so the round was not begun.
+    # No shard has it now, and so the round was not begun.
     assert coordinator.course.run.policies == (Followed(2, ASYNC, 0, 0),)
     finish(coordinator, Worker(coordinator, 2))
 

@@ -1,6 +1,6 @@
 """Tables without room for all of their ids, and one that waits before it takes an id.
 
-What is learnt does not depend on the rows, so whoever reads the records knows every update: the
+The gradients do not depend on the rows, so the records alone determine every update: the
 gradient of an id is minus the sum of the worths of the records that name it, by ``BATCH``.
 """
 

@@ -152,7 +152,7 @@ def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:
     assert lines[-1] == "error PS120: shard 0 is held by another process"
 
 
-def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoordinator) -> None:
+def test_failures_at_the_coordinator_are_no_bad_input(coordinator: FakeCoordinator) -> None:
     """A shard that has nothing to lose leaves at once: it is worth another try, and gets one from
     who started it."""
     coordinator.failures.append(RemoteFailure("disk I/O error"))

@@ -66,7 +66,7 @@ def assert_equal(found: dict[str, NDArray], expected: dict[str, NDArray]) -> Non
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_what_was_initialized_is_pulled(client: ShardClient) -> None:
+def test_initialized_values_are_pulled(client: ShardClient) -> None:
     assert_equal(pulled(client), counting(PLAN))
 
 

@@ -216,7 +216,7 @@ def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(transport: Tran
         client.pull(fence, None, whole(PLAN))
         call = client._exchanger._call
         assert call is not None
-        # With a grace period that nobody would wait for.
+        # With a grace period too long to wait out.
         server.stop(grace_s=3600)
         while call.usable:
             threading.Event().wait(0.001)

@@ -148,7 +148,9 @@ def test_a_shard_refuses_a_look_up_that_no_message_holds(
         ("user", np.array([2**64 - 1], np.uint64), "at most"),
     ],
 )
-def test_what_cannot_be_looked_up(cluster: Cluster, table: str, ids: Any, words: str) -> None:
+def test_requests_that_cannot_be_looked_up(
+    cluster: Cluster, table: str, ids: Any, words: str
+) -> None:
     with RowReader(cluster.address) as reader, pytest.raises(InvalidArgument, match=words):
         reader.read(table, ids)
 
@@ -305,7 +307,7 @@ def test_ids_of_another_kind_than_the_table_has_are_refused(
     typed: list[str],
     words: str,
 ) -> None:
-    """Not answered with initial values of rows that nobody ever trains."""
+    """Not answered with initial values of rows that are never trained."""
     cluster.plan = of_kind(kind)
     where = ["--coordinator", cluster.address]
     assert run(["lookup", "user", *typed, *where]) == 2

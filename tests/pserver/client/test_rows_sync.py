@@ -144,7 +144,7 @@ def test_a_table_may_be_in_some_of_the_micro_batches_only(client: ShardClient) -
     assert_rows(pulled_rows(client, ALL, 1, decision((A, 1), (B, 2), (C, 3))), model, ALL)
 
 
-def test_what_cannot_be_applied_is_not_staged(client: ShardClient) -> None:
+def test_gradients_that_cannot_be_applied_are_not_staged(client: ShardClient) -> None:
     rows = gradients_of(1)
     rows[USER].values[0, 0] = np.inf
     with pytest.raises(InvalidArgument, match=f"'user'.*{rows[USER].ids[0]}"):

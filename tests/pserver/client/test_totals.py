@@ -81,7 +81,7 @@ def test_of_a_round_the_attempts_that_were_decided_count(policy: object) -> None
     assert totals(engine) == {0: (6.0, 20.0)}
 
 
-def test_what_was_applied_before_the_rounds_is_not_counted_again() -> None:
+def test_batches_applied_before_the_rounds_are_not_counted_again() -> None:
     engine = shard_of(ASYNC)
     push(engine, A, 1.0, 10.0)
     engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS))
@@ -134,7 +134,7 @@ def test_of_other_metrics_only_the_loss_is_added() -> None:
 
 
 @pytest.mark.parametrize("last", [BatchId(0, 40, 20), BatchId(0, 90, 10)])
-def test_who_reads_without_the_lock_sees_one_moment(last: BatchId) -> None:
+def test_a_reader_without_the_lock_sees_one_moment(last: BatchId) -> None:
     """Whichever two of the reader's calls another thread gets its turn between."""
     for turn in itertools.count():
         applied = AppliedSet()

@@ -92,6 +92,6 @@ def test_a_batch_that_is_there_in_part_is_refused(first: int, count: int) -> Non
         {"epoch": 1, "applied": [[0, 1, 2]], "skipped": []},
     ],
 )
-def test_what_is_no_applied_set_is_refused(entry: dict[str, object]) -> None:
+def test_malformed_applied_sets_are_refused(entry: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument, match="is not an epoch with intervals"):
         AppliedSet.from_epochs([entry])

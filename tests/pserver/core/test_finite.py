@@ -88,7 +88,7 @@ def test_a_push_with_one_is_refused_by_name_and_changes_nothing(
         into = whole(PLAN)
         client.pull(fence, None, into)
         np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME])
-        # The batch is nobody's yet: one that computes it rightly may push it.
+        # The batch is not applied yet: a worker that computes it rightly may push it.
         other = fence_of(client, worker="w2")
         outcome = client.push(other, leased("w2", BATCH, 2, 0, part(PLAN, normal()))).outcome
         assert outcome == ("staged" if replicas else "applied")

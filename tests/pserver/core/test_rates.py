@@ -1,4 +1,4 @@
-"""What the learning rate is multiplied by, and that both engines do nothing else with it."""
+"""Factors of the learning rate, and that neither engine does anything else with it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_reason_names_those_that_are_behind() -> None:
     assert clocks.reason("fast") == "a to catch up with fast, which may be 1 steps ahead"
 
 
-def test_a_worker_that_nobody_waits_for_waits_for_none() -> None:
+def test_a_worker_outside_the_clocks_waits_for_none() -> None:
     clocks = entered(0, slow=0)
     clocks.step("passer-by", 9)
     assert not clocks.waits("passer-by")

@@ -1,4 +1,4 @@
-"""What is under way when a shard begins anew, or when its worker is revoked."""
+"""Requests under way when a shard begins anew, or when their worker is revoked."""
 
 from __future__ import annotations
 

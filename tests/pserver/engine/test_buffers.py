@@ -35,7 +35,7 @@ def test_a_pool_that_is_used_up_says_so() -> None:
     assert pool.in_use == 0
 
 
-def test_one_who_waits_gets_what_is_released() -> None:
+def test_a_waiting_caller_gets_a_released_buffer() -> None:
     pool = BufferPool(PLAN, 0, 1)
     held = pool.acquire(0)
     with ThreadPoolExecutor(1) as threads:
@@ -96,7 +96,7 @@ def test_a_pool_that_shrinks_waits_for_what_is_in_use() -> None:
     assert {id(pool.acquire(0)), id(pool.acquire(0))} == {id(held[1]), id(held[2])}
 
 
-def test_a_pool_that_grows_serves_those_who_wait() -> None:
+def test_a_pool_that_grows_serves_waiting_callers() -> None:
     pool = BufferPool(PLAN, 0, 1)
     held = pool.acquire(0)
     waits = Event()
@@ -120,7 +120,7 @@ def test_a_pool_that_changes_under_load_loses_nothing() -> None:
     def use() -> None:
         for _ in range(200):
             with pool.loan(30) as loan:
-                assert id(loan.buffers) not in out, "nobody else has it"
+                assert id(loan.buffers) not in out, "no other loan has it"
                 out.add(id(loan.buffers))
                 out.remove(id(loan.buffers))
 

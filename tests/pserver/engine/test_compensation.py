@@ -161,7 +161,7 @@ def test_the_oldest_of_too_many_versions_goes() -> None:
     assert len(pulled) == MAX_VERSIONS
 
 
-def test_of_too_many_workers_who_pulled_first_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_workers_the_first_to_pull_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pserver.engine.pulls.MAX_WORKERS", 2)
     pulled = Pulled()
     for version, worker in enumerate("abac"):
@@ -224,7 +224,7 @@ class Shard:
         """All elements are alike."""
         request = PullRequest(self.fence, "reader", None)
         (found,) = set(self.engine.pull(request, 0).arrays[NAME])
-        self.engine.commands.revoke(Revocation(self.engine.report().revoked + 1, "nobody"))
+        self.engine.commands.revoke(Revocation(self.engine.report().revoked + 1, "stranger"))
         self.engine._pushes.forget("reader")
         return float(found)
 
@@ -267,7 +267,7 @@ def test_a_push_alone_leaves_what_its_worker_has() -> None:
     assert (shard.value, shard.uncompensated) == (-0.5, 0)
 
 
-def test_what_is_not_kept_is_applied_as_it_is_and_counted() -> None:
+def test_a_gradient_without_kept_parameters_is_applied_uncorrected_and_counted() -> None:
     shard = Shard(CONSTANT).initialize(1.0)
     shard.pull("a")
     shard.push("a", 1.0, 0)
@@ -277,7 +277,7 @@ def test_what_is_not_kept_is_applied_as_it_is_and_counted() -> None:
     assert shard.uncompensated == 1, "nothing to correct"
 
 
-def test_what_was_kept_goes_with_its_worker_and_with_the_generation() -> None:
+def test_kept_parameters_go_with_their_worker_and_with_the_generation() -> None:
     shard = Shard(CONSTANT).initialize(1.0)
     shard.pull("a")
     shard.pull("b")
@@ -293,7 +293,7 @@ def test_what_was_kept_goes_with_its_worker_and_with_the_generation() -> None:
     shard.engine.commands.begin(Begin(3, 1, keep=True, settings=Policy()))
     shard.generation = 3
     shard.pull("c")
-    assert shard.held == 0, "nobody asks for it"
+    assert shard.held == 0, "it is of no use"
 
 
 def test_one_worker_alone_makes_no_update_copy() -> None:

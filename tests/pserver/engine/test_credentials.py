@@ -207,7 +207,7 @@ def test_a_staged_attempt_is_of_the_worker_that_has_its_grant(sync: Shard) -> No
 
 
 @pytest.mark.parametrize("changed", [{}, {"entry": 2}, {"steps": 7}, {"worker": "worker-2"}])
-def test_a_clock_that_was_not_leased_holds_nobody(shard: Shard, changed: dict[str, Any]) -> None:
+def test_a_clock_that_was_not_leased_holds_no_worker(shard: Shard, changed: dict[str, Any]) -> None:
     """Others would wait for a worker that the coordinator does not know to be awaited."""
     leased_clock = AUTHORITY.proven(1, WorkerClock("worker-1", 1, 5))
     clock = to_clock(replace(leased_clock, **changed) if changed else WorkerClock("worker-1", 1, 5))
@@ -292,7 +292,7 @@ def test_a_made_up_decision_moves_no_round_and_writes_nothing(
 # -- another generation ----------------------------------------------------------------------
 
 
-def test_what_was_issued_before_is_nothing_after_a_coordinator_was_started_again(
+def test_earlier_credentials_are_void_after_a_restart_of_the_coordinator(
     shard: Shard,
 ) -> None:
     shard.engine.commands.begin(Begin(2, 1, keep=True, keys=OTHER.keys))

@@ -214,7 +214,7 @@ def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> N
 
 
 class Noticing:
-    """A lock that says when somebody has to wait for it."""
+    """A lock that notes when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self.awaited = Event()
@@ -250,7 +250,7 @@ class Halting(NumpyEngine):
 
 
 def amid_an_update(act: Callable[[ShardEngine], Result], sink: Sink) -> Result:
-    """What comes of ``act`` if it begins while batch 0 is applied."""
+    """Result of ``act`` if it begins while batch 0 is applied."""
     updates, lock = Halting(SGD, PLAN, 0), Noticing()
     engine = initialized(ShardEngine(identity_of(), PLAN, updates, sink))
     engine._changed = engine.commands._changed = Condition(lock)  # type: ignore[arg-type]

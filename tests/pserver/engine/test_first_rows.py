@@ -97,7 +97,7 @@ def test_another_width_names_the_table_and_both(tmp_path: Path) -> None:
     assert [len(table) for table in tables.tables] == [0, 0]
 
 
-def test_a_shard_begins_with_them_whoever_asks_for_how_often(tmp_path: Path) -> None:
+def test_a_shard_begins_with_them_once_after_repeated_requests(tmp_path: Path) -> None:
     job, directory = source(tmp_path)
     engine = engine_of(plan_of(1), first_rows=str(directory))
     with served(engine) as client:
@@ -157,7 +157,7 @@ def test_a_path_that_a_worker_names_is_not_looked_at(tmp_path: Path) -> None:
 def test_files_are_read_without_the_shards_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a slow disk would hold up whoever asks for anything."""
+    """Or a slow disk would hold up all other calls."""
     _, directory = source(tmp_path)
     engine = engine_of(plan_of(1), first_rows=str(directory))
     free: list[bool] = []

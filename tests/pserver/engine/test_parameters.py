@@ -1,4 +1,4 @@
-"""What readers hold while others write, and what happens when an update breaks."""
+"""Arrays that readers hold while others write, and updates that break."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_buffers_follow_the_policy() -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_is_too_stale_changes_nothing_and_brings_the_newest(transport: Transport) -> None:
+def test_a_gradient_too_stale_changes_nothing_and_returns_the_newest(transport: Transport) -> None:
     plan = plan_of()
     engine = engine_of(plan, policy=Policy(max_staleness=1))
     with served(engine, transport=transport) as client:
@@ -223,7 +223,7 @@ def test_the_time_of_updates_is_measured() -> None:
     assert engine.report().counters.apply_s == 0.5
 
 
-def test_what_came_with_rows_is_what_a_stale_gradient_is_corrected_by() -> None:
+def test_a_stale_gradient_is_corrected_by_the_values_pulled_with_rows() -> None:
     plan = tables_plan()
     engine = engine_of(plan, policy=Policy(delay_compensation="constant"))
     with served(engine) as client:

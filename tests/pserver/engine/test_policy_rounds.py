@@ -33,7 +33,7 @@ from tests.pserver.bare_engine import (
 )
 
 
-def test_what_a_round_leaves_counts_in_a_later_one_with_its_staleness() -> None:
+def test_gradients_that_a_round_leaves_count_in_a_later_one_with_their_staleness() -> None:
     engine = shard_of(BACKUPS)
     for n, batch in enumerate((A, B, C)):
         push(engine, batch, value=float(n + 1), worker=f"w{n}")

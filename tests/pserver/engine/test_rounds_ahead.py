@@ -185,7 +185,7 @@ def test_one_of_several_shards_waits_until_all_hold_every_attempt() -> None:
     assert pull(engine, 1, Attempt(B, 2)) == 1
 
 
-def test_what_all_shards_hold_may_be_told_before_the_plan_comes() -> None:
+def test_the_attempts_on_all_shards_may_be_named_before_the_plan_comes() -> None:
     engine = one_of_two()
     stage(engine, A, 1)
     stage(engine, B, 2)
@@ -194,7 +194,7 @@ def test_what_all_shards_hold_may_be_told_before_the_plan_comes() -> None:
     assert version(engine) == 1
 
 
-def test_what_is_told_of_another_attempt_counts_for_nothing() -> None:
+def test_news_of_another_attempt_counts_for_nothing() -> None:
     engine = one_of_two()
     engine.commands.plan(ahead(FIRST))
     stage(engine, B, 2)

@@ -15,7 +15,7 @@ from tests.pserver.table_shards import Job, everything, merged
 from tests.psrpc.rows import ADAM, UNIFORM
 
 
-def test_what_is_not_known_to_continue_is_written_whole(tmp_path: Path) -> None:
+def test_a_table_without_a_known_predecessor_is_written_whole(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.train(10, ids=30)
     first = job.checkpoint()

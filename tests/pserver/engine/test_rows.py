@@ -72,7 +72,7 @@ def all_ids() -> dict[int, np.ndarray]:
     return {table: np.arange(1000) for table in (USER, ITEM)}
 
 
-def test_rows_that_nobody_has_pushed_have_initial_values(client: ShardClient) -> None:
+def test_rows_never_pushed_have_initial_values(client: ShardClient) -> None:
     ids = {USER: np.array([-(2**63), -1, 0, 2**63 - 1]), ITEM: np.array([0, 999])}
     assert_rows(pulled_rows(client, ids), Model(PLAN), ids)
     assert [t.rows for t in client.get_status().tables] == [0, 0]
@@ -223,7 +223,7 @@ def test_two_shards_have_each_their_rows(transport: Transport) -> None:
 # -- what has no room in the segment ---------------------------------------------------------
 
 
-def test_what_has_no_room_in_the_segment_travels_in_chunks() -> None:
+def test_tensors_without_room_in_the_segment_travel_in_chunks() -> None:
     model = Model(PLAN)
     with served(engine_of(PLAN), transport="shared memory", rows_nbytes=64) as client:
         client.initialize(fence(client), counting(PLAN), INITIAL)
@@ -245,7 +245,7 @@ def test_what_has_no_room_in_the_segment_travels_in_chunks() -> None:
         assert client.shares_memory
 
 
-def test_what_one_message_cannot_name_takes_two_exchanges(
+def test_ids_beyond_one_message_take_two_exchanges(
     client: ShardClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "MAX_IDS", 30)
@@ -318,7 +318,7 @@ def test_a_gradient_with_a_nan_names_table_and_id(
     assert client.push(fence(client), push_of(PLAN, FIRST, gradients_of(1))).outcome == "applied"
 
 
-def test_what_comes_in_pieces_is_looked_at_once(
+def test_a_gradient_in_pieces_is_checked_once(
     client: ShardClient, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finite: list[bool] = []

@@ -19,7 +19,7 @@ from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument
         ("0.0.0.0:0", "public:42", "public:42"),
     ],
 )
-def test_what_others_are_told(bind: str, advertise: str | None, expected: str) -> None:
+def test_the_advertised_address(bind: str, advertise: str | None, expected: str) -> None:
     assert advertised_address(bind, 41, advertise, "127.0.0.1:5000") == expected
 
 

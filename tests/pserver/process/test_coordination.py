@@ -63,7 +63,7 @@ def until(messages: Queue[Message], wanted: Callable[[Message], bool]) -> Messag
 
 
 def push(client: ShardClient, batch: BatchId, generation: int = 1, name: str = "w") -> str:
-    """What became of a gradient of 1s."""
+    """Pushes a gradient of 1s and returns the result."""
     gradient = leased(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)), generation=generation)
     return client.push(fence_of(client, generation, worker=name), gradient).outcome
 
@@ -95,7 +95,7 @@ def test_heartbeats_say_how_stale_gradients_are_and_whose(coordinator: FakeCoord
 # -- orders ----------------------------------------------------------------------------------
 
 
-def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
+def test_no_call_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
     coordinator.begin = pb.Begin()
     coordinator.awaited = "shard 1 to register"
     with shard(coordinator) as future:

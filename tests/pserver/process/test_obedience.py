@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_changes_nothing(engine: ShardEngine, disk: Disk) -
     ],
     ids=["another generation", "a later round", "no such snapshot", "nothing"],
 )
-def test_what_cannot_be_carried_out_changes_nothing(
+def test_a_failed_command_changes_nothing(
     engine: ShardEngine, disk: Disk, command: pb.WatchResponse
 ) -> None:
     assert obey(engine, command, disk) is None

@@ -45,7 +45,7 @@ def test_a_chain_of_parts_restores_into_any_number_of_shards(tmp_path: Path, bef
         assert found == job.everything()
 
 
-def test_what_is_written_whole_and_in_parts_is_the_same(tmp_path: Path) -> None:
+def test_files_written_whole_and_in_parts_are_the_same(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.train(20, ids=20)
     for _ in range(2):

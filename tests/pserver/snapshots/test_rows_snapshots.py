@@ -1,4 +1,4 @@
-"""Snapshots of rows: kept ones are read, the others are held for whoever writes them."""
+"""Snapshots of rows: kept ones are read, the others are held for their writer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[Shar
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[FrozenTables]:
-    """What was closed."""
+    """Snapshots that were closed, in order."""
     found: list[FrozenTables] = []
     close = FrozenTables.close
 
@@ -109,7 +109,7 @@ def test_a_kept_snapshot_reads_old_rows_after_later_pushes(
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - 2)
 
 
-def test_a_snapshot_ends_with_the_last_who_reads_it(
+def test_a_snapshot_ends_with_its_last_reader(
     engine: ShardEngine, sink: Sink, closed: list[FrozenTables]
 ) -> None:
     with served(engine) as client:
@@ -215,7 +215,7 @@ def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(
     assert_rows(wanted.into, Model(PLAN), ALL)
 
 
-def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
+def test_calls_do_not_wait_for_a_checkpoint_that_is_being_restored(
     client: ShardClient, engine: ShardEngine, sink: Sink
 ) -> None:
     push(client, 0, Model(PLAN))

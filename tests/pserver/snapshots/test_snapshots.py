@@ -75,7 +75,7 @@ def snapshot(generation: int, version: int = 0) -> Snapshot:
     return Snapshot(values, Slots(scalars={"iterations": np.array(version)}), ())
 
 
-def test_what_waits_is_given_up_and_what_is_being_written_is_not_reported(
+def test_waiting_snapshots_are_given_up_and_those_being_written_not_reported(
     tmp_path: Path,
     disk: SlowDisk,
     reports: Queue[SnapshotReport],

@@ -13,7 +13,7 @@ def apply(table: Table, *ids: int, version: int) -> None:
     table.apply(gradients(ids, seed=version), 1.0, version - 1, version)
 
 
-def test_what_is_saved_is_what_was_touched() -> None:
+def test_touched_rows_are_saved() -> None:
     table = Table(spec(), 0, 1)
     apply(table, *range(1000), version=1)
     frozen = table.freeze()

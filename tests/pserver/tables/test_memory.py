@@ -1,4 +1,4 @@
-"""Columns grow in place, and take no memory where nobody wrote."""
+"""Columns grow in place, and take no memory before they are written."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_the_rate_is_scaled() -> None:
         ("SGD", {"learning_rate": {"class_name": "Own", "config": {}}}, r"'items': .*Own"),
     ],
 )
-def test_what_rows_cannot_have(name: str, config: dict[str, Any], message: str) -> None:
+def test_optimizers_that_rows_cannot_have(name: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         table_of(name, config)
 

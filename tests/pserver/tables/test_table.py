@@ -72,7 +72,7 @@ def test_memory_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])
-def test_who_makes_room(eviction: str, gone: set[int]) -> None:
+def test_rows_evicted_at_the_bound(eviction: str, gone: set[int]) -> None:
     table = Table(spec(max_rows=5, eviction=eviction, keep_evicted=True), 0, 1)
     for version in (1, 2):
         apply(table, 1, 2, version=version)

@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[Callable[[Path], int], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_a_segment_is_refused_and_left_as_it_was(case: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_segment_is_refused_and_unchanged(case: str, tmp_path: Path) -> None:
     make, why = REFUSED[case]
     fd = make(tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""Bytes arrive as they were sent; what somebody has changed on the way does not arrive."""
+"""Bytes arrive as they were sent; bytes changed on the way do not arrive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pieces(sizes: list[int]) -> list[bytes]:
 
 
 def carry(near: ByteStream, far: ByteStream, sent: list[bytes], sizes: list[int]) -> list[bytes]:
-    """What ``far`` receives, in parts of ``sizes``."""
+    """Bytes that ``far`` receives, in parts of ``sizes``."""
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(near.send, [memoryview(piece) for piece in sent])
         came = []
@@ -116,7 +116,7 @@ def least(of: socket.socket) -> int:
     return of.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-def test_what_comes_bit_by_bit_is_waited_for(sockets: Pair) -> None:
+def test_a_record_that_comes_bit_by_bit_is_awaited(sockets: Pair) -> None:
     near, far = sockets
     sent = b"".join(pieces([3 << 20]))
     stream, into = PlainStream(far, near=True), bytearray(3 << 20)
@@ -158,7 +158,7 @@ def test_the_end_is_no_error_but_it_is_seen(sockets: Pair, sealed: bool) -> None
     assert far.fill(into) == 0
 
 
-# -- what somebody on the way does -----------------------------------------------------------
+# -- changes on the way ----------------------------------------------------------------------
 
 
 def recorded(sent: list[bytes]) -> list[bytes]:
@@ -199,7 +199,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_was_changed_on_its_way_is_refused(sockets: Pair, attack: str) -> None:
+def test_a_record_changed_on_its_way_is_refused(sockets: Pair, attack: str) -> None:
     near, far = sockets
     for record in ATTACKS[attack](*recorded([FIRST, SECOND])):
         near.sendall(record)
@@ -220,7 +220,7 @@ def test_a_record_that_is_cut_short_is_said_to_be(sockets: Pair) -> None:
         stream.fill(memoryview(bytearray(len(FIRST + SECOND))))
 
 
-def test_what_one_side_sent_cannot_be_sent_back_to_it(sockets: Pair) -> None:
+def test_a_record_cannot_be_sent_back_to_its_sender(sockets: Pair) -> None:
     near, far = sockets
     sender = SealedStream(near, ONE, OTHER)
     sender.send([memoryview(FIRST)])

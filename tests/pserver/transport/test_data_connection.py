@@ -90,7 +90,7 @@ def test_an_error_of_the_shard_comes_by_the_call_and_changes_nothing() -> None:
 def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when something between them forgets it: nobody says why, and the call stands."""
+    """As when a device between them forgets it: no error comes, and the call stands."""
     with ready(PERSISTENT, falls_back=True) as client:
         broken, standing = data_of(client), client._exchanger._transport
         assert broken is not None
@@ -110,16 +110,16 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME] - normal()[NAME])
 
 
-def test_where_nobody_can_connect_the_call_carries_everything(
+def test_without_a_data_connection_the_call_carries_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()[1]
+        unused = closed.getsockname()[1]
     expect = DataListener.expect
 
     def elsewhere(listener: DataListener) -> data_listener.Expected:
         expected = expect(listener)
-        expected.port = nobody
+        expected.port = unused
         return expected
 
     monkeypatch.setattr(DataListener, "expect", elsewhere)
@@ -128,7 +128,7 @@ def test_where_nobody_can_connect_the_call_carries_everything(
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
         assert client.transport == TransportChoice(
-            "calls", f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
+            "calls", f"no data connection to port {unused} of 127.0.0.1: Connection refused"
         )
 
 
@@ -177,7 +177,7 @@ def test_a_shard_may_take_none() -> None:
         ((0).to_bytes(4, "little"), "an exchange asks for nothing"),
     ],
 )
-def test_what_is_no_message_ends_the_call(said: bytes, words: str) -> None:
+def test_malformed_messages_end_the_call(said: bytes, words: str) -> None:
     with in_use() as (session, connection, client):
         connection._socket.sendall(said)
         assert connection.receive_message() is None
@@ -282,7 +282,7 @@ def test_a_worker_with_certificates_has_its_data_sealed(certs: Path) -> None:
         assert isinstance(connection._stream, SealedStream)
 
 
-def test_who_has_seen_the_ticket_but_not_the_secret_says_nothing_that_counts(certs: Path) -> None:
+def test_a_peer_with_the_ticket_but_not_the_secret_is_refused(certs: Path) -> None:
     shard = Security.from_options(Role.SHARD, certs)
     worker = Security.from_options(Role.WORKER, certs)
     with opened(shard, worker) as (session, data, client):
@@ -330,7 +330,7 @@ def test_within_a_host_nothing_keeps_a_pace() -> None:
         assert control(near) == b"reno"
 
 
-def test_what_is_within_a_host() -> None:
+def test_detection_of_connections_within_a_host() -> None:
     class Elsewhere(socket.socket):
         def getpeername(self) -> tuple[str, int]:
             return ("192.0.2.1", 7000)

@@ -1,4 +1,4 @@
-"""Who gets in at the port for data connections, and who does not."""
+"""Admission at the port for data connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TLS_HELLO = bytes.fromhex("160301020001000001fc0303") + bytes(TICKET_BYTES)
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is sent away for having taken too long."""
+    """No connection is closed for having taken too long."""
     monkeypatch.setattr(data_listener, "STRANGER_S", 3600.0)
 
 
@@ -46,7 +46,7 @@ def test_a_ticket_may_come_in_pieces_and_is_answered() -> None:
 @pytest.mark.parametrize(
     "said", [bytes(TICKET_BYTES), b"GET / HTTP/1.1\r\nHost: shard.example.net\r\n\r\n", TLS_HELLO]
 )
-def test_who_shows_no_ticket_is_sent_away(said: bytes) -> None:
+def test_a_connection_without_a_ticket_is_closed(said: bytes) -> None:
     with opened() as (_, data, _client):
         with dialled(data.port, said) as connection:
             assert heard(connection) == b""
@@ -54,7 +54,7 @@ def test_who_shows_no_ticket_is_sent_away(said: bytes) -> None:
 
 
 def test_the_secret_itself_is_no_ticket() -> None:
-    """Nobody is to send it over a connection that others may read."""
+    """The secret must not travel over a connection that others may read."""
     with (
         opened() as (_, data, _client),
         dialled(data.port, data.secret) as connection,
@@ -86,7 +86,7 @@ def test_no_two_calls_are_given_the_same() -> None:
         assert len({listener.expect().secret for _ in range(100)}) == 100
 
 
-def test_what_is_made_of_a_secret_is_all_different() -> None:
+def test_keys_derived_from_a_secret_all_differ() -> None:
     one, other = data_keys(bytes(SECRET_BYTES)), data_keys(secrets.token_bytes(SECRET_BYTES))
     made = [*vars(one).values(), *vars(other).values(), bytes(SECRET_BYTES)]
     assert len(set(made)) == len(made)
@@ -95,7 +95,7 @@ def test_what_is_made_of_a_secret_is_all_different() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_while_nobody_is_expected_nobody_is_heard() -> None:
+def test_without_an_outstanding_ticket_connections_are_closed_unread() -> None:
     with opened() as (session, data, client):
         with closing(connected(data.port, data.secret)), dialled(data.port) as second:
             assert heard(second) == b""
@@ -116,7 +116,7 @@ def test_silent_strangers_are_few_and_take_no_place_from_the_one_expected() -> N
             silent[-1].recv(1)
 
 
-def test_a_stranger_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_listener, "STRANGER_S", 0.0)
     with opened() as (_, data, _client), dialled(data.port) as connection:
         assert heard(connection) == b""

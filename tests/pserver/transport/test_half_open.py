@@ -54,7 +54,7 @@ WAIT_S = 30.0
 # -- the rule --------------------------------------------------------------------------------
 
 
-def test_what_comes_slowly_and_does_not_stop_is_never_cut() -> None:
+def test_a_slow_but_steady_transfer_is_never_cut() -> None:
     progress, now = TransferProgress(0.0), 0.0
     for _ in range(1000):
         now += PROGRESS_S - 0.1
@@ -125,7 +125,7 @@ def test_a_worker_that_holds_its_quota_waits_and_others_do_not() -> None:
         assert pool.in_use == 1
 
 
-def test_what_has_arrived_and_is_kept_counts_no_more() -> None:
+def test_a_completed_arrival_counts_no_more() -> None:
     """One worker may have all micro-batches of a round to do."""
     pool = BufferPool(PLAN, 0, 4)
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_others_push_while_one_worker_holds_its_quota_half_open(
         client.initialize(fence, counting(PLAN), INITIAL)
         address = address_of(client)
         asked = asking(few)
-        # gRPC ends a call that nobody refers to.
+        # gRPC ends a call without references.
         calls = [
             held.enter_context(half_open(address, method, announced(client, "bad")))
             for _ in range(8)

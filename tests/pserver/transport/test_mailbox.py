@@ -1,4 +1,4 @@
-"""Messages in shared memory: who sees which, and that nobody sleeps for good."""
+"""Messages in shared memory: their visibility, and that every sleep ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_requests_and_answers_take_turns(memory: NDArray, pool: ThreadPoolExecut
     assert served.result(30) == sent
 
 
-def test_who_sends_is_told_when_it_is_the_shards_turn(memory: NDArray) -> None:
+def test_a_sender_is_told_when_it_is_the_shards_turn(memory: NDArray) -> None:
     worker = WorkerBox(memory)
     shard = ShardBox(memory, worker.session)
 
@@ -108,7 +108,7 @@ def test_a_request_of_another_call_is_left_alone(memory: NDArray) -> None:
 
 
 @pytest.mark.parametrize("side", ["worker", "shard"])
-def test_the_end_of_the_call_wakes_who_sleeps(
+def test_the_end_of_the_call_wakes_a_sleeping_side(
     side: str, memory: NDArray, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep, over = threading.Event(), threading.Event()
@@ -118,7 +118,7 @@ def test_the_end_of_the_call_wakes_who_sleeps(
     def wait(word: NDArray, expected: int, _timeout_s: float) -> None:
         slept.append(1)
         asleep.set()
-        # For good, if nobody wakes it.
+        # For good, if it is not woken.
         while not over.is_set():
             sleep(word, expected, 60)
 
@@ -136,7 +136,7 @@ def test_the_end_of_the_call_wakes_who_sleeps(
     assert (found.result(), slept) == (None, [1])
 
 
-def test_what_has_no_room(memory: NDArray) -> None:
+def test_messages_without_room(memory: NDArray) -> None:
     worker = WorkerBox(memory)
     shard = ShardBox(memory, worker.session)
     assert worker.fits(bytes(ROOM))

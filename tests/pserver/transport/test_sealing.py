@@ -35,7 +35,7 @@ def hkdf(secret: bytes, info: bytes, nbytes: int) -> bytes:
 
 
 def record(key: bytes, number: int, plaintext: bytes) -> bytes:
-    """What travels."""
+    """The sealed record, as it travels."""
     length = len(plaintext).to_bytes(4, "little")
     return length + AESGCM(key).encrypt(number.to_bytes(12, "little"), plaintext, length)
 

@@ -29,7 +29,7 @@ def segment() -> Iterator[Segment]:
     segment.close()
 
 
-def test_a_new_segment_is_zero_but_for_its_slots_which_nobody_can_guess(segment: Segment) -> None:
+def test_a_new_segment_is_zero_but_for_its_random_slots(segment: Segment) -> None:
     assert segment.bytes.nbytes == NBYTES
     assert not segment.bytes[HANDSHAKE_BYTES:].any()
     slots = segment.bytes[:HANDSHAKE_BYTES].reshape(SLOTS, SLOT_BYTES)[:, :32]
@@ -44,7 +44,7 @@ def test_it_has_no_name_and_no_child_inherits_it(segment: Segment) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, HANDSHAKE_BYTES, NBYTES - 1, NBYTES + 1])
-def test_nobody_can_resize_it(segment: Segment, nbytes: int) -> None:
+def test_a_segment_cannot_be_resized(segment: Segment, nbytes: int) -> None:
     fd = segment.offer(0).fd
     with pytest.raises(PermissionError):
         os.ftruncate(fd, nbytes)

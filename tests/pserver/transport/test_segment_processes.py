@@ -1,4 +1,4 @@
-"""Shared memory between processes: who is killed, and what belongs to somebody else."""
+"""Shared memory between processes: kills, and segments of other processes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_worker_whose_shard_was_killed_offers_its_segment_to_the_next(
 
 
 @pytest.mark.slow
-def test_what_another_process_has_open_is_refused(worker: Peer) -> None:
+def test_a_segment_open_in_another_process_is_refused(worker: Peer) -> None:
     offer = worker.offer(0)
     with pytest.raises(SegmentUnavailable, match="fd/0 is not a regular file"):
         attach(replace(offer, fd=0), NBYTES)

@@ -123,7 +123,7 @@ def plan_of(shards: int = 2) -> Plan:
     return make_plan(variables, shards, "cut")
 
 
-def test_what_is_left_in_the_outbox_is_there_for_the_shard() -> None:
+def test_values_left_in_the_outbox_are_there_for_the_shard() -> None:
     plan = plan_of()
     with closing(Workspace(plan, "bfloat16")) as workspace:
         segment = workspace.segment
@@ -183,7 +183,7 @@ def test_memory_is_private_where_the_system_cannot_share(monkeypatch: pytest.Mon
     assert workspace.why == "linux has no memfd_create"
 
 
-def test_a_closed_workspace_keeps_the_arrays_that_somebody_holds() -> None:
+def test_a_closed_workspace_keeps_arrays_that_are_still_referenced() -> None:
     workspace = Workspace(plan_of())
     values = workspace.sets[0]["float32.trainable"]
     workspace.close()

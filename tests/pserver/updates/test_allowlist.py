@@ -1,4 +1,4 @@
-"""What shards build, how it wants to be placed, and what an override of the rate does."""
+"""Optimizers that shards build, their placement, and the effect of overriding the rate."""
 
 from __future__ import annotations
 

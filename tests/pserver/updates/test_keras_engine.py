@@ -1,4 +1,4 @@
-"""What the keras engine promises beside its arithmetic: buffers, snapshots, odd shards."""
+"""Promises of the keras engine beside its arithmetic: buffers, snapshots, odd shards."""
 
 from __future__ import annotations
 

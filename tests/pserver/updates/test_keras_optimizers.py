@@ -1,4 +1,4 @@
-"""What the keras engine makes of optimizers: compiled or not, refused, and their schedules."""
+"""Optimizers in the keras engine: compiled or not, refused, and their schedules."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_optimizer_that_xla_does_not_compile_runs_uncompiled(
 
 
 @pytest.mark.parametrize(("name", "default"), [("AdamW", 0.004), ("Muon", 0.004), ("SGD", None)])
-def test_what_is_not_decayed_is_found_on_the_live_optimizer(
+def test_variables_without_decay_are_found_on_the_live_optimizer(
     name: str, default: float | None
 ) -> None:
     import keras

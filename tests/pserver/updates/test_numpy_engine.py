@@ -1,4 +1,4 @@
-"""What the numpy engine promises by itself; its formulas are held against Keras elsewhere."""
+"""Promises of the numpy engine by itself; its formulas are held against Keras elsewhere."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_snapshot_and_its_slots_stay_while_updates_go_on() -> None:
 
 @pytest.mark.parametrize("rate_scale", [1.0, 0.5])
 def test_state_takes_deltas_and_no_optimizer_step(rate_scale: float) -> None:
-    """Whatever the rate: what BatchNorm has seen does not depend on it."""
+    """The rate has no effect: the statistics of BatchNorm do not depend on it."""
     plan = make_plan(MODEL, 1, "cut")
     engine = make_engine("numpy", serialized("SGD", weight_decay=0.5), plan, 0)
     values = {a.name: np.ones(a.length, np.float32) for a in plan.arenas}
@@ -258,7 +258,7 @@ def test_slots_of_another_optimizer_are_refused() -> None:
         (serialized("MyOptimizer"), "MyOptimizer cannot be built"),
     ],
 )
-def test_what_the_numpy_engine_does_not_do(optimizer: dict[str, Any], message: str) -> None:
+def test_optimizers_that_the_numpy_engine_refuses(optimizer: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         make_engine("numpy", optimizer, make_plan(MODEL, 1, "whole"), 0)
 

@@ -155,7 +155,7 @@ def test_a_manifest_of_an_earlier_format_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_files_of_another_step_or_shard_are_not_what_the_manifest_means(tmp_path: Path) -> None:
-    """Even where somebody sealed a manifest over them."""
+    """Even with a manifest sealed over them."""
     plan = plan_of(2)
     directory = write(tmp_path, plan)
     manifest = read_manifest(directory)
@@ -236,7 +236,7 @@ def test_the_largest_plan_of_a_message_has_checkpoints_that_can_be_read(
         assert (document.count(b"[") + document.count(b"{")) * times < MOST_CONTAINERS
 
 
-def test_what_could_not_be_read_again_is_not_committed(
+def test_a_checkpoint_that_cannot_be_read_back_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psrpc.core.document.LARGEST", 1000)

@@ -73,7 +73,7 @@ def rows_are_right(disk: Memory) -> None:
     assert rows_of(restored(load_rows(NEW, PLAN, 0, "run-1", disk))) == rows_at(20, 0, SHARDS)
 
 
-def test_what_nobody_has_forged_is_taken() -> None:
+def test_a_genuine_checkpoint_is_taken() -> None:
     for name, document in documents().items():
         files = checkpoint(name, document)
         assert files == pristine(), name
@@ -120,7 +120,7 @@ def test_a_value_in_any_place_is_refused_or_does_no_harm() -> None:
         (SHARD, ("__metadata__", "entries", "x"), {}, "entries.x has no 'kind'"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, place: tuple[Any, ...], value: Any, words: str) -> None:
+def test_wrong_fields_are_named(name: str, place: tuple[Any, ...], value: Any, words: str) -> None:
     files = checkpoint(name, forged(documents()[name], place, put(value)))
     with pytest.raises(CheckpointError) as caught:
         load_state(NEW, PLAN, 0, "run-1", Memory(files))
@@ -145,7 +145,7 @@ def test_elements_that_are_there_twice_are_not_taken_for_those_that_are_missing(
 @pytest.mark.parametrize(
     "text", [b"\xff{}", b"\0" * 64, b"{", b"", b'{"a": 1, "a": 2}', b'"\\ud800"']
 )
-def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
+def test_text_that_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_json(text)
 
@@ -193,7 +193,7 @@ PLACED = [
 
 @pytest.mark.parametrize(("place", "words"), PLACED)
 @pytest.mark.parametrize("name", [MANIFEST, SHARD, rows_file_name(0, SHARDS, 0)])
-def test_what_is_no_file_is_passed_over_at_once(
+def test_a_path_that_is_no_file_is_skipped_at_once(
     tmp_path: Path, name: str, place: Callable[[Path], None], words: str
 ) -> None:
     on_disk(pristine(), tmp_path)

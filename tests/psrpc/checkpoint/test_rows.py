@@ -240,7 +240,9 @@ def test_a_table_that_was_redefined_is_refused(
         list(load_rows(directories[-1], plan, 0))
 
 
-def test_what_rows_do_not_depend_on_may_change_and_a_table_may_be_new(tmp_path: Path) -> None:
+def test_settings_without_influence_on_rows_may_change_and_tables_may_be_new(
+    tmp_path: Path,
+) -> None:
     directories, tables = chain(tmp_path, plan_of(2))
     slower = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
     user = replace(TABLES[0], optimizer=slower, min_count=3, max_rows=10**6, eviction="age")
@@ -304,7 +306,7 @@ def test_damage_in_any_part_is_found_before_anything_of_it_is_given(
 
 
 def test_parts_that_changed_places_are_not_what_the_manifest_means(tmp_path: Path) -> None:
-    """Even where somebody sealed a manifest over them."""
+    """Even with a manifest sealed over them."""
     plan = plan_of(2)
     directories, tables = chain(tmp_path, plan)
     directory = directories[-1]
@@ -367,7 +369,7 @@ def test_a_file_that_changes_between_two_looks_is_refused(tmp_path: Path) -> Non
     "name", ["values", "ids", "slot/accumulator", "candidates/counts", "candidates/touched"]
 )
 def test_a_header_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, name: str) -> None:
-    """Whoever wrote it with a digest of its own."""
+    """Even with a valid digest."""
     directories, _ = chain(tmp_path, plan_of(1))
     path = directories[0] / "rows-0-of-1-0.safetensors"
     for change in ("dtype", "shape"):

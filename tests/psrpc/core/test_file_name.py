@@ -22,9 +22,9 @@ HIDDEN = [".tmp-step-00000001", ".token.tmp"]
 
 
 @pytest.mark.parametrize("name", [*PATHS, *ODD, *HIDDEN, ""])
-def test_what_is_no_file_name(name: str) -> None:
-    with pytest.raises(InvalidArgument, match="the file that somebody names"):
-        check_file_name(name, "the file that somebody names")
+def test_invalid_file_names(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="the named file"):
+        check_file_name(name, "the named file")
 
 
 @pytest.mark.parametrize("name", ["step-00000020", shard_file_name(0, 2), rows_file_name(1, 2, 3)])

@@ -33,7 +33,7 @@ SECRET = "hunter2"
         f"--set s3_password={SECRET} x",
     ],
 )
-def test_what_is_not_shown(text: str) -> None:
+def test_secrets_are_not_shown(text: str) -> None:
     shown = without_secrets(text)
     assert SECRET not in shown
     assert "***" in shown
@@ -51,7 +51,7 @@ def test_what_is_not_shown(text: str) -> None:
         "",
     ],
 )
-def test_what_is_shown_as_it_is(text: str) -> None:
+def test_texts_without_secrets_are_unchanged(text: str) -> None:
     assert without_secrets(text) == text
 
 

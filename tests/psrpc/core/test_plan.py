@@ -109,7 +109,9 @@ def test_another_layout_has_another_hash() -> None:
         ([VariableSpec("w", (2,), "float32", "trainable")] * 2, "2 variables are named 'w'"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(specs: list[VariableSpec], message: str) -> None:
+def test_variables_that_cannot_be_laid_out_are_refused(
+    specs: list[VariableSpec], message: str
+) -> None:
     with pytest.raises(InvalidJob, match=message):
         make_plan(specs, 1, "cut")
 

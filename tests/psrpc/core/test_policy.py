@@ -45,7 +45,7 @@ SYNC = {"mode": "sync", "replicas": 4}
         ({"mode": "ssp", "staleness": 1, "max_staleness": 1}, "ssp bounds clocks with staleness"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(
+def test_settings_that_do_not_fit_are_refused_with_the_reason(
     settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidJob) as refused:

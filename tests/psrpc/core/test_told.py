@@ -1,4 +1,4 @@
-"""What peers tell is shown to people: it is short, and no terminal obeys it."""
+"""Text from peers is cut and made harmless for terminals before people see it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ from psrpc.core.text import WORDS_CHARS, sanitize
         ("x" * 9999, "x" * (WORDS_CHARS - 1) + "…"),
     ],
 )
-def test_what_is_left_of_words(given: str, shown: str) -> None:
+def test_sanitized_texts(given: str, shown: str) -> None:
     assert sanitize(given) == shown
     assert sanitize(shown) == shown

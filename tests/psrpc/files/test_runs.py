@@ -57,7 +57,7 @@ def test_the_newest_run_is_the_one_that_was_started_last() -> None:
     assert newest_run("mnist") == new
 
 
-def test_a_run_that_nobody_goes_on_with_is_found() -> None:
+def test_an_unfinished_run_is_found() -> None:
     assert unfinished_run("mnist") is None
     path = run("mine", 1)
     assert unfinished_run("mnist") == path
@@ -91,7 +91,7 @@ def test_how_a_run_ended_counts_until_it_is_started_again() -> None:
 
 
 def test_a_run_that_is_being_started_is_the_newest() -> None:
-    """Nobody who asks for the newest is told how the one before has ended."""
+    """Commands on the newest run must not report the end of the one before."""
     old, new = run("old", 2), Path("runs/new")
     (old / "summary.json").write_text('{"phase": "done"}')
     new.mkdir()
@@ -105,7 +105,7 @@ def test_a_run_that_is_being_started_is_the_newest() -> None:
     starting.release()
     assert newest_run() == old
     assert list(new.iterdir()) == []
-    # As somebody who was killed leaves it.
+    # As a killed process leaves it.
     (new / "starting").touch()
     assert newest_run() == old
     assert read_ending(old) == {"phase": "done"}
@@ -116,7 +116,7 @@ def test_a_run_that_is_being_started_is_the_newest() -> None:
 
 
 def test_where_a_coordinator_answers() -> None:
-    """What is said comes first, then the environment, then the newest run."""
+    """The command line comes first, then the environment, then the newest run."""
     environment = {"PSERVER_COORDINATOR": "there"}
     assert whereabouts.find_coordinator(parse(), {}) == "localhost:5000"
     path = run("a", 1)

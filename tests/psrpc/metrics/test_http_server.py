@@ -1,4 +1,4 @@
-"""What clients of ``/metrics`` may do to each other, on real sockets; and what they may ask for."""
+"""Isolation between clients of ``/metrics``, on real sockets; and the requests they may make."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_handshake_and_head_have_one_deadline(
             assert read(connection) == b""
 
 
-def test_an_answer_that_nobody_reads_has_a_deadline() -> None:
+def test_an_unread_answer_has_a_deadline() -> None:
     done = threading.Event()
 
     async def respond(_head: object, _certificate: bytes | None) -> Answer:
@@ -269,7 +269,7 @@ def test_a_head_says_what_is_asked_for() -> None:
     assert (found.method, found.path, found.host, found.accept) == ("GET", "/metrics", "a:1", "b")
 
 
-def test_who_gives_way() -> None:
+def test_the_connection_that_gives_way() -> None:
     seats = Seats(most=3, most_of_one=2)
     assert [seats.take(1, "a"), seats.take(2, "b"), seats.take(3, "b")] == [None, None, None]
     # All of them, and the oldest has asked.

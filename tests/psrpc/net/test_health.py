@@ -80,8 +80,8 @@ def test_not_serving_is_one(server: Server, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_unknown_service_is_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(server.address, "--service", "nobody") == 1
-    assert capsys.readouterr().err == f"unhealthy: {server.address} does not know nobody\n"
+    assert check(server.address, "--service", "other") == 1
+    assert capsys.readouterr().err == f"unhealthy: {server.address} does not know other\n"
 
 
 def test_silence_is_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_with_tls_any_certificate_of_the_job_may_ask(
     # Who answers has to be what is asked for.
     assert check(shard.address, "--certs", str(certs)) == 1
     assert "PS336" in capsys.readouterr().err
-    # And nobody is asked in plaintext.
+    # And no server is asked in plaintext.
     assert check(shard.address) == 1
     assert "PS331" in capsys.readouterr().err
 

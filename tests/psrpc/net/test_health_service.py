@@ -1,4 +1,4 @@
-"""Nobody keeps anything of a server by watching its health."""
+"""Watching a server's health holds none of its threads or calls."""
 
 from __future__ import annotations
 

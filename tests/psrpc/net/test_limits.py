@@ -1,4 +1,4 @@
-"""What one peer may cost: on real servers and sockets, with bounds small enough to reach."""
+"""Bounds on the cost of one peer: on real servers and sockets, small enough to reach."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def served(parked: Parked, threads: int, waiting: int) -> Iterator[str]:
         server.stop(0).wait()
 
 
-def test_who_comes_when_all_threads_are_taken() -> None:
+def test_a_call_when_all_threads_are_taken() -> None:
     parked = Parked()
     with served(parked, threads=1, waiting=1) as address, open_channel(address) as channel:
         call: Any = channel.unary_unary("/t/Wait")  # type: ignore[call-arg]
@@ -80,7 +80,7 @@ def test_who_comes_when_all_threads_are_taken() -> None:
         assert isinstance(error, NotReady)
         assert "has 1 calls under way and 1 more that wait" in str(error)
 
-        # Whoever asks whether it lives is answered all the same.
+        # Health checks are answered all the same.
         stub = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S).status
         assert status == health_pb2.HealthCheckResponse.SERVING
@@ -208,7 +208,7 @@ def test_no_more_connections_than_there_may_be(bounded: int) -> None:
             assert call(b"2", timeout=LONG_S) == b"2"
 
 
-def test_what_is_vital_exists() -> None:
+def test_vital_rpcs_exist() -> None:
     assert set(PERMISSIONS) >= VITAL
 
 
@@ -311,7 +311,7 @@ def test_requests_that_do_not_come_keep_no_thread_for_good(
             assert caught.value.code() is grpc.StatusCode.CANCELLED
 
 
-def test_whoever_is_slow_to_ask_leaves_threads_for_what_is_vital(
+def test_slow_requests_leave_threads_for_vital_calls(
     stalled: Callable[[grpc.Channel], Stalled],
 ) -> None:
     """From one address: others have the rest of the threads."""

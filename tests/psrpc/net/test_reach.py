@@ -1,4 +1,4 @@
-"""What is wrong on the way to a server, told apart on real sockets."""
+"""Faults on the way to a server, told apart on real sockets."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_nothing_listens() -> None:
         assert code(f"127.0.0.1:{unused.getsockname()[1]}", PLAINTEXT) == "PS204"
 
 
-def test_a_name_that_nobody_has() -> None:
+def test_an_unknown_host_name() -> None:
     for name in ("no-such-machine.invalid", "no..such", "n" * 64):
         assert code(f"{name}:5000", PLAINTEXT) == "PS207"
 
@@ -143,7 +143,7 @@ def test_packets_are_dropped() -> None:
         assert code(f"127.0.0.1:{port}", PLAINTEXT, SHORT_S) == "PS209"
 
 
-def test_somebody_who_says_nothing(servers: Servers) -> None:
+def test_a_silent_server(servers: Servers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert code(address, PLAINTEXT, SHORT_S) == "PS213"
@@ -170,7 +170,7 @@ def _answer(web: socket.socket, times: int) -> None:
             client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_who_hangs_up_may_be_a_proxy_of_somebody_who_comes_back(servers: Servers) -> None:
+def test_a_peer_that_hangs_up_may_be_a_proxy_of_a_server_that_returns(servers: Servers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
         def hang_up() -> None:

@@ -1,5 +1,5 @@
-"""How much a connection can bring into a server that nobody has asked for: counted in frames of
-HTTP/2, which a client of gRPC does not show."""
+"""Bound on the unread bytes that a connection can bring into a server: counted in frames of HTTP/2,
+which a client of gRPC does not show."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Peer:
 
     @property
     def window(self) -> int:
-        """What the stream has left."""
+        """The window that the stream has left."""
         return self.settings.get(INITIAL_WINDOW, (1 << 16) - 1) + self._stream - self.sent
 
     def _data(self, payload: bytes) -> None:
@@ -144,12 +144,12 @@ def peer(port: int) -> Iterator[Peer]:
     found.close()
 
 
-def test_what_a_connection_may_have_on_its_way(peer: Peer) -> None:
+def test_the_bound_on_bytes_of_a_connection(peer: Peer) -> None:
     assert peer.settings[INITIAL_WINDOW] == WINDOW_BYTES
     assert peer.settings[MOST_STREAMS] == MAX_STREAMS
 
 
-def test_a_message_that_nobody_reads_stays_with_its_sender(peer: Peer) -> None:
+def test_an_unread_message_stays_with_its_sender(peer: Peer) -> None:
     """However often the sender is as fast as it can be: the window does not grow."""
     peer.begin("/t/Leave", 8 << 20)
     for _ in range(30):

@@ -166,7 +166,7 @@ def test_an_import_that_would_differ_is_refused(server: BareServer, name: str) -
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "MINE"])
-def test_what_is_read_later_may_differ(server: BareServer, name: str) -> None:
+def test_values_read_later_may_differ(server: BareServer, name: str) -> None:
     code = f"import os; print(os.environ[{name!r}])"
     assert outcome(server, code, **{name: "1"}) == (0, "1\n")
 

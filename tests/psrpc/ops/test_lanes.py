@@ -86,7 +86,7 @@ def test_a_column_can_grow_in_place_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(pool.kept) == 2
         memory = column._memory
         column.reserve(10_000)
-    # Else it was copied: somebody still had a view.
+    # Else it was copied: a view was still in use.
     assert column._memory is memory
     assert column.rows()[:100].all()
 

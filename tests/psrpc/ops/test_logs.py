@@ -1,4 +1,4 @@
-"""A log that cannot be written ends nobody."""
+"""A log that cannot be written ends no process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def speak(path: Path, stdout: IO[bytes], stderr: IO[bytes], configure: str) -> i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_full_disk_takes_no_logs_and_ends_nobody(tmp_path: Path, log_format: str) -> None:
+def test_a_full_disk_loses_logs_and_ends_no_process(tmp_path: Path, log_format: str) -> None:
     with Path("/dev/full").open("wb") as full:
         setup = f"configure({log_format!r}, 'shard 0')"
         assert speak(tmp_path / "said", full, full, setup) == 0
@@ -55,7 +55,7 @@ def test_nor_does_a_reader_that_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_can_be_written_is(tmp_path: Path) -> None:
+def test_lines_that_fit_are_written(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         assert speak(tmp_path / "said", out, err, "configure('json', 'x')") == 0
     assert (tmp_path / "out").read_text() == "word \\udcff\n" * 1000

@@ -56,7 +56,7 @@ def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.S
     def stop(heard: int) -> None:
         assert heard == number
         came.set()
-        # The limit ends a test that fails; nobody waits so long otherwise.
+        # The limit ends a test that fails; it is not waited out otherwise.
         if lock.acquire(timeout=5):
             done.set()
 
@@ -128,7 +128,7 @@ def test_a_terminal_that_is_closed_asks_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # interpreters start
-def test_who_was_started_to_ignore_hangups_does(tmp_path: Path) -> None:
+def test_a_process_started_to_ignore_hangups_does(tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["nohup", sys.executable, "-c", STOPS],
         cwd=tmp_path,

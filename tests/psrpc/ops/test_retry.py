@@ -138,7 +138,7 @@ def test_only_silence_counts_against_the_budget() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("wrong"), StaleGeneration("old")])
-def test_what_no_repetition_mends_is_raised_at_once(error: PsError) -> None:
+def test_permanent_errors_are_raised_at_once(error: PsError) -> None:
     time = Time()
     with pytest.raises(type(error)):
         run(time, failing(error, 1))
@@ -202,7 +202,7 @@ def test_of_all_errors_these_are_worth_another_try(cls: type[PsError]) -> None:
 
 
 class Failed(grpc.RpcError):
-    """What gRPC raises of its own accord."""
+    """An error that gRPC raises of its own accord."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
         self._code = code

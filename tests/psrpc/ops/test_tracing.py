@@ -34,7 +34,7 @@ def test_a_span_says_what_was_done(exporter: InMemorySpanExporter) -> None:
     assert found.resource.attributes["service.name"] == "pserver-shard"
 
 
-def test_what_goes_wrong_is_recorded(exporter: InMemorySpanExporter) -> None:
+def test_errors_are_recorded(exporter: InMemorySpanExporter) -> None:
     with (
         pytest.raises(InvalidArgument),
         tracing.tracing("", "shard", exporter),

@@ -130,13 +130,13 @@ def test_a_list_on_the_command_line_replaces_that_of_the_environment() -> None:
     assert said.overrides == ("a=1", "b=2")
 
 
-def test_what_is_said_first_makes_its_contrary_go_away() -> None:
+def test_an_option_overrides_its_opposite_of_a_later_source() -> None:
     everywhere = {"PSERVER_SHARD": "0", "PSERVER_CERTS": "certs", "PSERVER_TOKEN_FILE": "token"}
     said = completed(["--insecure"], everywhere)
     assert (said.insecure, said.certs, said.token_file) == (True, None, None)
     said = completed(["--certs", "certs"], {"PSERVER_SHARD": "0", "PSERVER_INSECURE": "1"})
     assert (said.insecure, said.certs) == (False, Path("certs"))
-    # Of one source both arrive, and whoever takes them complains.
+    # Of one source both arrive, and their reader complains.
     said = completed([], {**everywhere, "PSERVER_INSECURE": "1"})
     assert (said.insecure, said.certs) == (True, Path("certs"))
     # To say no is no contrary.
@@ -211,7 +211,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_a_flag_that_may_have_a_value(
     tmp_path: Path, argv: list[str], said: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was a flag once is said as one in all places, and still means the same."""
+    """A former flag is written as one in all places, and still means the same."""
     keys = frozenset({*KEYS, "goes_on"})
     monkeypatch.setattr("psrpc.options.config.KEYS", keys)
     monkeypatch.setattr("psrpc.options.config_keys.KEYS", keys)
@@ -229,7 +229,7 @@ def test_a_flag_that_may_have_a_value_says_which(monkeypatch: pytest.MonkeyPatch
         completed(["--shard", "0"], {"PSERVER_GOES_ON": "perhaps"})
 
 
-def test_what_kubernetes_puts_into_pods_is_no_setting() -> None:
+def test_variables_that_kubernetes_adds_are_no_settings() -> None:
     for name in (
         "PSERVER_SERVICE_HOST",
         "PSERVER_SERVICE_PORT_GRPC",
@@ -262,7 +262,7 @@ def test_show_config_prints_all_and_asks_for_nothing() -> None:
     assert "config - default" in shown
 
 
-def test_show_config_says_which_file_was_read_and_who_named_it(tmp_path: Path) -> None:
+def test_show_config_names_the_file_and_the_source_of_its_name(tmp_path: Path) -> None:
     named, said = tmp_path / "named.toml", tmp_path / "said.toml"
     for path in (named, said):
         path.write_text(f'[pserver]\ngpu = "{path.stem}"\n')
@@ -302,7 +302,7 @@ def test_help_says_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("variable", ["PSERVER_SHARDS", "TF_CONFIG"])
-def test_what_up_starts_is_told_all_on_its_command_line(variable: str) -> None:
+def test_processes_of_up_get_all_options_on_their_command_line(variable: str) -> None:
     from coordinator.launch.commands import UpOptions, cluster
 
     options = UpOptions("job.py", shards=1, workers=1, run_dir=Path("run"))

@@ -73,7 +73,7 @@ def test_one_that_names_no_cluster_says_nothing() -> None:
          "task is worker 0; expected chief 0 for `coordinator serve`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_named(section: str, text: str, message: str) -> None:
+def test_impossible_values_are_named(section: str, text: str, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         values_of(section, text)
     assert message in str(caught.value)

@@ -122,7 +122,7 @@ def test_a_new_option_needs_no_second_declaration() -> None:
     assert "patience          5.0" in configuration.shown(said, {})
 
 
-def test_what_an_option_is_follows_from_its_type() -> None:
+def test_the_kind_of_an_option_follows_from_its_type() -> None:
     @dataclasses.dataclass(frozen=True)
     class Kinds(SecurityOptions):
         on: bool = option("", default=True)

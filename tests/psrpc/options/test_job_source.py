@@ -47,7 +47,7 @@ def test_a_file_that_is_not_there() -> None:
         ("\0", "null bytes"),
     ],
 )
-def test_what_is_no_python(body: str, said: str) -> None:
+def test_a_file_that_is_no_python(body: str, said: str) -> None:
     with pytest.raises(UserCodeFailed, match=f"^job file job.py raised .*{said}") as raised:
         look(f"\n{body}")
     assert raised.value.code == "PS103"
@@ -90,7 +90,7 @@ def test_a_key_that_is_neither_a_field_nor_a_setting_of_the_file(setting: str, s
         "import broken",
     ],
 )
-def test_what_only_running_the_file_can_tell_is_left_to_that(body: str) -> None:
+def test_settings_known_only_at_run_time_are_left_to_it(body: str) -> None:
     Path("helper.py").write_text("from worker import setting\nrows = setting('more', 5)\n")
     Path("broken.py").write_text("rows = (\n")
     Path("package").mkdir()

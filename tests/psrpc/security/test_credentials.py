@@ -104,7 +104,7 @@ def test_no_session_and_one_that_is_too_long_are_named() -> None:
     assert f"has {len(long)} bytes" in denied("PS309", read_session, VERIFY, long)
 
 
-def test_what_is_signed_for_one_purpose_serves_no_other() -> None:
+def test_a_signature_serves_one_purpose_only() -> None:
     body, signature = TOKEN[SIGNATURE_BYTES:], TOKEN[:SIGNATURE_BYTES]
     denied("PS306", check_decision, VERIFY, SignedDecision(body, signature))
     denied("PS309", read_session, VERIFY, SIGNED.signature + SIGNED.decision)

@@ -56,7 +56,7 @@ def _long_fields(root: Descriptor, way: tuple[FieldDescriptor, ...] = ()) -> Ite
 
 
 def _requests() -> list[Descriptor]:
-    """What servers read: the requests of all RPCs."""
+    """The messages that servers read: the requests of all RPCs."""
     return [
         method.input_type
         for file, service in ((pb, "ParameterServer"), (coordinator, "Coordinator"))

@@ -168,7 +168,7 @@ def test_the_asyncio_server_does_the_same() -> None:
     assert [str(error) for error in found] == ["the reason", "the reason"]
 
 
-def test_nobody_there_is_unreachable() -> None:
+def test_an_address_without_a_server_is_unreachable() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

@@ -41,7 +41,7 @@ def named_inputs() -> keras.Model:
 
 
 def gradient_of_keras(job: Job, weights: Mapping[Any, Any] | None) -> list[np.ndarray]:
-    """What a step of SGD with learning rate 1 subtracts in ``train_on_batch``."""
+    """The values that a step of SGD with learning rate 1 subtracts in ``train_on_batch``."""
     stepper = JobStepper(job)
     model = job.model()
     model.compile(keras.optimizers.SGD(1.0), loss=job.loss)
@@ -122,6 +122,6 @@ def test_evaluations_weigh_every_record_alike() -> None:
         ),
     ],
 )
-def test_what_has_no_class_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_records_without_a_class_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidJob, match=says):
         described(**{"model": dense_model, "metrics": [], "class_weight": {0: 2.0}, **fields})

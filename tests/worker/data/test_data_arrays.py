@@ -130,7 +130,7 @@ def test_strings_as_pandas_has_them(strings: list[Any]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_arrays_is_named(x: Any, y: Any, says: str) -> None:
+def test_values_that_are_no_arrays_are_named(x: Any, y: Any, says: str) -> None:
     with pytest.raises(InvalidJob) as raised:
         Arrays(x, y)
     assert says in str(raised.value)

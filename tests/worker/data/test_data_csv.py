@@ -122,7 +122,7 @@ def test_text_goes_to_the_map(tmp_path: Path) -> None:
         ("1;2;3\n", {"y": 2, "header": False}, "has no column 2; it has 0 to 0; its columns seem "),
     ],
 )
-def test_what_is_wrong_is_named_by_line_and_column(
+def test_errors_are_named_by_line_and_column(
     tmp_path: Path, text: str, options: dict[str, Any], says: str
 ) -> None:
     data = Csv(write(tmp_path, text), **options)

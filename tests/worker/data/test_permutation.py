@@ -57,7 +57,7 @@ def test_blocks_give_every_record_once_in_any_batches(records: int, block: int, 
             seen += (start + order.shuffled(7, 1, number)[low:high]).tolist()
         assert len(seen) - before == stop - first
     assert sorted(seen) == list(range(records))
-    # Whoever asks for positions in other batches gets the same records at them.
+    # Positions have the same records in other batches.
     pieces = order.pieces(7, 1, records // 2, records)
     tail = [
         int(order.range_of(number)[0] + place)
@@ -92,7 +92,7 @@ def test_random_state_belongs_to_the_batch() -> None:
     assert len({tuple(s) for s in [state, *others]}) == 6
 
 
-def test_what_was_read_before_does_not_change_a_batch() -> None:
+def test_earlier_reads_do_not_change_a_batch() -> None:
     """Workers read other batches, and both epochs of a seam at once."""
 
     def make(start: int, stop: int) -> Any:

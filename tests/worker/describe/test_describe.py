@@ -1,4 +1,4 @@
-"""What ``worker describe`` says of a job."""
+"""Output of ``worker describe``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
     assert optimizer["class_name"] == "SGD"
 
 
-def test_what_is_kept_is_told() -> None:
+def test_kept_checkpoints_are_described() -> None:
     document = described(keep_checkpoints=2, keep_best="accuracy", eval=classes(20))
     assert document["keep_checkpoints"] == 2
     assert document["keep_best"] == {"metric": "accuracy", "lower": False}
@@ -162,7 +162,7 @@ def test_state_comes_after_what_is_trained_and_seeds_are_left_out() -> None:
     ]
 
 
-def test_what_the_loss_does_not_depend_on_is_state() -> None:
+def test_variables_without_influence_on_the_loss_are_state() -> None:
     class Unused(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -262,7 +262,7 @@ def test_a_module_may_make_its_variables_when_it_is_first_called() -> None:
     assert [v["name"] for v in document["variables"]] == ["w"]
 
 
-def test_what_the_numpy_engine_cannot_do_is_refused_before_a_shard_starts() -> None:
+def test_optimizers_beyond_the_numpy_engine_are_refused_before_a_shard_starts() -> None:
     with pytest.raises(InvalidJob, match="the numpy engine has no Lion"):
         described(engine="numpy", optimizer="lion")
 

@@ -35,7 +35,7 @@ def as_ragged(x: Any) -> Any:
 
 
 def combined(combiner: str, tables: Mapping[str, Any], x: Any) -> Any:
-    """What a combiner makes of ids that are not 0, those at the end of a record."""
+    """A combiner's result for ids that are not 0, those at the end of a record."""
     there = tf.cast(x != 0, tf.float32)
     rows = tf.gather(tables["rows"], x) * there[..., tf.newaxis]
     count = tf.maximum(tf.reduce_sum(there, -1), 1)
@@ -61,7 +61,7 @@ def test_combiners_make_one_vector_of_several_ids(kind: str, combiner: str) -> N
 
     stepper = TableJobStepper(make_job(model, multi_valued()))
     found = check_gradients(stepper, lambda tables, x: combined(combiner, tables, x))
-    # Nobody looks the padding up.
+    # The padding is never looked up.
     assert np.isnan(found["rows"][0]).all()
     # The number of ids is another in each batch, and needs no other trace.
     stepper.run(type(FIRST)(0, BATCH, BATCH))

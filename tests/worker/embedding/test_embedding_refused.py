@@ -105,7 +105,7 @@ def named_as_its_input() -> keras.Model:
         (one_id_combined, "layer 'rows' was given a scalar; there is nothing to combine"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_job_is_described(
+def test_impossible_tables_are_refused_when_the_job_is_described(
     model: Callable[[], Any], why: str
 ) -> None:
     with pytest.raises(InvalidJob, match=why):

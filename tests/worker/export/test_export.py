@@ -133,7 +133,7 @@ def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> 
 PLAIN = """
 import sys
 for name in ("worker", "pserver", "psrpc", "coordinator"):
-    sys.modules[name] = None  # whoever imports it fails
+    sys.modules[name] = None  # importing it fails
 import keras
 import numpy as np
 layers = keras.layers
@@ -201,7 +201,7 @@ def test_tensorflow_alone_serves_a_saved_model(tmp_path: Path, model: str) -> No
     assert float(done.stdout) == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
+def test_a_refused_export_names_the_obstacle(tmp_path: Path) -> None:
     path = str(write_job(tmp_path))
     checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
     with pytest.raises(InvalidArgument, match=r"m\.h5: expected MODEL\.weights\.h5"):
@@ -225,7 +225,7 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
         export(module, lines, str(tmp_path / "m.keras"))
 
 
-def test_what_a_keras_file_needs_beside_keras_is_said(
+def test_the_dependencies_of_a_keras_file_are_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write_job(tmp_path)

@@ -220,7 +220,7 @@ def test_a_growing_table_without_rows_serves_the_mean_of_its_initializer(tmp_pat
         ("within", "out.keras", InvalidArgument, "'words' is within layer 'within'; .*SavedModel"),
     ],
 )
-def test_what_cannot_be_exported_says_what_can(
+def test_a_refused_export_names_what_can_be_exported(
     model: str, to: str, kind: type[PsError], why: str, tmp_path: Path
 ) -> None:
     job, checkpoint, _ = checkpoint_of(tmp_path, model)

@@ -1,4 +1,4 @@
-"""What a Job refuses, and the number of its updates."""
+"""Values that a Job refuses, and the number of its updates."""
 
 from __future__ import annotations
 

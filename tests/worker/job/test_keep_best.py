@@ -38,6 +38,6 @@ def test_names_and_directions(text: str, meant: tuple[str, str]) -> None:
         ("", "'max:accuracy' or 'min:accuracy'"),
     ],
 )
-def test_what_is_not_clear_is_refused(text: str, hint: str) -> None:
+def test_ambiguous_settings_are_refused(text: str, hint: str) -> None:
     with pytest.raises(InvalidJob, match=re.escape(hint)):
         parse_keep_best(text)

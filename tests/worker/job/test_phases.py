@@ -81,7 +81,9 @@ def test_replicas_of_a_job_that_is_run_without_rounds_do_no_harm() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(fields: dict[str, Any], says: str) -> None:
+def test_settings_that_do_not_fit_are_refused_with_the_reason(
+    fields: dict[str, Any], says: str
+) -> None:
     job = make_job(**fields)
     with pytest.raises(InvalidJob) as raised:
         job.policy()

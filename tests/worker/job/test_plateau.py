@@ -95,7 +95,7 @@ def test_settings_stand_behind_the_name() -> None:
         (3, "stop_early is 3 (int); expected a name like 'min:loss'"),
     ],
 )
-def test_what_is_wrong_is_said(text: object, message: str) -> None:
+def test_wrong_values_are_refused_with_the_reason(text: object, message: str) -> None:
     with pytest.raises(InvalidJob) as error:
         make_job(stop_early=text)
     assert message in str(error.value)
@@ -122,7 +122,7 @@ def test_a_factor_makes_the_rate_smaller(factor: str) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_conflicting_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob) as error:
         make_job(**fields)
     assert message in str(error.value)
@@ -170,7 +170,7 @@ def described(tmp_path: Any, fields: str, rate: str = "0.1") -> dict[str, Any]:
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused(
+def test_unsupported_schedules_are_refused(
     tmp_path: Any, fields: str, rate: str, message: str
 ) -> None:
     with pytest.raises(InvalidJob) as error:

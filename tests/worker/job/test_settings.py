@@ -1,4 +1,4 @@
-"""What a job file asks of ``--set``."""
+"""Settings that a job file takes from ``--set``."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def late(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_function_of_the_file_reads_later_is_no_silent_default(late: Path) -> None:
+def test_settings_that_a_function_reads_later_are_no_silent_default(late: Path) -> None:
     with only_while_loading():
         model = load_job(late, ["top=2"]).job.model
         says = r"setting\('units'\) is read after the job file was loaded; read it at the top of"

@@ -102,7 +102,7 @@ def test_rows_of_the_next_batch_come_while_one_is_computed() -> None:
     assert len(fetching.shards.pulled) == 1
 
 
-def test_what_a_shard_says_to_a_prefetch_is_raised_after_the_step() -> None:
+def test_a_shards_error_on_a_prefetch_is_raised_after_the_step() -> None:
     fetching = Fetching(prefetch=True)
     fetching.shards.error = StaleGeneration("generation 2")
     done = False

@@ -332,7 +332,7 @@ def test_heartbeats_say_where_the_time_has_gone() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() -> None:
+def test_a_batch_refused_as_too_stale_is_reported_and_repeated_there() -> None:
     addresses: list[str] = []
 
     def push_another(shard: int, version: int) -> None:

@@ -77,7 +77,7 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
 
 
 @pytest.mark.parametrize("way", KINDS)
-def test_who_waits_is_told_when_all_requests_have_gone(
+def test_a_callback_says_when_all_requests_have_gone(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     plan = make_cut_plan(3)

@@ -53,7 +53,7 @@ def test_heartbeats_carry_what_is_done_and_what_is_awaited() -> None:
         assert (beat.session, beat.generation) == (session_of("worker-0"), 1)
 
 
-def test_a_worker_says_what_it_has_loaded_whoever_the_coordinator_is_by_then() -> None:
+def test_a_worker_names_the_job_it_has_loaded_to_later_coordinators_too() -> None:
     with (
         serve_script() as coordinator,
         CoordinatorClient(coordinator.address) as client,
@@ -88,7 +88,7 @@ def test_reports_stay_until_a_call_that_carried_them_succeeded() -> None:
         assert sent == [[1], [1, 2], []]
 
 
-def test_what_was_dropped_is_asked_for_again_until_an_answer_comes() -> None:
+def test_dropped_leases_are_requested_again_until_an_answer_comes() -> None:
     with joined() as (coordinator, standing):
         task = pb.TrainTask(batches=[{"attempt": 5}])
         coordinator.leases.extend([InvalidArgument("no"), pb.Lease(train=task)])
@@ -103,7 +103,7 @@ def test_what_was_dropped_is_asked_for_again_until_an_answer_comes() -> None:
         assert coordinator.of(pb.LeaseWorkRequest)[-1].received == 0
 
 
-def test_what_was_dropped_is_asked_for_again_after_an_evaluation() -> None:
+def test_dropped_leases_are_requested_again_after_an_evaluation() -> None:
     with joined() as (coordinator, standing):
         evaluate = pb.Lease(evaluate=pb.EvaluateTask(evaluation="epoch-0"))
         merge = pb.Lease(merge=pb.MergeEvaluation(evaluation="epoch-0"))
@@ -117,7 +117,7 @@ def test_what_was_dropped_is_asked_for_again_after_an_evaluation() -> None:
         assert received == [0, 0, 0, 0, 5]
 
 
-def test_what_a_worker_taken_for_gone_has_done_is_reported_when_it_is_back() -> None:
+def test_work_of_a_worker_taken_for_lost_is_reported_when_it_returns() -> None:
     with joined() as (coordinator, standing):
         coordinator.heartbeat.unknown = True
         standing.done(done(3))
@@ -158,7 +158,7 @@ def test_a_stop_ends_the_wait_for_a_coordinator() -> None:
         standing.stop()
         with pytest.raises(Stopped):
             standing.get_job()
-        # Nothing to give back, and nobody to tell.
+        # No lease to give back, and no coordinator to tell.
         standing.leave("stopped")
 
 

@@ -58,7 +58,7 @@ def test_an_overridden_method_that_workers_do_not_call_is_refused_by_name(name: 
 
 
 @pytest.mark.parametrize("name", ["predict", "predict_step", "make_predict_function"])
-def test_what_predicts_alone_may_be_overridden(name: str) -> None:
+def test_methods_of_prediction_may_be_overridden(name: str) -> None:
     assert described(model=overriding(name), metrics=[], train=make_job(dense_model).train)
 
 
@@ -143,7 +143,7 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("job", "compile_", "says"), DIFFERENT)
-def test_what_workers_would_not_follow_is_refused(
+def test_compile_settings_that_workers_would_ignore_are_refused(
     job: dict[str, Any], compile_: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidJob, match=says) as raised:
@@ -152,7 +152,7 @@ def test_what_workers_would_not_follow_is_refused(
 
 
 @pytest.mark.parametrize("missing", ["loss", "optimizer"])
-def test_what_neither_gives_is_named(missing: str) -> None:
+def test_a_missing_loss_or_optimizer_is_named(missing: str) -> None:
     fields: dict[str, Optimizer | None] = {missing: None}
     with pytest.raises(InvalidJob, match=rf"the job has no {missing}; give Job\({missing}=...\)"):
         completed(dense_model, **fields)

@@ -1,4 +1,4 @@
-"""What layers keep beside their weights: metrics; and what they assign that nobody would keep."""
+"""State of layers beside their weights: metrics; and assignments that would be lost."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def with_layer(make: Callable[[], Any]) -> Callable[[], keras.Model]:
         (with_layer(Noisy), r"draws random numbers by itself \(RandomStandardNormal"),
     ],
 )
-def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: str) -> None:
+def test_state_that_would_be_lost_is_refused(model: Callable[[], keras.Model], says: str) -> None:
     data = classes()
     if model is stateful:
         data = Arrays(np.ones((60, 4, 1), np.float32), np.arange(60) % 3)
@@ -233,12 +233,14 @@ def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: s
     assert raised.value.code == "PS108"
 
 
-def test_what_is_only_read_is_no_state() -> None:
+def test_variables_only_read_are_no_state() -> None:
     assert described(model=with_layer(lambda: OfTensorFlow(look)), train=classes())["variables"]
 
 
 @pytest.mark.parametrize("multiply", [multiplied, in_a_loop, by_argument, tf.stop_gradient])
-def test_what_reads_variables_in_other_ways_is_described(multiply: Callable[..., Any]) -> None:
+def test_models_that_read_variables_in_other_ways_are_described(
+    multiply: Callable[..., Any],
+) -> None:
     model = with_layer(lambda: Scaled(lambda x, scale: keras.activations.silu(multiply(x, scale))))
     if multiply is tf.stop_gradient:
         model = with_layer(lambda: Scaled(lambda x, y: keras.activations.silu(x + multiply(y))))

@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_computed_once(monkeypatch: pytest.MonkeyPa
     assert scales_tried(monkeypatch, float("inf")) == ([2.0**15], False)
 
 
-def test_what_a_batch_gives_does_not_depend_on_those_before() -> None:
+def test_a_batchs_gradient_does_not_depend_on_earlier_batches() -> None:
     noisy = {"model": model("mixed_float16", 0.25)}
     one, other = (stepper_of("mixed_float16", 1e3, **noisy) for _ in range(2))
     expected = gradients(one)
@@ -198,7 +198,7 @@ def test_a_scale_that_the_optimizer_gives_is_taken() -> None:
         ),
     ],
 )
-def test_what_is_not_followed_is_refused(optimizer: Any, says: str) -> None:
+def test_unsupported_loss_scaling_is_refused(optimizer: Any, says: str) -> None:
     job = make_job(model("mixed_float16"), train=records_of_floats(), optimizer=optimizer)
     with pytest.raises(InvalidJob, match=says):
         serialized_optimizer(job, {}, [])

@@ -216,7 +216,7 @@ def test_a_model_that_hides_how_many_records_it_has_is_counted(metric: Any, colu
     assert got == {name: pytest.approx(value, rel=1e-5) for name, value in wanted.items()}
 
 
-def test_what_the_output_hides_of_its_shape_the_labels_have() -> None:
+def test_dimensions_unknown_in_the_output_come_from_the_labels() -> None:
     """A label for each word: the output is as long as the longest text of a batch."""
     model = lambda: text_model(keras.layers.Dense(CLASSES, "softmax"))  # noqa: E731
     data = films(np.arange(2 * RECORDS).reshape(RECORDS, 2) % CLASSES)

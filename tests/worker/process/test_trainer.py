@@ -94,7 +94,7 @@ def plain_loop(job: Job, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {name: array.copy() for name, array in arrays.items()}
 
 
-def test_async_training_is_the_plain_loop_when_nobody_else_trains() -> None:
+def test_async_training_with_one_worker_is_the_plain_loop() -> None:
     job = make_job(noisy_model)
     with cluster(job) as (coordinator, shards, trainer, _):
         coordinator.leases.extend([INITIALIZE, task(0, 1, 2), task(3)])

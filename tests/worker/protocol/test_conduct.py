@@ -240,7 +240,7 @@ def test_a_micro_batch_that_is_leased_ahead_is_computed_during_the_commit() -> N
 
 
 @pytest.mark.parametrize("other", [work(0, 2), work(1, 1), task(1)], ids=str)
-def test_what_was_computed_ahead_and_is_not_leased_then_is_taken_back(other: pb.Lease) -> None:
+def test_a_gradient_computed_ahead_and_not_leased_is_taken_back(other: pb.Lease) -> None:
     worker = leased_ahead()
     worker.expects(Compute(batch(1)), Computed(0.25, True))
     worker.expects(TakeCommit(), other)
@@ -381,7 +381,7 @@ def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
         (Stopped("told to stop"), False),
     ],
 )
-def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: bool) -> None:
+def test_the_reason_of_a_workers_end_reaches_the_coordinator(error: Exception, fatal: bool) -> None:
     worker = Driver()
     worker.joins(task(0))
     worker.fails(Pull(batch=batch(0)), error)

@@ -1,4 +1,4 @@
-"""Who a worker is, where it stands: whatever order answers come in."""
+"""A worker's name, session and generation: answers may come in any order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_joined_is_old_news() -> N
 def test_while_it_joins_a_worker_does_not_mind_which_generation_comes() -> None:
     member = joined()
     member.rejoins()
-    assert member.beat("") is None, "nobody knows it"
+    assert member.beat("") is None, "it has no session"
     member.registered(registered())
     member.heard(beat(member), pb.HeartbeatWorkerResponse(generation=5))
     member.check()
@@ -93,7 +93,7 @@ def test_an_unknown_worker_registers_again_and_may_get_another_name() -> None:
     assert member.lease().request.session == b"of worker-5"
 
 
-def test_what_was_done_in_an_older_generation_is_never_reported_in_a_newer_one() -> None:
+def test_work_of_an_older_generation_is_never_reported_in_a_newer_one() -> None:
     member = joined()
     member.done(done(1))
     sent = beat(member)
@@ -120,7 +120,7 @@ def test_in_the_same_generation_what_all_shards_have_stays_to_be_reported() -> N
     assert [report.attempt for report in member.lease().request.done] == [1]
 
 
-def test_what_was_done_under_another_name_is_not_reported() -> None:
+def test_work_done_under_another_name_is_not_reported() -> None:
     """It was leased to that one, and so are the receipts: another one gets the batch, and shards
     answer that they have it."""
     member = joined()

@@ -26,7 +26,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules["tensorflow"] = kept
 
 
-def test_it_is_quiet_and_nobody_looks_for_garbage_meanwhile(
+def test_the_import_is_quiet_and_garbage_collection_pauses(
     module: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module.write_text(TEXT)

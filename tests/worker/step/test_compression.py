@@ -150,7 +150,7 @@ def test_a_gradient_that_was_used_is_not_taken_back_later(compression: Compressi
 @BOTH
 @steady
 @given(st.integers(4, 200), st.integers(1, 3), st.data())
-def test_what_some_shards_did_not_use_is_counted_once_on_each(
+def test_a_gradient_that_some_shards_did_not_use_counts_once_on_each(
     compression: Compression, size: int, shards: int, data: st.DataObject
 ) -> None:
     plan = make(size, shards)
@@ -174,7 +174,7 @@ def test_what_some_shards_did_not_use_is_counted_once_on_each(
 
 
 @BOTH
-def test_what_was_left_out_can_be_dropped(compression: Compression) -> None:
+def test_the_residual_can_be_dropped(compression: Compression) -> None:
     plan = make(100)
     one, fresh = (Compressor(plan, compression, 0.1) for _ in range(2))
     one.compress(cut(plan, whole_numbers(0, 100)))

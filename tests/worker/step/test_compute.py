@@ -1,4 +1,4 @@
-"""What a worker computes in a job whose gradients are compressed."""
+"""Gradients of a worker in a job that compresses them."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Worker:
 
 
 def sent(result: StepResult) -> list[bytes]:
-    """What travels of the trainable variables."""
+    """The encoded gradients of the trainable variables."""
     assert [gradient[TRAINABLE].encoding for gradient in result.gradients] == ["topk"] * 2
     return [part.tobytes() for each in result.gradients for part in each[TRAINABLE].parts]
 
 
 @pytest.fixture
 def fresh() -> list[bytes]:
-    """What a worker sends of its first batch."""
+    """The first batch's gradients as a worker sends them."""
     return sent(Worker().run(ONE))
 
 
-def test_what_was_left_out_is_in_the_next_gradient(fresh: list[bytes]) -> None:
+def test_the_residual_is_in_the_next_gradient(fresh: list[bytes]) -> None:
     worker = Worker()
     assert sent(worker.run(ONE)) == fresh
     worker.compute.settle()

@@ -39,7 +39,7 @@ def make_evaluator(job: Job) -> tuple[Evaluator, ParameterBuffers, Any]:
 
 
 def summed(tasks: list[list[pb.MetricVariable]]) -> pb.MergeEvaluation:
-    """What the coordinator makes of the states of several tasks."""
+    """The coordinator's sum of the states of several tasks."""
     variables = [
         pb.MetricVariable(
             shape=parts[0].shape, values=np.sum([part.values for part in parts], axis=0)

@@ -72,7 +72,7 @@ def test_batches_in_another_order_than_expected_do_not_block() -> None:
         assert [feed.get(batch(i)) for i in range(3)] == [0, 10, 20]
 
 
-def test_with_a_batch_ready_the_next_is_read_when_nobody_is_disturbed() -> None:
+def test_with_a_batch_ready_the_next_is_read_while_the_worker_waits() -> None:
     source = Source()
     with Feed(source, depth=2, patience_s=3600) as feed:
         feed.expect(batch(i) for i in range(4))
@@ -91,7 +91,7 @@ def test_with_a_batch_ready_the_next_is_read_when_nobody_is_disturbed() -> None:
     assert source.read_by[batch(3)] == "feed"
 
 
-def test_what_is_being_read_is_waited_for_and_not_read_twice() -> None:
+def test_a_batch_being_read_is_awaited_and_not_read_twice() -> None:
     source = Source()
     source.gate.clear()
     with Feed(source) as feed:
@@ -104,7 +104,7 @@ def test_what_is_being_read_is_waited_for_and_not_read_twice() -> None:
     assert source.reads == 1
 
 
-def test_what_is_forgotten_is_dropped_even_while_it_is_read() -> None:
+def test_a_forgotten_batch_is_dropped_even_while_it_is_read() -> None:
     source = Source()
     source.gate.clear()
     with Feed(source, depth=1) as feed:
@@ -119,7 +119,7 @@ def test_what_is_forgotten_is_dropped_even_while_it_is_read() -> None:
     assert batch(1) not in source.read_by
 
 
-def test_an_error_of_the_source_belongs_to_who_asks_for_the_batch() -> None:
+def test_an_error_of_the_source_is_raised_where_the_batch_is_requested() -> None:
     def read(wanted: BatchId) -> int:
         if wanted == batch(1):
             raise InvalidJob("train gave 9 records; it was asked for 10")

@@ -1,4 +1,4 @@
-"""What a worker's loops do with what compression has left out: counted once on each shard."""
+"""The residual of compression is applied in a worker's loops once on each shard."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlainLoop:
         )
 
 
-def test_what_was_left_out_goes_into_the_next_batch() -> None:
+def test_the_residual_goes_into_the_next_batch() -> None:
     expected = PlainLoop()
     for index in range(4):
         expected.step(index)

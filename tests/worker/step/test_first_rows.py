@@ -68,7 +68,7 @@ def test_of_a_run_those_of_its_newest_good_checkpoint(tmp_path: Path, warned: li
     assert warned == []
 
 
-def test_what_is_neither_a_checkpoint_nor_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_neither_a_checkpoint_nor_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"neither a checkpoint \(it has no manifest.json\) nor"):
         source_of(tmp_path)
     (tmp_path / "checkpoints").mkdir()

@@ -140,7 +140,7 @@ def test_rounded_parameters_give_the_rounded_gradient_at_them(wire: Encoding) ->
             assert b"".join(part.tobytes() for part in encoded.parts) == expected.tobytes()
 
 
-def test_what_float16_cannot_hold_becomes_the_largest_it_can() -> None:
+def test_values_beyond_float16_become_its_largest() -> None:
     stepper = JobStepper(make_job(dense_model, loss=lambda _y, p: 1e6 * p[:, 0]), wire="float16")
     result = stepper.run(FIRST)
     assert result.finite

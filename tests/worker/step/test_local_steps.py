@@ -168,7 +168,7 @@ def test_the_loss_is_a_mean_over_records_and_a_short_piece_counts_less() -> None
     assert local.steps(batch).loss == pytest.approx((8 * ten + 2 * two) / 10)
 
 
-def test_what_is_not_finite_is_skipped() -> None:
+def test_gradients_that_are_not_finite_are_skipped() -> None:
     local = Local(dense_model, sgd(1e30))
     result = local.steps()
     assert (result.finite, result.gradients) == (False, ())

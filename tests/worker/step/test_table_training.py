@@ -157,7 +157,7 @@ def check(shards: Shards, plan: Plan, loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_async_training_is_the_plain_loop_when_nobody_else_trains(dense: bool) -> None:
+def test_async_training_with_one_worker_is_the_plain_loop(dense: bool) -> None:
     job = ratings_job(dense)
     plan = plan_of(job)
     with cluster(job, plan) as (coordinator, shards, trainer):
@@ -180,7 +180,7 @@ class PatientFeed(Feed[Any]):
 
 
 def reported(coordinator: ScriptedCoordinator) -> dict[int, Any]:
-    """What became of each attempt."""
+    """The report on each attempt."""
     return {
         report.attempt: report
         for request in coordinator.requests
