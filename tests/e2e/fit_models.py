@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from worker.fit.fitted import write_job_file
 from worker.fit.handover import hand_over
 from worker.fit.refusals import check_fit_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
@@ -163,6 +164,7 @@ def main() -> None:
     train, held_out = (
         store(folder / name, each) for name, each in zip((TRAIN, EVAL), data, strict=True) if each
     )
+    write_job_file(folder)
     write_spec(folder, FitSpec(train=train, eval=held_out, batch_size=16, epochs=2, seed=3))
     np.savez(folder / "begun.npz", *[weight.numpy() for weight in model.trainable_weights])
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from psrpc.checkpoint.load import load_variables
-from tests.e2e.cluster import ROOT, ended, up
+from tests.e2e.cluster import ended, up
 
 pytestmark = pytest.mark.slow
 
-JOB = ROOT / "worker" / "fit" / "fit.py"
 POLICY = ("--shards", "1", "--workers", "1", "--mode", "sync", "--replicas", "1")
 
 METRICS = {
@@ -28,7 +27,7 @@ def test_a_handed_over_model_trains(kind: str, tmp_path: Path) -> None:
     folder.mkdir()
     wrote = ended("tests.e2e.fit_models", kind, folder)
     assert wrote.returncode == 0, wrote.stderr
-    run = up(JOB, tmp_path / "run", "--set", f"fit={folder}", *POLICY)
+    run = up(folder / "fit.py", tmp_path / "run", *POLICY)
     assert set(run.summary["eval"]) == METRICS[kind]
     ended_with = list(dict(load_variables(run.checkpoint)).values())
     with np.load(folder / "begun.npz", allow_pickle=False) as begun:

@@ -22,6 +22,7 @@ from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 from worker.fit.attendant import Attendant
+from worker.fit.fitted import write_job_file
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
@@ -64,8 +65,6 @@ _THE_FITS = {
 FOLDER = "fit"
 """The folder in a run's directory that holds model, data and settings."""
 
-JOB_FILE = Path(__file__).with_name("fit.py")
-
 MOST_PER_WORKER = 4
 """Micro-batches of a worker in one update, at most."""
 
@@ -81,8 +80,8 @@ def micro_batches(batch_size: int, workers: int) -> int:
 class Cluster:
     """Shards and workers on this machine, which train Keras models.
 
-    Within ``with Cluster(...)``, ``model.fit``, ``model.evaluate`` and ``model.predict`` run on
-    it; :meth:`fit`, :meth:`evaluate` and :meth:`predict` do the same by name. Processes start on
+    Within ``with Cluster(...)`` ``model.fit`` runs on it; :meth:`fit` does the same by name.
+    Processes start on
     entering and end on leaving, or with this process. docs/fit.md says what is supported.
 
     Args:
@@ -226,6 +225,7 @@ class Cluster:
             fields=self._fields,
         )
         write_spec(folder, spec)
+        write_job_file(folder)
         hooks = keras.callbacks.CallbackList(
             callbacks,
             add_history=True,
@@ -273,8 +273,12 @@ class Cluster:
 
     def _arguments(self, run_dir: Path, replicas: int) -> list[str]:
         """Returns the command line of ``coordinator up``."""
-        found = [str(JOB_FILE), "--attended", f"--run-dir={run_dir}", f"--mode={self.mode}"]
-        found += [f"--set=fit={run_dir.absolute() / FOLDER}"]
+        found = [
+            str(run_dir / FOLDER / "fit.py"),
+            "--attended",
+            f"--run-dir={run_dir}",
+            f"--mode={self.mode}",
+        ]
         found += [f"--shards={self.shards}", f"--workers={self.workers}"]
         found += [f"--replicas={replicas}"] * (self.mode == "sync")
         for name in _UP:

@@ -66,8 +66,8 @@ def read_spec(folder: Path) -> FitSpec:
         version = document.pop("format")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidJob(
-            f"{str(path)!r} is not the settings of a fit ({error}); the folder of --set fit=DIR "
-            "is written by pserver.Cluster"
+            f"{str(path)!r} is not the settings of a fit ({error}); pserver.Cluster writes the "
+            "folder of a fit"
         ) from None
     if version != FORMAT:
         raise InvalidJob(f"{str(path)!r} has format {version!r}; this version reads {FORMAT}")

@@ -119,7 +119,7 @@ def _parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "from_json", lru_cache(50)(Manifest.from_json))
         for reader in (rows_reader, shard_reader):
-            parse = reader.parse_safetensors_header  # type: ignore[attr-defined]
+            parse = reader.parse_safetensors_header
             patch.setattr(reader, "parse_safetensors_header", lru_cache(50)(parse))
         yield
 

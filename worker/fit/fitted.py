@@ -1,0 +1,48 @@
+"""The job of a ``fit``. Its job file lies in the folder that the caller has written, beside model,
+data and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.fit.handover import take_over
+from worker.fit.spec import EVAL, TRAIN, read_spec
+from worker.job.job import Job
+from worker.stored.stored_data import open_stored
+
+_JOB_FILE = """# Written by pserver.Cluster: the job of a call of fit.
+from pathlib import Path
+
+from worker.fit.fitted import fit_job
+
+job = fit_job(Path(__file__).parent)
+"""
+
+
+def write_job_file(folder: Path) -> Path:
+    """Writes the job file of the ``fit`` in ``folder``; returns its path."""
+    path = folder / "fit.py"
+    path.write_text(_JOB_FILE)
+    return path
+
+
+def fit_job(folder: Path) -> Job:
+    """Returns the job of the ``fit`` whose model, data and settings are in ``folder``: what
+    :func:`worker.fit.handover.hand_over`, :func:`worker.stored.stored_data.store` and
+    :func:`worker.fit.spec.write_spec` have written there.
+
+    Raises:
+        InvalidJob: something of that is missing.
+    """
+    spec = read_spec(folder)
+    return Job(
+        model=lambda: take_over(folder),
+        train=open_stored(folder / TRAIN, spec.train),
+        eval=None if spec.eval is None else open_stored(folder / EVAL, spec.eval),
+        class_weight=spec.class_weight,
+        batch_size=spec.batch_size,
+        epochs=spec.epochs,
+        seed=spec.seed,
+        engine=spec.engine,
+        **spec.fields,
+    )
