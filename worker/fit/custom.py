@@ -15,6 +15,9 @@ from psrpc.core.errors import InvalidJob
 _LIBRARIES = ("builtins", "h5py", "numpy", "tensorflow", "threading", "weakref")
 """Packages whose objects hold none of the caller's."""
 
+_WRAPPED = ("build", "quantize")
+"""Methods of a class that Keras wraps in each of its layers."""
+
 
 def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
     """Returns the classes of Keras objects, and the functions, that are reached from ``roots`` and
@@ -32,13 +35,14 @@ def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
             if not _is_kerass(each.__module__):
                 functions[each] = None
         elif isinstance(each, Mapping):
-            waiting += each.values()
+            waiting.extend(each.values())
         elif isinstance(each, Sequence | Set):
-            waiting += each
+            waiting.extend(each)
         elif not _of(type(each).__module__, _LIBRARIES) and not isinstance(each, type):
             if hasattr(each, "get_config") and not _is_kerass(type(each).__module__):
                 classes[type(each)] = None
-            waiting += getattr(each, "__dict__", {}).values()
+            own = getattr(each, "__dict__", {})
+            waiting.extend(value for name, value in own.items() if name not in _WRAPPED)
     return list(classes), list(functions)
 
 
