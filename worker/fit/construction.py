@@ -83,7 +83,7 @@ class Maker:
     """Stands for a class of layers while Keras reads a model."""
 
     def __init__(
-        self, kind: type, held: Sequence[Any], made: Callable[[Any], None] | None = None
+        self, kind: Any, held: Sequence[Any], made: Callable[[Any], None] | None = None
     ) -> None:
         """``held`` are the values of :func:`with_state`; ``made`` gets each new object."""
         self._kind = kind
@@ -97,7 +97,7 @@ class Maker:
         elif has_no_config(self._kind):
             layer = self._construct(config)
         else:
-            layer = self._kind.from_config(config)  # type: ignore[attr-defined]
+            layer = self._kind.from_config(config)
         if self._made is not None:
             self._made(layer)
         return layer
@@ -124,7 +124,7 @@ class Maker:
     def _construct(self, config: dict[str, Any]) -> Any:
         """Makes a layer from arguments. Keras gives each constructor ``name``, ``trainable`` and
         ``dtype``, which many of a user's own do not take."""
-        parameters = signature(self._kind.__init__).parameters.values()  # type: ignore[misc]
+        parameters = signature(self._kind.__init__).parameters.values()
         given = dict(config)
         if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters):
             names = {each.name for each in parameters}
