@@ -215,16 +215,20 @@ def test_a_loss_needs_no_config(notebook: Any, tmp_path: Path) -> None:
 
 
 def test_what_was_set_after_the_constructor_is_handed_over(tmp_path: Path) -> None:
-    model = fit_models.Forecast(keras.layers.Dense(5))
+    model = fit_models.Forecast(fit_models.Gate(5))
     model.scale.adapt(data()[0])
     model(data()[0])
+    for variable in model.trainable_weights:
+        variable.assign(variable + 1)
     model.inner.trainable = False
+    model.last.bias.trainable = False
     compiled(model, keras.optimizers.AdamW(weight_decay=0.5))
     model.optimizer.exclude_from_weight_decay(var_names=["bias"])
     model.optimizer.learning_rate = 0.25
     hand_over(tmp_path, model, data()[0])
     taken = take_over(tmp_path)
-    assert [each.trainable for each in taken.inner.weights] == [False, False]
+    frozen = [layer for layer in taken._flatten_layers() if not layer.trainable]
+    assert frozen == [taken.inner, taken.inner.dense]
     same(model, taken, data())
 
 
