@@ -166,7 +166,7 @@ def main() -> None:
     )
     write_job_file(folder)
     write_spec(folder, FitSpec(train=train, eval=held_out, batch_size=16, epochs=2, seed=3))
-    np.savez(folder / "begun.npz", *[weight.numpy() for weight in model.trainable_weights])
+    np.savez(folder / "begun.npz", **{each.path: each.numpy() for each in model.trainable_weights})
 
 
 if __name__ == "__main__":

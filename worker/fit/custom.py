@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import dis
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +14,9 @@ from psrpc.core.errors import InvalidJob
 
 _LIBRARIES = ("builtins", "h5py", "numpy", "tensorflow", "threading", "weakref")
 """Packages whose objects hold none of the caller's."""
+
+_WRAPPED = ("build", "quantize")
+"""Methods of a class that Keras wraps in each of its layers."""
 
 
 def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
@@ -32,13 +35,14 @@ def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
             if not _is_kerass(each.__module__):
                 functions[each] = None
         elif isinstance(each, Mapping):
-            waiting += each.values()
+            waiting.extend(each.values())
         elif isinstance(each, Sequence | Set):
-            waiting += each
+            waiting.extend(each)
         elif not _of(type(each).__module__, _LIBRARIES) and not isinstance(each, type):
             if hasattr(each, "get_config") and not _is_kerass(type(each).__module__):
                 classes[type(each)] = None
-            waiting += getattr(each, "__dict__", {}).values()
+            own = getattr(each, "__dict__", {})
+            waiting.extend(value for name, value in own.items() if name not in _WRAPPED)
     return list(classes), list(functions)
 
 
@@ -51,8 +55,7 @@ def check_functions(model: keras.Model, functions: Sequence[FunctionType]) -> No
     """
     parts = {id(each) for each in (*model._flatten_layers(), *model.variables)}
     for function in functions:
-        found = inspect.getclosurevars(function)
-        for name, value in {**found.globals, **found.nonlocals}.items():
+        for name, value in _outer_variables(function):
             if id(value) in parts:
                 raise InvalidJob(
                     f"function {function.__name__}() uses {name!r}, which is the model or a part "
@@ -60,6 +63,16 @@ def check_functions(model: keras.Model, functions: Sequence[FunctionType]) -> No
                     "own, or add_loss() in a layer",
                     code="PS108",
                 )
+
+
+def _outer_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    # inspect.getclosurevars takes the names of attributes for global variables.
+    for each in dis.get_instructions(function):
+        if each.opname == "LOAD_GLOBAL" and each.argval in function.__globals__:
+            yield each.argval, function.__globals__[each.argval]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
 
 
 @contextmanager

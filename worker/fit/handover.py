@@ -19,7 +19,7 @@ from psrpc.core.errors import InvalidJob
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import map_arrays
 from worker.embedding.lookups import NoRows, look_up
-from worker.fit.construction import Maker, has_no_config, with_arguments
+from worker.fit.construction import Maker, has_no_config, with_state
 from worker.fit.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
 from worker.model.loss_scale import inner
@@ -47,12 +47,11 @@ class _Handover:
         compiled: arguments of ``compile``.
         policy: the caller's dtype policy, floatx, epsilon and image data format.
         trainable: of each layer, in the order of the model.
-        weights_trainable: of each weight.
-        paths: of each weight. Keras forms them when layers are built, which is another time here
-            than there, and checkpoints have these names.
+        weights: the path of each weight, and whether it is trainable. Keras forms paths when layers
+            are built, which is another time here than there, and checkpoints have these names.
         undecayed: the places of the trainable variables that the optimizer does not decay.
         sample: two records, for a model whose code makes the layers; None for others.
-        held: arguments of constructors that Keras cannot write.
+        held: attributes of layers that Keras cannot write.
     """
 
     classes: Mapping[str, Any]
@@ -60,8 +59,7 @@ class _Handover:
     compiled: Mapping[str, Any]
     policy: tuple[Any, str, float, str]
     trainable: list[bool]
-    weights_trainable: list[bool]
-    paths: list[str]
+    weights: list[tuple[str, bool]]
     undecayed: list[int]
     sample: Any
     held: list[Any]
@@ -69,10 +67,10 @@ class _Handover:
 
 def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
     """Writes a compiled model, so that :func:`take_over` in another process makes one that trains
-    alike. Overwrites the files of an earlier model.
+    alike.
 
     Args:
-        folder: a folder that exists.
+        folder: a folder that exists, without another model.
         model: built here if it is not yet, as the first batch of ``fit`` would.
         sample: a few records of the input: an array, or a dict, list or tuple of them. A model
             that is not built yet needs it, and one that is a class of its own may.
@@ -111,8 +109,7 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
             keras.config.image_data_format(),
         ),
         trainable=[layer.trainable for layer in model._flatten_layers()],
-        weights_trainable=[variable.trainable for variable in model.weights],
-        paths=[variable.path for variable in model.weights],
+        weights=[(variable.path, variable.trainable) for variable in model.weights],
         undecayed=_undecayed(model),
         sample=None if _is_graph(model) else sample,
         held=held,
@@ -146,8 +143,9 @@ def take_over(folder: Path) -> keras.Model:
     keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(policy, classes))
 
     def build(model: keras.Model) -> None:
-        # From the shapes that Keras writes it cannot build all models.
-        if not model.built and handover.sample is not None:
+        # From the shapes that Keras writes it cannot build all models and layers.
+        built = all(layer.built for layer in model._flatten_layers())
+        if not built and handover.sample is not None:
             _build(model, handover.sample)
 
     makers = {
@@ -157,23 +155,25 @@ def take_over(folder: Path) -> keras.Model:
         for name, kind in classes.items()
     }
     model = keras.saving.load_model(folder / MODEL, makers, compile=False, safe_mode=False)
-    for name, there, flags in (
-        ("layers", model._flatten_layers(), handover.trainable),
-        ("weights", model.weights, handover.weights_trainable),
+    layers = model._flatten_layers()
+    for name, there, here in (
+        ("layers", len(handover.trainable), len(layers)),
+        ("weights", len(handover.weights), len(model.weights)),
     ):
-        if len(there) != len(flags):
+        if there != here:
             raise InvalidJob(
-                f"{handover.kind} has {len(flags)} {name} in the program that calls fit, and "
-                f"{len(there)} where it is made again; make them all in its __init__, from its "
-                "arguments",
+                f"{handover.kind} has {there} {name} in the program that calls fit, and {here} "
+                "where it is made again; make them all in its __init__, from its arguments",
                 code="PS108",
             )
-        for each, trainable in zip(there, flags, strict=True):
-            # Layers come before their parts, which an assignment changes too.
-            if each.trainable != trainable:
-                each.trainable = trainable
-    for variable, path in zip(model.weights, handover.paths, strict=True):
+    for layer, trainable in zip(layers, handover.trainable, strict=True):
+        # Layers come before their parts, which an assignment changes too.
+        if layer.trainable != trainable:
+            layer.trainable = trainable
+    for variable, (path, trainable) in zip(model.weights, handover.weights, strict=True):
         variable._path = path
+        if variable.trainable != trainable:
+            variable.trainable = trainable
     compiled = {name: _unpacked(value, classes) for name, value in handover.compiled.items()}
     optimizer = compiled.pop("optimizer", None)
     if handover.undecayed:
@@ -209,7 +209,7 @@ def _packed(value: Any, classes: Mapping[str, Any]) -> Any:
         return _State(type(value), dict(vars(value)))
     if isinstance(value, keras.Metric):
         what = f"{type(value).__name__} {value.name!r}"
-        with _writing(what, {}), keras.saving.custom_object_scope(classes):
+        with _writing(what), keras.saving.custom_object_scope(classes):
             try:
                 made_anew(value)
             except InvalidJob as error:
@@ -239,31 +239,19 @@ def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
     optimizer = attributes.pop("optimizer", None)
     attributes["compiled"] = False
     try:
-        with (
-            with_arguments(model._flatten_layers(), held) as missing,
-            _writing(f"model {model.name!r}", missing),
-        ):
+        with with_state(model._flatten_layers(), held), _writing(f"model {model.name!r}"):
             keras.saving.save_model(model, path, overwrite=True)
     finally:
         attributes.update(compiled=compiled, optimizer=optimizer)
 
 
 @contextmanager
-def _writing(what: str, missing: Mapping[str, str]) -> Iterator[None]:
-    """Says the fix where Keras cannot write an object. Takes the classes with arguments that are no
-    attributes, and those arguments."""
+def _writing(what: str) -> Iterator[None]:
+    """Says the fix where Keras cannot write an object."""
     try:
         yield
     except (NotImplementedError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())
-        for kind, argument in missing.items():
-            if kind in text:
-                raise InvalidJob(
-                    f"{what} cannot be handed over: its class {kind} has no get_config(), and no "
-                    f"attribute with the name of its argument {argument!r}; write get_config(), or "
-                    f"self.{argument} = {argument} in its __init__",
-                    code="PS108",
-                ) from error
         raise InvalidJob(
             f"{what} cannot be handed over, since Keras cannot write it: {text}; its classes need "
             "a get_config() with all arguments of their constructors",

@@ -16,6 +16,8 @@ from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.batch import LOSS
 from psrpc.core.errors import InvalidJob
 from psrpc.files.storage import DISK
+from worker.data.ragged import as_tensor
+from worker.data.source import map_arrays
 from worker.model.build import layer_metrics, loss_trackers
 
 
@@ -43,7 +45,8 @@ def build_as_fit(model: keras.Model, batch: tuple[object, ...]) -> None:
     Args:
         batch: some records: inputs, labels and maybe sample weights, as arrays or tensors.
     """
-    model._symbolic_build(data_batch=batch)
+    # Keras knows no type of an array of strings.
+    model._symbolic_build(data_batch=map_arrays(as_tensor, batch))
 
 
 def merged_metrics(model: keras.Model, totals: Sequence[float]) -> dict[str, float]:

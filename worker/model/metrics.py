@@ -105,6 +105,10 @@ def made_anew(metric: Any) -> Any:
     Raises:
         InvalidJob: its config does not make the same metric.
     """
+    if type(metric) is keras.metrics.MeanMetricWrapper:
+        # Its config names the function, which Keras finds only if it is registered.
+        policy, options = metric._dtype_policy, metric._fn_kwargs
+        return keras.metrics.MeanMetricWrapper(metric._fn, metric.name, policy, **options)
     lost = ""
     try:
         made = type(metric).from_config(metric.get_config())

@@ -8,13 +8,16 @@ import path, those of ``__main__`` or a notebook by value. Reading such a file r
 from __future__ import annotations
 
 import io
+import linecache
 import mmap
 import os
 import pickle
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -28,11 +31,25 @@ _ALIGNED = 64
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def reducer_override(self, obj: Any) -> Any:
-        """Makes a new lock of a lock, which data sources have; the rest is cloudpickle's."""
+        """Makes a new lock of a lock, which data sources have, and keeps the file and lines of
+        code, which errors and AutoGraph show; the rest is cloudpickle's."""
+        if isinstance(obj, CodeType):
+            make, arguments = self.dispatch_table[CodeType](obj)[:2]
+            lines = [] if Path(obj.co_filename).is_file() else linecache.getlines(obj.co_filename)
+            return _code, (make, arguments, obj.co_filename, lines)
         for kind in (Lock, RLock):
             if type(obj) is type(kind()):
                 return kind, ()
         return super().reducer_override(obj)
+
+
+def _code(
+    make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str, lines: list[str]
+) -> CodeType:
+    """Returns code of ``filename``; remembers its ``lines`` where there is no such file."""
+    if lines:
+        linecache.cache.setdefault(filename, (sum(map(len, lines)), None, lines, filename))
+    return make(*arguments).replace(co_filename=filename)
 
 
 def save_object(path: Path, value: object) -> None:

@@ -99,6 +99,15 @@ def test_logs_are_those_of_fit(make: Callable[[], keras.Model], labels: Any) -> 
     assert float(fresh.metrics[0].result()) == pytest.approx(logs[0]["loss"], rel=1e-5)
 
 
+def test_a_model_of_strings_is_built() -> None:
+    words = layers.TextVectorization(vocabulary=["to", "be"], output_sequence_length=2)
+    model = keras.Sequential([words, layers.Embedding(4, 2), layers.Flatten(), layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    build_as_fit(model, (np.array(["to be"], object), np.zeros((1, 1), np.float32)))
+    assert model.built
+    assert model.optimizer.built
+
+
 def test_without_the_states_of_metrics_there_is_the_loss() -> None:
     model = measured()
     assert merged_metrics(model, (6.0, 4.0)) == {"loss": 1.5}

@@ -25,6 +25,7 @@ from tests.worker.flat_jobs import (
     records,
 )
 from worker import Arrays
+from worker.model.metrics import build_metrics
 from worker.step.evaluator import Evaluator
 from worker.step.flat import FlatStep
 
@@ -101,6 +102,19 @@ def test_counting_leaves_the_gradient_as_it_is() -> None:
     assert one.loss == other.loss
     for name, gradient in plain.by_variable(one).items():
         np.testing.assert_array_equal(gradient, counted.by_variable(other)[name])
+
+
+def test_a_metric_of_a_function_that_keras_does_not_know_is_made_anew() -> None:
+    def power(y_true: Any, y_pred: Any, exponent: float) -> Any:
+        return keras.ops.abs(y_true - y_pred) ** exponent
+
+    metric = keras.metrics.MeanMetricWrapper(power, name="cube", exponent=3.0)
+    (made,) = build_metrics(
+        make_job(dense_model, metrics=[metric]), dense_model(), *[np.ones(2)] * 2
+    )
+    assert made is not metric
+    made.update_state(np.array([1.0, 4.0]), np.array([3.0, 4.0]))
+    assert (made.name, float(made.result()), float(metric.result())) == ("cube", 4.0, 0.0)
 
 
 @pytest.mark.parametrize("by", ["sample", "class"])

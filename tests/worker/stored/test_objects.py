@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from threading import Lock, RLock
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,25 @@ def test_a_class_of_a_module_goes_by_its_import_path(tmp_path: Path) -> None:
     assert type(loaded) is Importable
     assert loaded.parts == {"x": 3}
     assert b"__init__" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_code_by_value_keeps_its_file_and_lines(on_disk: bool, tmp_path: Path) -> None:
+    """The cells of a notebook are lines that only its own process has."""
+    text = "def half(x):\n    return x / 2\n"
+    name = str(tmp_path / "cell.py")
+    if on_disk:
+        Path(name).write_text(text)
+    else:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = ModuleType("a_notebook")
+    exec(compile(text, name, "exec"), vars(module))
+    path = saved(tmp_path, module.half)
+    linecache.cache.pop(name, None)
+    loaded = load_object(path)
+    assert loaded is not module.half
+    assert loaded(3.0) == 1.5
+    assert inspect.getsource(loaded) == text
 
 
 @pytest.mark.slow
