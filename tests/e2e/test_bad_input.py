@@ -102,11 +102,11 @@ def test_shards_that_do_not_fit_the_job(tmp_path: Path) -> None:
         assert "5" in out_of_range.text()
         assert "0 to 1" in out_of_range.text() or "0..1" in out_of_range.text()
         first = hand.start("shard-0", "pserver", "serve", "--shard", "0", *where)
-        # It has its place, and waits for shard 1.
-        first.wait_for("waiting for shard 1 to register")
+        coordinator.wait_for("shard registered .*shard=0")
         second = hand.start("again", "pserver", "serve", "--shard", "0", *where)
         assert second.wait() == 2
         assert "shard 0" in second.text()
+        first.wait_for("waiting for shard 1 to register")
         assert first.popen.poll() is None, "the first one is not disturbed"
 
 
