@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import JOBS, by_hand, ended, up
+from tests.e2e.cluster import JOBS, by_hand, codes, ended, up
 
 pytestmark = pytest.mark.slow
 
@@ -77,16 +77,19 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("role", "args"), [("pserver", ("serve", "--shard", "0")), ("worker", ("run",))]
-)
-def test_a_coordinator_that_is_not_there_is_awaited_aloud(role: str, args: tuple[str, ...]) -> None:
-    done = ended(role, *args, "--coordinator", "127.0.0.1:9", "--connect-timeout", "8")
-    assert done.returncode == 1
-    assert "127.0.0.1:9" in done.stderr
-    assert "wait" in done.stderr, done.stderr
-    assert "error PS204: " in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_a_coordinator_that_is_not_there_is_awaited_aloud(tmp_path: Path) -> None:
+    """By a shard and a worker at the same time. The first announcement comes after 3 s."""
+    where = ("--coordinator", "127.0.0.1:9", "--connect-timeout", "6")
+    with by_hand(tmp_path) as hand:
+        hand.start("shard", "pserver", "serve", "--shard", "0", *where)
+        hand.start("worker", "worker", "run", *where)
+        assert codes(hand.processes) == [1, 1], hand.logs()
+        for process in hand.processes:
+            said = process.text()
+            assert "127.0.0.1:9" in said
+            assert "wait" in said, said
+            assert "error PS204: " in said.splitlines()[-1]
+            assert "Traceback" not in said
 
 
 def test_shards_that_do_not_fit_the_job(tmp_path: Path) -> None:
@@ -99,11 +102,11 @@ def test_shards_that_do_not_fit_the_job(tmp_path: Path) -> None:
         assert "5" in out_of_range.text()
         assert "0 to 1" in out_of_range.text() or "0..1" in out_of_range.text()
         first = hand.start("shard-0", "pserver", "serve", "--shard", "0", *where)
-        # It has its place, and waits for shard 1.
-        first.wait_for("waiting for shard 1 to register")
+        coordinator.wait_for("shard registered .*shard=0")
         second = hand.start("again", "pserver", "serve", "--shard", "0", *where)
         assert second.wait() == 2
         assert "shard 0" in second.text()
+        first.wait_for("waiting for shard 1 to register")
         assert first.popen.poll() is None, "the first one is not disturbed"
 
 

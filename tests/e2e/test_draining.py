@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -29,6 +29,14 @@ def commands(hand: Hand, job: Path, gate: Gate) -> dict[str, Callable[[], Proces
             "worker", "worker", "run", "--gpu", "none", *where, **gate.environment
         ),
     }
+
+
+def told(everybody: Sequence[Process]) -> list[int]:
+    """The exit codes of all, of which a coordinator without a run is ended once the shard and the
+    worker have left: it would stay for others that ask."""
+    others = codes(everybody[1:])
+    everybody[0].kill(signal.SIGTERM)
+    return [everybody[0].wait(), *others]
 
 
 def test_drained_processes_go_on_with_the_same_commands_until_the_job_is_done(
@@ -57,9 +65,9 @@ def test_drained_processes_go_on_with_the_same_commands_until_the_job_is_done(
         assert not (hand.run_dir / "summary.json").exists()
         gate.open()
         # To the end, and once more.
-        for said in ("over .*phase=done", "nothing is left to do"):
+        for said, wait in (("over .*phase=done", codes), ("nothing is left to do", told)):
             everybody = [start[name]() for name in start]
-            assert codes(everybody) == [0, 0, 0], hand.logs()
+            assert wait(everybody) == [0, 0, 0], hand.logs()
             everybody[0].wait_for(said)
 
 
@@ -70,7 +78,7 @@ def test_a_refusal_is_heard_by_all(tmp_path: Path) -> None:
         gate = stack.enter_context(closing(Gate(tmp_path, epoch=0)))
         start = commands(hand, tmp_path / "none.py", gate)
         everybody = [start[name]() for name in start]
-        assert codes(everybody) == [2, 2, 2], hand.logs()
+        assert told(everybody) == [2, 2, 2], hand.logs()
         for process in everybody[1:]:
             process.wait_for(r"error PS\d+: the coordinator refuses to start: .*none\.py")
         assert not hand.run_dir.exists()

@@ -69,6 +69,10 @@ def test_a_terminal_that_is_closed_saves_and_ends_as_ctrl_c_does(tmp_path: Path)
 
         until(waits, "the end of the first epoch")
         os.close(leader)
+        saved = run_dir / "checkpoints" / f"step-{STEPS:08d}"
+        until(saved.exists, "the checkpoint at the end")
+        # Or all would wait for the worker, which hangs while it reads its data.
+        gate.open()
         assert process.wait(LIMIT_S) == 130
     summary = read_summary(run_dir)
     assert (summary["reason"], summary["global_step"]) == ("stopped by a signal", STEPS)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.ops.fork_server import (
+    FORK_SERVER,
     IMPORT_S,
     MESSAGE_BYTES,
     ForkClient,
@@ -132,6 +133,24 @@ def serve() -> None:
     fork_server.run_server(requests, status, fork_server.load, modules)
 
 
+def _offers_a_server() -> None:
+    """Offers ``coordinator serve`` a fork server, as ``coordinator up`` does: a fork of this
+    process, before it has threads. So a job is described without another import of TensorFlow."""
+    from worker.cli import fork_server
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        os.setpgid(0, 0)
+        sys.orig_argv = [__name__, "serve"]
+        null = os.open(os.devnull, os.O_WRONLY)
+        die_with_parent()
+        fork_server.run_server(theirs.detach(), null, lambda: None)
+    theirs.close()
+    ours.set_inheritable(True)
+    os.environ[FORK_SERVER] = str(ours.detach())
+
+
 def _starts_servers_as_forks() -> None:
     """Makes ``coordinator up`` fork its server from itself, which it does before it has threads."""
     from worker.cli.forked import Imported, become, open_handles
@@ -160,6 +179,8 @@ if __name__ == "__main__":
     if module == "serve":
         serve()
     sys.argv = ["", *arguments]
-    if module == "coordinator.cli":
+    if module == "coordinator.cli" and arguments[:1] == ["serve"]:
+        _offers_a_server()
+    elif module == "coordinator.cli":
         _starts_servers_as_forks()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import get_args
@@ -42,6 +43,10 @@ MANY = 300
 RUN = Path("/run")
 
 
+verdict_of = cache(run_seed)
+"""Several tests look at the same seeds."""
+
+
 @pytest.fixture(autouse=True)
 def _silent() -> Iterator[None]:
     with silenced():
@@ -62,7 +67,7 @@ def test_many_clusters_with_faults(first: int) -> None:
 def _all_hold(seeds: range) -> None:
     fired: Counter[str] = Counter()
     for seed in seeds:
-        verdict = run_seed(seed)
+        verdict = verdict_of(seed)
         assert not verdict.failure, str(verdict)
         fired += verdict.fired
     assert fired
@@ -142,7 +147,7 @@ def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
     for seed in range(100):
         options = draw(Random(seed))
         if (options.then is not None) == ruled and len(options.policies) > 1:
-            verdict = run_options(seed, options)
+            verdict = verdict_of(seed)
             assert not verdict.failure, str(verdict)
             if verdict.fired:
                 changed += verdict.counts
@@ -155,9 +160,8 @@ def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
 def test_workers_compute_ahead_while_things_go_wrong() -> None:
     seen: Counter[str] = Counter()
     for seed in range(100):
-        options = draw(Random(seed))
-        if options.policy.rounds:
-            verdict = run_options(seed, options)
+        if draw(Random(seed)).policy.rounds:
+            verdict = verdict_of(seed)
             assert not verdict.failure, str(verdict)
             if verdict.fired:
                 seen += verdict.counts
@@ -184,7 +188,7 @@ def test_tables_go_through_all_that_there_is() -> None:
     seen: Counter[str] = Counter()
     for seed in range(200):
         if draw(Random(seed)).tables:
-            verdict = run_seed(seed)
+            verdict = verdict_of(seed)
             assert not verdict.failure, str(verdict)
             seen += verdict.counts
         if all(seen[what] >= 3 for what in TABLES):

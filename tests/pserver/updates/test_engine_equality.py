@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.updates.allowlist import AVERAGES, placement_for
+from pserver.updates.allowlist import AVERAGES
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from pserver.updates.keras_objects import keras_slot_names
@@ -145,8 +145,18 @@ def assert_equal_values(actual: Values, expected: Values, tolerance: float = 1e-
 
 def trained(kind: EngineKind, optimizer: dict[str, Any], shards: int) -> Values:
     cluster = Shards(kind, optimizer, shards)
+    if kind == "keras":
+        check_slot_names(cluster, optimizer)
     cluster.train(range(STEPS))
     return cluster.values()
+
+
+def check_slot_names(cluster: Shards, optimizer: dict[str, Any]) -> None:
+    """The slots of all shards have the names that are known without an engine."""
+    slots = [engine.slots() for engine in cluster.engines]
+    names = {name for one in slots for name in (*one.elements, *one.variables, *one.scalars)}
+    whole = make_plan(MODEL, 1, cluster.plan.placement)
+    assert keras_slot_names(optimizer, whole) == sorted(names)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -254,6 +264,7 @@ def test_snapshots_of_shards_that_own_nothing(kind: EngineKind) -> None:
 def test_other_elementwise_optimizers_equal_plain_keras(name: str) -> None:
     cluster = Shards("keras", CUT[name], 2)
     assert cluster.plan.placement == "cut"
+    check_slot_names(cluster, CUT[name])
     cluster.train(range(STEPS))
     assert_equal_values(cluster.values(), plain_keras(CUT[name], STEPS))
 
@@ -262,6 +273,7 @@ def test_other_elementwise_optimizers_equal_plain_keras(name: str) -> None:
 def test_updates_of_whole_variables_equal_plain_keras(name: str) -> None:
     cluster = Shards("keras", WHOLE[name], 2)
     assert cluster.plan.placement == "whole"
+    check_slot_names(cluster, WHOLE[name])
     cluster.train(range(STEPS))
     assert_equal_values(cluster.values(), plain_keras(WHOLE[name], STEPS))
 
@@ -271,6 +283,7 @@ def test_muon_equals_plain_keras() -> None:
     by its path, is left to Adam."""
     optimizer = serialized("Muon", exclude_layers=["tall"])
     cluster = Shards("keras", optimizer, 2)
+    check_slot_names(cluster, optimizer)
     cluster.train(range(STEPS))
     assert_equal_values(cluster.values(), plain_keras(optimizer, STEPS), 1e-5)
     plainer = Shards("keras", serialized("Muon", exclude_embeddings=False), 2)
@@ -366,19 +379,6 @@ def test_slots_go_on_in_another_number_of_shards(name: str) -> None:
     after.train(range(3, STEPS))
     assert_equal_values(after.values(), plain_keras(optimizer, STEPS))
     assert all(engine.slots().iterations == STEPS for engine in after.engines)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [*(NAMED | IN_NUMPY_TOO | CUT | WHOLE).values(), serialized("Muon")],
-    ids=[*NAMED, *IN_NUMPY_TOO, *CUT, *WHOLE, "Muon"],
-)
-def test_which_slots_there_will_be_is_known_beforehand(optimizer: dict[str, Any]) -> None:
-    slots = Shards("keras", optimizer, 1).engines[0].slots()
-    plan = make_plan(MODEL, 1, placement_for(optimizer, MODEL))
-    assert keras_slot_names(optimizer, plan) == sorted(
-        [*slots.elements, *slots.variables, *slots.scalars]
-    )
 
 
 def test_muon_slots_go_on_though_matrices_have_no_velocity() -> None:

@@ -173,24 +173,28 @@ SERVE = """
 import sys
 import numpy as np
 import tensorflow as tf
-model = tf.saved_model.load(sys.argv[1])
-x = np.ones([2, 4] if sys.argv[2] == "keras" else [2], np.float32)
-print(float(np.ravel(model.serve(x) if sys.argv[2] == "keras" else model(x))[0]))
+model = tf.saved_model.load("dense")
+print(float(np.ravel(model.serve(np.ones([2, 4], np.float32)))[0]))
+model = tf.saved_model.load("Line")
+print(float(np.ravel(model(np.ones([2], np.float32)))[0]))
 assert not [name for name in sys.modules if name.split(".")[0] in ("worker", "psrpc")]
 """
 
 
-@pytest.mark.parametrize("model", ["dense", "Line"])
-def test_tensorflow_alone_serves_a_saved_model(tmp_path: Path, model: str) -> None:
-    path = write_job(tmp_path, model)
-    replica = Replica(load_job(path).job)
-    checkpoint = write_checkpoint(tmp_path, replica)
-    assert export_main(str(path), str(checkpoint), f"{tmp_path / 'saved'}/") == 0
-    replica.assign(flat_values(replica, 1))
-    x = np.ones((2, 4) if model == "dense" else 2, np.float32)
-    expected = float(np.ravel(replica.model(x))[0])
+def test_tensorflow_alone_serves_saved_models(tmp_path: Path) -> None:
+    """Of Keras and of a module, in one process."""
+    expected = []
+    for model, shape in (("dense", (2, 4)), ("Line", (2,))):
+        folder = tmp_path / f"job of {model}"
+        folder.mkdir()
+        path = write_job(folder, model)
+        replica = Replica(load_job(path).job)
+        checkpoint = write_checkpoint(folder, replica)
+        assert export_main(str(path), str(checkpoint), f"{tmp_path / model}/") == 0
+        replica.assign(flat_values(replica, 1))
+        expected.append(float(np.ravel(replica.model(np.ones(shape, np.float32)))[0]))
     done = subprocess.run(
-        [sys.executable, "-c", SERVE, tmp_path / "saved", "keras" if model == "dense" else ""],
+        [sys.executable, "-c", SERVE],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -198,7 +202,7 @@ def test_tensorflow_alone_serves_a_saved_model(tmp_path: Path, model: str) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) == pytest.approx(expected, rel=1e-5)
+    assert [float(line) for line in done.stdout.split()] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_refused_export_names_the_obstacle(tmp_path: Path) -> None:
