@@ -22,7 +22,5 @@ job = Job(
     class_weight=SPEC.class_weight,
     batch_size=SPEC.batch_size,
     epochs=SPEC.epochs,
-    seed=SPEC.seed,
-    engine=SPEC.engine,
-    **SPEC.fields,
+    **{"seed": SPEC.seed, **SPEC.fields},
 )
