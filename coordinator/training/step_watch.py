@@ -13,8 +13,18 @@ class StepWatch:
     """The watch over a run's steps, in all of its generations. Also draws them as a curve.
     ``failure`` says why the job must stop. Not thread-safe."""
 
-    def __init__(self, policy: Policy, notes: Notes, curves: Curves, warnings: JobWarnings) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        notes: Notes,
+        curves: Curves,
+        warnings: JobWarnings,
+        attended: bool = False,
+    ) -> None:
+        """An ``attended`` job is only warned: its attendant sees the loss, and decides."""
         self.failure: str | None = None
+        self._attended = attended
+        self._warned: set[str] = set()
         self._guard = Guard(policy, notes.first_loss)
         self._notes = notes
         self._curves = curves
@@ -36,12 +46,22 @@ class StepWatch:
             self._warnings.add(
                 f"{report.batch} were skipped: their gradient is NaN or infinite ({worker}){look}"
             )
-        verdict = self._guard.batch(report.batch, report.skipped, report.staleness)
-        self.failure = self.failure or verdict
+        self._judge(self._guard.batch(report.batch, report.skipped, report.staleness))
 
     def step_done(self, step: int, loss: float, staleness: int) -> None:
         """Notes a finished step that changed the parameters."""
         self._curves.step(step, loss, staleness)
-        self.failure = self.failure or self._guard.step(loss)
+        self._judge(self._guard.step(loss))
         self._warnings.take(self._guard)
         self._notes.note_first_loss(self._guard.first_loss)
+
+    def _judge(self, verdict: str | None) -> None:
+        if verdict is None:
+            return
+        if not self._attended:
+            self.failure = self.failure or verdict
+            return
+        code = verdict.partition(":")[0]
+        if code not in self._warned:
+            self._warned.add(code)
+            self._warnings.add(verdict)

@@ -58,7 +58,7 @@ class Training:
         self.tally = Tally()
         self._warnings = warnings
         self.notes = Notes(store, warnings)
-        self.watch = StepWatch(run.settings, self.notes, curves, warnings)
+        self.watch = StepWatch(run.settings, self.notes, curves, warnings, attended)
         self.schedule: Ledger | Rounds | None = None
         self.limit = 0 if attended else None
         self.run = run

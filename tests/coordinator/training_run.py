@@ -22,7 +22,7 @@ from tests.coordinator.builders import QueuedDisk, make_run
 class TrainingRun:
     """A Training with what goes out of it."""
 
-    def __init__(self, run: Run, store: Store) -> None:
+    def __init__(self, run: Run, store: Store, attended: bool = False) -> None:
         self.sent: list[Command] = []
         self.on_send: Callable[[Command], None] = self.sent.append
         self.run = run
@@ -38,6 +38,7 @@ class TrainingRun:
             QueuedDisk(run),
             self.warnings,
             self.clock,
+            attended=attended,
         )
 
     def begin(self, version: int = 0, generation: int = 1, **changes: Any) -> Training:
@@ -71,9 +72,9 @@ class TrainingRun:
 
 
 @contextmanager
-def training_run(tmp_path: Path, **changes: Any) -> Iterator[TrainingRun]:
+def training_run(tmp_path: Path, attended: bool = False, **changes: Any) -> Iterator[TrainingRun]:
     with Store(tmp_path / "ledger.sqlite") as store:
-        found = TrainingRun(make_run(tmp_path, **changes), store)
+        found = TrainingRun(make_run(tmp_path, **changes), store, attended)
         try:
             yield found
         finally:

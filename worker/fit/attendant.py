@@ -21,6 +21,9 @@ RETRY_S = 0.02
 
 LONGEST_RETRY_S = 0.5
 
+LOOK_S = 0.2
+"""Pause before progress is shown anew."""
+
 _BEYOND = 2**62
 """More batches than a job has."""
 
@@ -49,13 +52,9 @@ class HeldJob:
 class Attendant:
     """The attendant of one run. Not thread-safe."""
 
-    def __init__(
-        self, run_dir: Path, up: UpRun, meanwhile: Callable[[int], None] = lambda _step: None
-    ) -> None:
-        """``meanwhile`` gets the global step while the job trains."""
+    def __init__(self, run_dir: Path, up: UpRun) -> None:
         self._run_dir = run_dir
         self._up = up
-        self._meanwhile = meanwhile
         self._client: CoordinatorClient | None = None
 
     def close(self) -> None:
@@ -86,7 +85,16 @@ class Attendant:
                 return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
             if answer.phase == "failed":
                 raise JobFailed(answer.reason)
-            self._meanwhile(answer.global_step)
+
+    def watch(self, until: int, look: Callable[[int], None]) -> None:
+        """Tells ``look`` several times a second how many batches are done, until ``until`` are or
+        the job is over. Raises JobFailed."""
+        while True:
+            status = self._call(lambda client: client.get_job_status())
+            if status is None or status.phase in ("done", "failed") or status.batches >= until:
+                return
+            look(status.batches)
+            self._up.wait(LOOK_S)
 
     def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
         """Lets the job go on from ``at`` batches until ``until`` are done; see

@@ -22,14 +22,16 @@ from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 from worker.fit.attendant import Attendant
+from worker.fit.course import Course
 from worker.fit.fitted import write_job_file
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
 from worker.fit.refusals import check_fit_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
-from worker.fit.training import PARTS, Course, Fitting, has_batch_hooks
+from worker.fit.training import PARTS, Fitting, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
+from worker.fit.validation import Validation
 from worker.job.job import Job
 from worker.model.loss_scale import inner
 from worker.stored.arguments import training_data
@@ -212,6 +214,17 @@ class Cluster:
         stored = store(folder / TRAIN, train)
         sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
         build_as_fit(model, sample)
+        hooks = callbacks
+        if not isinstance(hooks, keras.callbacks.CallbackList):
+            hooks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=stored["steps"],
+                model=model,
+            )
         hand_over(folder, model, sample[0])
         per_step = self._per_step(stored["batch_size"])
         micro = stored["batch_size"] // per_step
@@ -219,41 +232,45 @@ class Cluster:
             train=stored,
             eval=None if validation is None else store(folder / EVAL, validation),
             batch_size=micro,
-            epochs=max(epochs - initial_epoch, 1),
+            epochs=max(epochs - earliest_epoch(model, initial_epoch, hooks.callbacks), 1),
             seed=random.getrandbits(32),
             class_weight=train.class_weight,
             fields=self._fields,
         )
         write_spec(folder, spec)
         write_job_file(folder)
-        hooks = keras.callbacks.CallbackList(
-            callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=epochs,
-            steps=stored["steps"],
-            model=model,
-        )
         course = Course(
             first=initial_epoch,
             epochs=epochs,
+            job_epochs=spec.epochs,
             steps=stored["steps"],
             per_step=per_step,
             per_epoch=batches_per_epoch(stored["records"], micro),
+            records=stored["records"],
             every=self._every(hooks.callbacks, stored["steps"]),
             validated=validation is not None,
             validation_freq=validation_freq,
         )
-        self._train(model, run_dir, course, hooks, per_step)
+        validator = None
+        if spec.eval is not None:
+            held_out = open_stored(folder / EVAL, spec.eval)
+            validator = Validation(model, held_out, spec.eval["batch_size"])
+        self._train(model, run_dir, course, hooks, validator)
         return model.history
 
     def _train(
-        self, model: keras.Model, run_dir: Path, course: Course, hooks: Any, replicas: int
+        self,
+        model: keras.Model,
+        run_dir: Path,
+        course: Course,
+        hooks: Any,
+        validation: Validation | None,
     ) -> None:
-        self._up = up = self._entered().up(self._arguments(run_dir, replicas), run_dir / "up.log")
+        arguments = self._arguments(run_dir, course.per_step)
+        self._up = up = self._entered().up(arguments, run_dir / "up.log")
         attendant = Attendant(run_dir, up)
-        fitting = Fitting(model, attendant, course, hooks, _base_rate(model))
+        rate = _base_rate(model)
+        fitting = Fitting(model, run_dir, attendant, course, hooks, rate, validation)
         try:
             fitting.run()
             fitting.finish()

@@ -42,7 +42,5 @@ def fit_job(folder: Path) -> Job:
         class_weight=spec.class_weight,
         batch_size=spec.batch_size,
         epochs=spec.epochs,
-        seed=spec.seed,
-        engine=spec.engine,
-        **spec.fields,
+        **{"seed": spec.seed, **spec.fields},
     )

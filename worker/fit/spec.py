@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidJob
-from worker.job.job import Engine
 
 SPEC = "spec.json"
 TRAIN, EVAL = "train", "eval"
@@ -29,7 +28,6 @@ class FitSpec:
         batch_size: records of a micro-batch.
         epochs: passes over the training data.
         seed: seed of the order of records and of dropout masks.
-        engine: implementation of the optimizer on the shards, ``keras`` or ``numpy``.
         class_weight: factors of the loss by class, as in ``Job``.
         fields: further fields of the job by name, of plain values, such as ``intra_op_threads``.
             Those of a policy may as well be options of ``coordinator up``.
@@ -40,7 +38,6 @@ class FitSpec:
     batch_size: int
     epochs: int = 1
     seed: int = 0
-    engine: Engine = "keras"
     class_weight: Mapping[int, float] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.names import HISTORY
 from worker.fit.attendant import Attendant, HeldJob
+from worker.fit.course import Course
 from worker.fit.mirror import Mirror
-from worker.fit.training_logs import merged_metrics, totals
+from worker.fit.progress import Progress
+from worker.fit.training_logs import kept_epochs, merged_metrics, totals, unsummed_metrics
+from worker.fit.validation import Validation
+from worker.model.loss_scale import inner
 
 BATCH_HOOKS = (
     "on_train_batch_begin",
@@ -23,61 +29,29 @@ BATCH_HOOKS = (
 PARTS = 10
 """Batch hooks of an epoch, by default."""
 
+_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+"""Callbacks of every ``fit``. They do not look at the model."""
 
-@dataclass(frozen=True)
-class Course:
-    """The course of a ``fit``.
+_BY_EPOCH = {
+    keras.callbacks.ModelCheckpoint: "save_freq",
+    keras.callbacks.BackupAndRestore: "save_freq",
+    keras.callbacks.OrbaxCheckpoint: "save_freq",
+    keras.callbacks.TensorBoard: "update_freq",
+}
+"""Callbacks whose batch hooks do nothing while an attribute is ``epoch``."""
 
-    Attributes:
-        first: the first epoch, ``initial_epoch``.
-        epochs: the epoch to stop before, as in ``fit``.
-        steps: updates of an epoch.
-        per_step: batches of an update: K in sync mode, else 1.
-        per_epoch: batches of an epoch.
-        every: updates from one batch hook to the next.
-        validated: whether there is validation data.
-        validation_freq: as in ``fit``.
-    """
 
-    first: int
-    epochs: int
-    steps: int
-    per_step: int
-    per_epoch: int
-    every: int
-    validated: bool
-    validation_freq: int | Sequence[int] = 1
-
-    @property
-    def total(self) -> int:
-        """Batches of all epochs."""
-        return (self.epochs - self.first) * self.per_epoch
-
-    def limit(self, epoch: int, step: int) -> int:
-        """Returns the batches that are done after ``step`` updates of ``epoch``."""
-        within = min(step * self.per_step, self.per_epoch)
-        return (epoch - self.first) * self.per_epoch + within
-
-    def begun_at(self, epoch: int | None) -> Course:
-        """Returns the course from ``epoch`` on; None for that of the call."""
-        return self if not epoch else replace(self, first=min(epoch, self.epochs))
-
-    def validates(self, epoch: int) -> bool:
-        """Whether the results of ``epoch`` contain those of the validation data."""
-        if not self.validated:
-            return False
-        if isinstance(self.validation_freq, int):
-            return (epoch + 1) % self.validation_freq == 0
-        return epoch + 1 in self.validation_freq
+def looking(callbacks: Sequence[Any]) -> list[Any]:
+    """Returns the callbacks that may look at the model."""
+    return [callback for callback in callbacks if type(callback) not in _OWN]
 
 
 def has_batch_hooks(callbacks: Sequence[Any]) -> bool:
-    """Whether a callback of the user's has hooks for batches."""
-    own = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+    """Whether a callback of the user's has hooks for batches that do something."""
     return any(
         _overrides(callback, hook)
-        for callback in callbacks
-        if not isinstance(callback, own)
+        for callback in looking(callbacks)
+        if getattr(callback, _BY_EPOCH.get(type(callback), ""), None) != "epoch"
         for hook in BATCH_HOOKS
     )
 
@@ -85,6 +59,13 @@ def has_batch_hooks(callbacks: Sequence[Any]) -> bool:
 def _overrides(callback: Any, hook: str) -> bool:
     found = getattr(callback, hook)
     return getattr(found, "__func__", found) is not getattr(keras.callbacks.Callback, hook)
+
+
+def earliest_epoch(model: keras.Model, initial_epoch: int, callbacks: Sequence[Any]) -> int:
+    """Returns the first epoch that training may begin with, once callbacks have restored one."""
+    if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+        return 0
+    return min(initial_epoch, model._initial_epoch or initial_epoch)
 
 
 class Fitting:
@@ -95,17 +76,27 @@ class Fitting:
     """
 
     def __init__(
-        self, model: Any, attendant: Attendant, course: Course, callbacks: Any, base_rate: float
+        self,
+        model: Any,
+        run_dir: Path,
+        attendant: Attendant,
+        course: Course,
+        callbacks: Any,
+        base_rate: float,
+        validation: Validation | None = None,
     ) -> None:
         """``callbacks`` is a ``keras.callbacks.CallbackList``; ``base_rate`` the learning rate that
         the job was described with, NaN under a schedule."""
         self._model = model
+        self._run_dir = run_dir
         self._attendant = attendant
         self._course = course
         self._callbacks = callbacks
         self._base_rate = base_rate
+        self._validation = validation
         self._mirror = Mirror(model)
         self._hold: HeldJob | None = None
+        self._unsummed: Collection[str] = ()
 
     @property
     def hold(self) -> HeldJob | None:
@@ -121,21 +112,16 @@ class Fitting:
         model = self._model
         model.stop_training = False
         self._hold = self._attendant.await_hold(-1)
+        self._unsummed = unsummed_metrics(self._run_dir)
         if not int(model.optimizer.iterations):
             # The job has begun with the same: nothing goes back unless a callback changes it.
             self._mirror.load(self._hold.checkpoint)
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
-        self._course = course = self._course.begun_at(model._initial_epoch)
-        logs: dict[str, float] | None = None
-        for epoch in range(course.first, course.epochs):
-            model.reset_metrics()
-            self._callbacks.on_epoch_begin(epoch)
-            logs = self._epoch(epoch)
-            self._callbacks.on_epoch_end(epoch, logs)
-            if model.stop_training:
-                break
-        if course.epochs > 0:
+        self._course = self._course.begun_at(model._initial_epoch)
+        looked_at = self._validation is not None or looking(self._callbacks.callbacks)
+        logs = self._with_holds() if looked_at else self._without_holds()
+        if self._course.epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         self._callbacks.on_train_end(logs=logs)
 
@@ -148,25 +134,88 @@ class Fitting:
 
     def load_newest(self) -> None:
         """Loads the newest checkpoint of a run that was stopped."""
-        self._mirror.load(self._attendant.newest_checkpoint())
+        checkpoint = self._attendant.newest_checkpoint()
+        self._mirror.load(checkpoint)
+        if self._hold is not None and not looking(self._callbacks.callbacks):
+            self._record(checkpoint)
+
+    def _with_holds(self) -> dict[str, float] | None:
+        """Trains with a hold before each hook that may look at the model; returns the results of
+        the last epoch."""
+        logs: dict[str, float] | None = None
+        for epoch in range(self._course.first, self._course.epochs):
+            self._model.reset_metrics()
+            self._callbacks.on_epoch_begin(epoch)
+            logs = self._epoch(epoch)
+            self._callbacks.on_epoch_end(epoch, logs)
+            if self._model.stop_training:
+                break
+        return logs
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         """Trains one epoch; returns its results, those of the validation data included."""
-        course, step, hold = self._course, 0, self._hold
+        course, step = self._course, 0
         logs: dict[str, float] = {}
-        while step < course.steps and not self._model.stop_training:
+        while step < course.steps:
             self._callbacks.on_train_batch_begin(step)
             step = min(step + course.every, course.steps)
             hold = self._go(course.limit(epoch, step))
-            counted = totals(hold.checkpoint, epoch - course.first)
-            logs = merged_metrics(self._model, counted) if counted else {}
+            counted = totals(hold.checkpoint)[epoch - course.first]
+            logs = merged_metrics(self._model, counted, self._unsummed)
             self._callbacks.on_train_batch_end(step - 1, logs)
-        assert hold is not None
+            if self._model.stop_training:
+                break
         if course.validates(epoch):
-            logs = {**logs, **_of_validation(hold.evaluation)}
+            logs = {**logs, **self._validated(hold)}
         return logs
 
-    def _go(self, until: int) -> HeldJob:
+    def _validated(self, hold: HeldJob) -> dict[str, float]:
+        """Returns the results of the validation data. To callbacks they are of a single batch."""
+        validation, callbacks = self._validation, self._callbacks
+        assert validation is not None
+        callbacks.on_test_begin()
+        callbacks.on_test_batch_begin(0)
+        results = dict(hold.evaluation)
+        # Jobs evaluate the averages of such an optimizer, and fit the weights.
+        averages = inner(self._model.optimizer).use_ema
+        if averages or not results or self._mirror.changed():
+            results = validation.evaluate()
+        callbacks.on_test_batch_end(validation.steps - 1, results)
+        callbacks.on_test_end(results)
+        return {f"val_{name}": value for name, value in results.items()}
+
+    def _without_holds(self) -> dict[str, float] | None:
+        """Trains with a hold at the end alone, if shards keep the totals of so many epochs; returns
+        the results of the last epoch."""
+        course, logs = self._course, None
+        bars = [each for each in self._callbacks.callbacks if type(each) is _OWN[1]]
+        progress = Progress(next(iter(bars), None), course, self._run_dir / HISTORY)
+        at_once = kept_epochs(self._model)
+        for first in range(course.first, course.epochs, at_once):
+            last = min(first + at_once, course.epochs) - 1
+            hold = self._go(course.limit(last, course.steps), progress)
+            logs = self._record(hold.checkpoint, progress)
+        return logs
+
+    def _record(
+        self, checkpoint: Path, progress: Progress | None = None
+    ) -> dict[str, float] | None:
+        """Gives the results of epochs that are done, as of ``checkpoint``, to ``History``; returns
+        those of the last one."""
+        course, logs, rows = self._course, None, totals(checkpoint)
+        histories = [each for each in self._callbacks.callbacks if type(each) is _OWN[0]]
+        for epoch in range(course.first + len(self._model.history.epoch), course.epochs):
+            row = rows.get(epoch - course.first)
+            if row is None or row[1] < course.records:
+                break
+            logs = merged_metrics(self._model, row, self._unsummed)
+            for history in histories:
+                history.on_epoch_end(epoch, dict(logs))
+            if progress is not None:
+                progress.ended(epoch, logs)
+        return logs
+
+    def _go(self, until: int, progress: Progress | None = None) -> HeldJob:
         """Ends the hold with what callbacks have changed, and waits for the next one."""
         assert self._hold is not None
         at, restore = self._hold.at, ""
@@ -174,6 +223,8 @@ class Fitting:
             restore = f"{self._hold.checkpoint.name}.set"
             self._mirror.save(self._hold.checkpoint, self._hold.checkpoint.with_name(restore))
         self._attendant.end_hold(at, until, self._rate(), restore)
+        if progress is not None and progress.shown:
+            self._attendant.watch(until, progress.at)
         hold = self._attendant.await_hold(at)
         self._mirror.load(hold.checkpoint)
         self._hold = hold
@@ -183,8 +234,10 @@ class Fitting:
         """Returns the present learning rate as a factor of the job's; None under a schedule."""
         if math.isnan(self._base_rate):
             return None
-        return float(self._model.optimizer.learning_rate) / self._base_rate
-
-
-def _of_validation(results: Mapping[str, float]) -> dict[str, float]:
-    return {f"val_{name}": value for name, value in results.items()}
+        rate = float(self._model.optimizer.learning_rate)
+        if not rate or not self._base_rate:
+            raise InvalidArgument(
+                "optimizer.learning_rate is 0, and a cluster changes it by a factor; compile with "
+                "a rate above 0, and let callbacks set none of 0: 1e-30 does the same"
+            )
+        return rate / self._base_rate

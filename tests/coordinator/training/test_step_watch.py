@@ -28,3 +28,13 @@ def test_finite_divergence_stops_the_job(tmp_path: Path) -> None:
             parts.step(50.0)
         assert "diverged" in str(training.failure)
         assert parts.store.get("first_loss") == 1.0
+
+
+def test_an_attended_job_is_warned_and_goes_on(tmp_path: Path) -> None:
+    with training_run(tmp_path, train_records=4000, epochs=1, attended=True) as parts:
+        training = parts.begin()
+        training.allow(40)
+        for _ in range(15):
+            parts.step(skipped=True)
+        assert training.failure is None
+        assert len([said for said in parts.warnings.kept if said.startswith("PS603: ")]) == 1

@@ -14,7 +14,6 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
         batch_size=4,
         epochs=3,
         seed=1 << 60,
-        engine="numpy",
         class_weight={0: 1.0, 7: 0.25},
         fields={"intra_op_threads": 1},
     )

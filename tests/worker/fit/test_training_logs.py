@@ -17,7 +17,13 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec
 from tests.psrpc.builders import write_and_commit
 from tests.worker.flat_jobs import CPU, FEATURES, RECORDS, JobStepper, make_job, records
-from worker.fit.training_logs import build_as_fit, merged_metrics, totals
+from worker.fit.training_logs import (
+    build_as_fit,
+    kept_epochs,
+    merged_metrics,
+    totals,
+    unsummed_metrics,
+)
 from worker.step.flat import FlatStep
 
 layers = keras.layers
@@ -111,7 +117,24 @@ def test_a_model_of_strings_is_built() -> None:
 def test_without_the_states_of_metrics_there_is_the_loss() -> None:
     model = measured()
     assert merged_metrics(model, (6.0, 4.0)) == {"loss": 1.5}
-    assert np.isnan(merged_metrics(model, (0.0, 0.0))["loss"])
+    build_as_fit(model, records().read_range(0, 2))
+    # No batch was finite.
+    logs = merged_metrics(model, (np.nan, 8.0))
+    assert np.isnan(logs.pop("loss"))
+    assert logs == {"a_top2": 0.0, "accuracy": 0.0, "input_mean": 0.0}
+
+
+def test_metrics_that_do_not_add_up_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"description": {"unsummed_metrics": ["accuracy"]}}')
+    model = measured()
+    build_as_fit(model, records().read_range(0, 2))
+    row = (6.0, 4.0, *[1.0] * 6)
+    assert list(merged_metrics(model, row, unsummed_metrics(tmp_path))) == [
+        "a_top2",
+        "input_mean",
+        "loss",
+    ]
+    assert kept_epochs(model) == 2**14 // 8
 
 
 def test_totals_of_other_metrics_are_refused() -> None:
@@ -123,14 +146,22 @@ def test_totals_of_other_metrics_are_refused() -> None:
 def test_totals_are_those_of_the_first_shard_and_the_epoch(tmp_path: Path) -> None:
     plan = make_plan([VariableSpec("w", (40,), "float32", "trainable")], 2, "cut")
     one = {"epoch": 0, "applied": [[0, 64]], "skipped": []}
-    two = {"epoch": 1, "applied": [[0, 8]], "skipped": [[0, 8]]}
+    two = {"epoch": 1, "applied": [[0, 16]], "skipped": [[0, 8]]}
+    three = {"epoch": 2, "applied": [[0, 8]], "skipped": [[0, 8]]}
+    first = {**one, "totals": [1.5, 64.0, 3.0]}
+    second = {**two, "totals": [1.0, 8.0, 2.0]}
     halves = [{a.name: np.zeros(a.shard_length(k), a.dtype) for a in plan.arenas} for k in (0, 1)]
     states = [
-        ShardState(halves[0], applied=({**one, "totals": [1.5, 64.0, 3.0]}, two)),
-        ShardState(halves[1], applied=(one, two)),
+        ShardState(halves[0], applied=(first, second, three)),
+        ShardState(halves[1], applied=(one, two, three)),
     ]
     (tmp_path / "tmp").mkdir()
     checkpoint = write_and_commit(tmp_path / "tmp", plan, states)
-    assert totals(checkpoint, 0) == (1.5, 64.0, 3.0)
-    assert totals(checkpoint, 1) is None
-    assert totals(checkpoint, 2) is None
+    found = totals(checkpoint)
+    assert found.keys() == {0, 1, 2}
+    assert found[0] == (1.5, 64.0, 3.0)
+    # Left out: a batch of the second epoch, and the only one of the third.
+    assert np.isnan(found[1][0])
+    assert found[1][1:] == (16.0, 2.0)
+    assert np.isnan(found[2][0])
+    assert found[2][1:] == (8.0,)
