@@ -13,7 +13,7 @@ _OTHERS = ("epoch", "step", "eval_step", "learning_rate")
 """Columns of a history that are no results."""
 
 
-class Progress:
+class EpochProgress:
     """The epochs of a job in Keras's progress bar. Not thread-safe."""
 
     def __init__(self, bar: Any, course: Course, history: Path) -> None:

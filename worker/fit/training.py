@@ -14,7 +14,7 @@ from psrpc.core.names import HISTORY
 from worker.fit.attendant import Attendant, HeldJob
 from worker.fit.course import Course
 from worker.fit.mirror import Mirror
-from worker.fit.progress import Progress
+from worker.fit.progress import EpochProgress
 from worker.fit.training_logs import kept_epochs, merged_metrics, totals, unsummed_metrics
 from worker.fit.validation import Validation
 from worker.model.loss_scale import inner
@@ -189,7 +189,7 @@ class Fitting:
         the results of the last epoch."""
         course, logs = self._course, None
         bars = [each for each in self._callbacks.callbacks if type(each) is _OWN[1]]
-        progress = Progress(next(iter(bars), None), course, self._run_dir / HISTORY)
+        progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
         at_once = kept_epochs(self._model)
         for first in range(course.first, course.epochs, at_once):
             last = min(first + at_once, course.epochs) - 1
@@ -198,7 +198,7 @@ class Fitting:
         return logs
 
     def _record(
-        self, checkpoint: Path, progress: Progress | None = None
+        self, checkpoint: Path, progress: EpochProgress | None = None
     ) -> dict[str, float] | None:
         """Gives the results of epochs that are done, as of ``checkpoint``, to ``History``; returns
         those of the last one."""
@@ -215,7 +215,7 @@ class Fitting:
                 progress.ended(epoch, logs)
         return logs
 
-    def _go(self, until: int, progress: Progress | None = None) -> HeldJob:
+    def _go(self, until: int, progress: EpochProgress | None = None) -> HeldJob:
         """Ends the hold with what callbacks have changed, and waits for the next one."""
         assert self._hold is not None
         at, restore = self._hold.at, ""
