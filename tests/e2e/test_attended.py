@@ -51,10 +51,14 @@ class Attended:
     def __init__(self, run_dir: Path, process: subprocess.Popen[bytes]) -> None:
         self.run_dir = run_dir
         self.process = process
-        until((run_dir / "address").exists, "the coordinator to serve")
+        until(self._serves, "the coordinator to serve")
         address = (run_dir / "address").read_text().strip()
         self.client = CoordinatorClient(address, security_of_run(run_dir))
         self.after = -1
+
+    def _serves(self) -> bool:
+        assert self.process.poll() is None, self.run_dir.with_suffix(".log").read_text()
+        return (self.run_dir / "address").exists()
 
     def hold(self) -> pb.AwaitHoldResponse:
         """The next hold, or the end of the job."""
@@ -100,7 +104,7 @@ class Attended:
 
 ATTENDS = """
 import subprocess, sys
-sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.PIPE).returncode)
+sys.exit(subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait())
 """
 """A process that holds the standard input of another open."""
 
