@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -33,7 +34,8 @@ TICK_S = 0.5
 """Interval, in seconds, at which the heartbeat thread checks for long waits."""
 
 PAUSE_S = 0.2
-"""Least time, in seconds, between two tries of a call that was answered at once without news."""
+"""Least time, in seconds, from a call that was answered at once without news, or from joining a
+generation, to the next try."""
 
 HURRY_S = 0.2
 """Heartbeat interval, in seconds, while a shard is silent: the reply announces a replacement."""
@@ -62,9 +64,7 @@ class WorkerSession:
         routes: RouteProbe | None = None,
     ) -> None:
         """``times`` returns where this worker's time has gone; any thread may call it."""
-        self.waits = WorkerWaits(
-            lambda why, for_s: log.info(f"{waiting_words(why)} ({for_s:.0f} s)")
-        )
+        self.waits = WorkerWaits(lambda why, s: log.info(f"{waiting_words(why)} ({s:.0f} s)"))
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
         self.threads = threads
@@ -79,9 +79,8 @@ class WorkerSession:
         self._lock = threading.Lock()
         self._interrupted = threads.event()
         self._interrupts: set[Interrupt] = set()
-        self._hurried = False
-        self._wake = threads.event()
-        self._closing = threads.event()
+        self._hurried, self._joined_at = False, -math.inf
+        self._wake, self._closing = threads.event(), threads.event()
         # Separate threads: a hanging heartbeat or probe must not silence the announcements.
         named = {"heartbeat": self._beat, "announce": self._announce}
         self._threads = [threads.thread(run, name) for name, run in named.items()]
@@ -164,7 +163,7 @@ class WorkerSession:
             self.membership.rejoins()
             if not self.membership.interrupted:
                 self._interrupted.clear()
-        self.pause()
+        self.pause(max(0.0, self._joined_at + PAUSE_S - self.threads.now()))
 
     def get_cluster(self) -> pb.GetClusterResponse:
         """Returns the cluster once all shards are ready, which have any time to read a checkpoint;
@@ -189,6 +188,7 @@ class WorkerSession:
                         ) from None
                     self.waits.on(str(error))
                     self.pause()
+        self._joined_at = self.threads.now()
         self._tell(lambda: self.membership.joined(cluster))
         return cluster
 

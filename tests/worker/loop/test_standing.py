@@ -18,10 +18,11 @@ from psrpc.core.errors import (
     ShardUnreachable,
     StaleGeneration,
 )
+from psrpc.ops.threads import Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import session_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
-from worker.loop.session import WorkerSession
+from worker.loop.session import PAUSE_S, WorkerSession
 from worker.protocol.done import DoneBatch, Stopped
 
 
@@ -251,3 +252,20 @@ def test_a_commit_that_was_never_answered_has_an_unknown_outcome() -> None:
         standing = WorkerSession(client, incarnation=7, connect_timeout_s=0)
         with pytest.raises(CoordinatorUnreachable):
             standing.committing(5, done(3))()
+
+
+def test_a_worker_joins_anew_at_once_unless_it_has_only_just_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serve_script() as coordinator, CoordinatorClient(coordinator.address) as client:
+        now_s, paused = 100.0, list[float]()
+        threads = Threads()
+        monkeypatch.setattr(threads, "now", lambda: now_s)
+        standing = WorkerSession(client, incarnation=7, connect_timeout_s=5, threads=threads)
+        monkeypatch.setattr(standing, "pause", paused.append)
+        for after_s in (0.0, 0.05, 3.0):
+            standing.register("sha", "cpu")
+            standing.get_cluster()
+            now_s += after_s
+            standing.begin_again()
+        assert paused == pytest.approx([PAUSE_S, PAUSE_S - 0.05, 0.0])
