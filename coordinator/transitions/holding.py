@@ -69,16 +69,21 @@ class Holding:
         job: JobState,
         disk: DiskWork,
         newest: Callable[[], str],
+        switching: Callable[[], bool],
         advance: Callable[[], None],
     ) -> None:
         """``newest`` returns the checkpoint committed last, relative to the run directory;
-        ``advance`` takes the job as far as the facts allow."""
+        ``switching`` says whether the policy is to change, for another reason; ``advance`` takes
+        the job as far as the facts allow."""
         self._job = job
         self._disk = disk
         self._newest = newest
+        self._switching = switching
         self._advance = advance
         self._save = SaveRequest()
         self.hold: JobHold | None = None
+        self._begun: JobHold | None = None
+        """The hold that has begun and has not ended, whatever generations have begun since."""
         self._checking: HoldEnd | None = None
         self._refused: tuple[HoldEnd, str] | None = None
         self._accepted: HoldEnd | None = None
@@ -120,8 +125,13 @@ class Holding:
         )
 
     def begin(self) -> None:
-        """Notes that a generation has begun: the job holds again once it stands at its limit."""
+        """Notes that a generation has begun. A job that held, and has lost nothing, still holds,
+        with the same checkpoint: the attendant may be changing a copy of that."""
         self._save, self.hold = SaveRequest(), None
+        training, begun = self._job.training, self._begun
+        if begun is not None and training.held and training.span.batches == begun.at:
+            training.orders.saving.stands_at(training.span.step)
+            self.hold = begun
 
     def look(self, after: int) -> JobHold | None:
         """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
@@ -245,7 +255,7 @@ class Holding:
         return held and training.epochs.awaited is None
 
     def _begin_hold(self) -> None:
-        self.hold = hold = self.present
+        self.hold = self._begun = hold = self.present
         log.info("held", at=hold.at, step=hold.global_step, checkpoint=hold.checkpoint)
 
     def _go_on(self, end: HoldEnd) -> None:
@@ -257,11 +267,11 @@ class Holding:
             followed = Followed(run.policy + 1, run.settings, span.step, span.batches, end.rate)
         if followed is not None or chosen is not None:
             # Shards drop snapshots kept for evaluation when they begin again.
-            if not training.orders.evaluations.idle:
+            if not training.orders.evaluations.idle or self._switching():
                 return
             if not job.generations.go_over(followed, chosen):
                 return
         log.info("hold ended", at=end.at, until=end.until, rate=end.rate, restore=end.restore)
-        self._last, self._accepted, self._chosen, self.hold = end, None, None, None
-        self._save = SaveRequest()
+        self._last, self._accepted, self._chosen = end, None, None
+        self._save, self.hold, self._begun = SaveRequest(), None, None
         training.allow(end.until)

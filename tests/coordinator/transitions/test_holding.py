@@ -209,6 +209,51 @@ def test_a_hold_comes_again_once_a_lost_shard_is_replaced(tmp_path: Path) -> Non
     assert hold_of(coordinator, after=0) == hold
 
 
+@pytest.mark.parametrize("policy", [ASYNC, SYNC], ids=str)
+def test_a_hold_keeps_its_checkpoint_whichever_generations_begin(
+    tmp_path: Path, policy: Policy
+) -> None:
+    """Otherwise that of a later generation were newer than a copy of it."""
+    coordinator, worker = attend(tmp_path, policy)
+    end(coordinator, 4)
+    work(coordinator, worker, 4)
+    hold = hold_of(coordinator, after=0)
+    lost, kept = coordinator.shards
+    lost.kill()
+    coordinator.tick(60.0)
+    coordinator.add(lost.index, 20)
+    kept.beat()
+    coordinator.settle()
+    coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
+    coordinator.settle()
+    # By time, too, none is written of the same state.
+    coordinator.tick(3600.0)
+    coordinator.settle()
+    assert (coordinator.course.run.generation, coordinator.course.run.policy) == (3, 2)
+    assert hold_of(coordinator, after=0) == hold
+    assert coordinator.course.checkpoints.newest == hold.checkpoint
+
+
+def test_a_hold_ends_with_a_rate_once_another_change_of_the_policy_is_over(tmp_path: Path) -> None:
+    coordinator, worker = attend(tmp_path)
+    hold_of(coordinator)
+    coordinator.course.training.orders.evaluations.add("epoch-1", "kept", 0)
+    coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
+    assert coordinator.course.holding.end(HoldEnd(0, 2, rate=0.5))
+    coordinator.course.training.orders.evaluations.drop("kept")
+    coordinator.tick()
+    coordinator.settle()
+    followed = coordinator.course.run.followed
+    assert [(one.number, one.settings.mode, one.rate) for one in followed] == [
+        (1, "async", 1.0),
+        (2, "ssp", 1.0),
+        (3, "ssp", 0.5),
+    ]
+    worker.join()
+    work(coordinator, worker, 2)
+    assert hold_of(coordinator, after=0).at == 2
+
+
 def test_a_hold_may_be_ended_while_a_lost_shard_is_replaced(tmp_path: Path) -> None:
     coordinator, worker = attend(tmp_path, SYNC)
     end(coordinator, 4)
