@@ -144,7 +144,8 @@ class Holding:
         self._check_attended()
         self._heard_at = self._job.now()
         self._knows_the_end = self._job.phase in ENDED
-        hold = None if self._accepted is not None else self.hold
+        over = self._job.phase in ("stopping", *ENDED)
+        hold = None if over or self._accepted is not None else self.hold
         known = hold is not None and self._last is not None and hold.at <= after
         return None if known else hold
 
@@ -214,7 +215,8 @@ class Holding:
                     f"the hold at batch {end.at} was ended with {other}; it cannot be ended "
                     f"with {end} any more"
                 )
-        if hold is None or self._accepted is not None or self._checking is not None:
+        ends = job.phase == "stopping" or self._accepted is not None or self._checking is not None
+        if hold is None or ends:
             raise NotReady(f"the job does not hold at batch {end.at} now; it is {job.phase}")
         if end.at != hold.at:
             raise InvalidArgument(f"the job holds at batch {hold.at}, and not at {end.at}")

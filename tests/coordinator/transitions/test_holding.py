@@ -386,6 +386,28 @@ def test_versions_that_are_not_the_holds_end_the_job(tmp_path: Path) -> None:
     assert "have restored versions [2]" in course.reason
 
 
+def test_a_job_that_is_stopped_at_a_hold_holds_no_more(tmp_path: Path) -> None:
+    coordinator, _ = attend(tmp_path)
+    hold_of(coordinator)
+    coordinator.course.stop()
+    assert coordinator.course.phase == "failed", "there was nothing to finish, and all is saved"
+    assert coordinator.course.holding.look(-1) is None
+    with pytest.raises(JobFailed, match="stopped by a signal"):
+        coordinator.course.holding.end(HoldEnd(0, 1))
+
+
+def test_a_job_that_stops_does_not_hold(tmp_path: Path) -> None:
+    coordinator, worker = attend(tmp_path)
+    end(coordinator, 1)
+    work(coordinator, worker, 1)
+    hold_of(coordinator, after=0)
+    # As with a checkpoint that the disk has refused until now.
+    coordinator.course.phase = "stopping"
+    assert coordinator.course.holding.look(0) is None
+    with pytest.raises(NotReady, match="does not hold at batch 1 now; it is stopping"):
+        coordinator.course.holding.end(HoldEnd(1, 2))
+
+
 def test_an_attended_job_that_is_stopped_says_so_to_its_attendant(tmp_path: Path) -> None:
     coordinator, worker = attend(tmp_path)
     end(coordinator, 8)
