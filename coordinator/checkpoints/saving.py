@@ -143,6 +143,10 @@ class Saving:
         self._due = True
         return True
 
+    def stands_at(self, step: int) -> None:
+        """Notes that the state that the shards began with, of ``step``, is on disk."""
+        self._saved_step = step
+
     def began_with(self, step: int) -> bool:
         """Whether there was a checkpoint of ``step`` before any was ordered here."""
         return step == self._saved_step and self._first == ""

@@ -59,7 +59,13 @@ class JobRun(JobState):
         self._at_end = at_end
         self._waits = JobWaits()
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint(), self.advance)
-        self.holding = Holding(self, disk, lambda: self.checkpoints.newest, self.advance)
+        self.holding = Holding(
+            self,
+            disk,
+            lambda: self.checkpoints.newest,
+            lambda: self.changes.switch is not None,
+            self.advance,
+        )
         self.departures = Departures(self, run.plan.shards, self.advance)
         self.stuck = Stuck(self, self.departures.dismiss)
         self.changes = Changes(self, self.advance, self.waiting_for)

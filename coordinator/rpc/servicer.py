@@ -235,7 +235,9 @@ class Servicer(CoordinatorServicer):
 
     async def EndHold(self, request: pb.EndHoldRequest, context: Any) -> pb.EndHoldResponse:
         await self._engine.end_hold(read_hold_end(request))
-        self._note("EndHold", context, at=request.at, until=request.until, restore=request.restore)
+        if request.restore:
+            # Other ends come by the thousand, and change nothing but the time.
+            self._note("EndHold", context, at=request.at, restore=request.restore)
         return pb.EndHoldResponse()
 
     async def RevokeWorker(

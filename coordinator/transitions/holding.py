@@ -69,16 +69,21 @@ class Holding:
         job: JobState,
         disk: DiskWork,
         newest: Callable[[], str],
+        switching: Callable[[], bool],
         advance: Callable[[], None],
     ) -> None:
         """``newest`` returns the checkpoint committed last, relative to the run directory;
-        ``advance`` takes the job as far as the facts allow."""
+        ``switching`` says whether the policy is to change, for another reason; ``advance`` takes
+        the job as far as the facts allow."""
         self._job = job
         self._disk = disk
         self._newest = newest
+        self._switching = switching
         self._advance = advance
         self._save = SaveRequest()
         self.hold: JobHold | None = None
+        self._begun: JobHold | None = None
+        """The hold that has begun and has not ended, whatever generations have begun since."""
         self._checking: HoldEnd | None = None
         self._refused: tuple[HoldEnd, str] | None = None
         self._accepted: HoldEnd | None = None
@@ -120,8 +125,13 @@ class Holding:
         )
 
     def begin(self) -> None:
-        """Notes that a generation has begun: the job holds again once it stands at its limit."""
+        """Notes that a generation has begun. A job that held, and has lost nothing, still holds,
+        with the same checkpoint: the attendant may be changing a copy of that."""
         self._save, self.hold = SaveRequest(), None
+        training, begun = self._job.training, self._begun
+        if begun is not None and training.held and training.span.batches == begun.at:
+            training.orders.saving.stands_at(training.span.step)
+            self.hold = begun
 
     def look(self, after: int) -> JobHold | None:
         """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
@@ -134,7 +144,8 @@ class Holding:
         self._check_attended()
         self._heard_at = self._job.now()
         self._knows_the_end = self._job.phase in ENDED
-        hold = None if self._accepted is not None else self.hold
+        over = self._job.phase in ("stopping", *ENDED)
+        hold = None if over or self._accepted is not None else self.hold
         known = hold is not None and self._last is not None and hold.at <= after
         return None if known else hold
 
@@ -204,7 +215,8 @@ class Holding:
                     f"the hold at batch {end.at} was ended with {other}; it cannot be ended "
                     f"with {end} any more"
                 )
-        if hold is None or self._accepted is not None or self._checking is not None:
+        ends = job.phase == "stopping" or self._accepted is not None or self._checking is not None
+        if hold is None or ends:
             raise NotReady(f"the job does not hold at batch {end.at} now; it is {job.phase}")
         if end.at != hold.at:
             raise InvalidArgument(f"the job holds at batch {hold.at}, and not at {end.at}")
@@ -245,7 +257,7 @@ class Holding:
         return held and training.epochs.awaited is None
 
     def _begin_hold(self) -> None:
-        self.hold = hold = self.present
+        self.hold = self._begun = hold = self.present
         log.info("held", at=hold.at, step=hold.global_step, checkpoint=hold.checkpoint)
 
     def _go_on(self, end: HoldEnd) -> None:
@@ -257,11 +269,11 @@ class Holding:
             followed = Followed(run.policy + 1, run.settings, span.step, span.batches, end.rate)
         if followed is not None or chosen is not None:
             # Shards drop snapshots kept for evaluation when they begin again.
-            if not training.orders.evaluations.idle:
+            if not training.orders.evaluations.idle or self._switching():
                 return
             if not job.generations.go_over(followed, chosen):
                 return
         log.info("hold ended", at=end.at, until=end.until, rate=end.rate, restore=end.restore)
-        self._last, self._accepted, self._chosen, self.hold = end, None, None, None
-        self._save = SaveRequest()
+        self._last, self._accepted, self._chosen = end, None, None
+        self._save, self.hold, self._begun = SaveRequest(), None, None
         training.allow(end.until)

@@ -209,6 +209,51 @@ def test_a_hold_comes_again_once_a_lost_shard_is_replaced(tmp_path: Path) -> Non
     assert hold_of(coordinator, after=0) == hold
 
 
+@pytest.mark.parametrize("policy", [ASYNC, SYNC], ids=str)
+def test_a_hold_keeps_its_checkpoint_whichever_generations_begin(
+    tmp_path: Path, policy: Policy
+) -> None:
+    """Otherwise that of a later generation were newer than a copy of it."""
+    coordinator, worker = attend(tmp_path, policy)
+    end(coordinator, 4)
+    work(coordinator, worker, 4)
+    hold = hold_of(coordinator, after=0)
+    lost, kept = coordinator.shards
+    lost.kill()
+    coordinator.tick(60.0)
+    coordinator.add(lost.index, 20)
+    kept.beat()
+    coordinator.settle()
+    coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
+    coordinator.settle()
+    # By time, too, none is written of the same state.
+    coordinator.tick(3600.0)
+    coordinator.settle()
+    assert (coordinator.course.run.generation, coordinator.course.run.policy) == (3, 2)
+    assert hold_of(coordinator, after=0) == hold
+    assert coordinator.course.checkpoints.newest == hold.checkpoint
+
+
+def test_a_hold_ends_with_a_rate_once_another_change_of_the_policy_is_over(tmp_path: Path) -> None:
+    coordinator, worker = attend(tmp_path)
+    hold_of(coordinator)
+    coordinator.course.training.orders.evaluations.add("epoch-1", "kept", 0)
+    coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
+    assert coordinator.course.holding.end(HoldEnd(0, 2, rate=0.5))
+    coordinator.course.training.orders.evaluations.drop("kept")
+    coordinator.tick()
+    coordinator.settle()
+    followed = coordinator.course.run.followed
+    assert [(one.number, one.settings.mode, one.rate) for one in followed] == [
+        (1, "async", 1.0),
+        (2, "ssp", 1.0),
+        (3, "ssp", 0.5),
+    ]
+    worker.join()
+    work(coordinator, worker, 2)
+    assert hold_of(coordinator, after=0).at == 2
+
+
 def test_a_hold_may_be_ended_while_a_lost_shard_is_replaced(tmp_path: Path) -> None:
     coordinator, worker = attend(tmp_path, SYNC)
     end(coordinator, 4)
@@ -339,6 +384,28 @@ def test_versions_that_are_not_the_holds_end_the_job(tmp_path: Path) -> None:
     course = job.coordinator.course
     assert course.phase == "failed"
     assert "have restored versions [2]" in course.reason
+
+
+def test_a_job_that_is_stopped_at_a_hold_holds_no_more(tmp_path: Path) -> None:
+    coordinator, _ = attend(tmp_path)
+    hold_of(coordinator)
+    coordinator.course.stop()
+    assert coordinator.course.phase == "failed", "there was nothing to finish, and all is saved"
+    assert coordinator.course.holding.look(-1) is None
+    with pytest.raises(JobFailed, match="stopped by a signal"):
+        coordinator.course.holding.end(HoldEnd(0, 1))
+
+
+def test_a_job_that_stops_does_not_hold(tmp_path: Path) -> None:
+    coordinator, worker = attend(tmp_path)
+    end(coordinator, 1)
+    work(coordinator, worker, 1)
+    hold_of(coordinator, after=0)
+    # As with a checkpoint that the disk has refused until now.
+    coordinator.course.phase = "stopping"
+    assert coordinator.course.holding.look(0) is None
+    with pytest.raises(NotReady, match="does not hold at batch 1 now; it is stopping"):
+        coordinator.course.holding.end(HoldEnd(1, 2))
 
 
 def test_an_attended_job_that_is_stopped_says_so_to_its_attendant(tmp_path: Path) -> None:
