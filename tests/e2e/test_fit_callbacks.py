@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import pserver
 from tests.e2e import plain_fit
+from worker.fit import training
 from worker.fit.cluster import FOLDER
 from worker.fit.spec import read_spec
 
@@ -426,3 +428,52 @@ def test_hooks_in_async_mode(both: Both, monkeypatch: pytest.MonkeyPatch) -> Non
         for each in (ours, plain)
     )
     assert seen == known
+
+
+def test_nothing_stops_where_nothing_looks(
+    both: Both, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = data()
+    model = made()
+    history = model.fit(x, y, epochs=5, batch_size=BATCH, verbose=2)
+    assert (history.epoch, history.params["steps"]) == ([0, 1, 2, 3, 4], 3)
+    plain, _, _ = both.plain(lambda _: [], epochs=5)
+    assert repr(history.history) == repr(plain.history.history)
+    for value, wanted in zip(state(model), state(plain), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert holds(both.cluster) == [0, 15]
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("Epoch")] == [
+        f"Epoch {number}/5" for number in range(1, 6)
+    ]
+    for loss, line in zip(
+        history.history["loss"], (line for line in shown if "3/3" in line), strict=True
+    ):
+        assert f"loss: {loss:.4f}" in line
+
+    # Of no more epochs than shards keep the totals.
+    monkeypatch.setattr(training, "kept_epochs", lambda _: 2)
+    model = made()
+    history = model.fit(x, y, epochs=5, batch_size=BATCH, verbose=0)
+    assert history.epoch == [0, 1, 2, 3, 4]
+    assert holds(both.cluster) == [0, 6, 12, 15]
+    plain, _, _ = both.plain(lambda _: [], epochs=5)
+    assert repr(history.history) == repr(plain.history.history)
+
+
+def holds(cluster: pserver.Cluster) -> list[int]:
+    """The batches after which the last run held."""
+    assert cluster.run_dir is not None
+    log = (cluster.run_dir / "logs" / "coordinator.log").read_text()
+    return [int(at) for at in re.findall(r"\bheld +at=(\d+)", log)]
+
+
+def test_data_without_any_finite_loss_are_trained_as_by_keras(both: Both) -> None:
+    x, y = data()
+    model = made()
+    history = model.fit(np.full_like(x, np.nan), y, epochs=4, batch_size=BATCH, verbose=0)
+    # More batches in a row than stop a job.
+    assert np.isnan(history.history["loss"]).tolist() == [True] * 4
+    assert history.history.keys() == {"loss", "mae"}
+    assert both.cluster.run_dir is not None
+    assert "PS603" in (both.cluster.run_dir / "up.log").read_text()
