@@ -71,7 +71,7 @@ class RowUpdate:
     ) -> None:
         """Updates the rows in the slots ``at``, distinct, ``[m]``, with ``gradients[picked]``, or
         all of ``gradients``, ``[m, width]``."""
-        rate = self._rate(iterations) * np.float32(rate_scale)
+        rate = np.float32(float(self._rate(iterations)) * rate_scale)
         factors = self._rule.factors(rate, iterations, "float32")
         values = store.values.rows()
         slots = [column.rows() for column in store.slots.values()]

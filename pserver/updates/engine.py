@@ -71,9 +71,9 @@ class UpdateEngine(Protocol):
         """Takes one optimizer step. Trainable arenas hold gradients; state arenas hold deltas to
         add, or new values if the plan marks the arena as replaced.
 
-        ``rate_scale``, rounded to float32, multiplies the learning rate of this step, under any
-        schedule, and the weight decay where the optimizer scales that by the learning rate. With 1
-        the bits are those of the optimizer alone.
+        ``rate_scale`` multiplies the learning rate of this step, under any schedule, and the weight
+        decay where the optimizer scales that by the learning rate; the Keras engine rounds it to
+        float32. With 1 the bits are those of the optimizer alone.
 
         Every arena with elements must be present; an empty mapping changes nothing. Gradients of a
         float32 arena may also be bfloat16 (of ``ml_dtypes``) or float16; the engine widens them.

@@ -83,8 +83,8 @@ class NumpyEngine:
         if not gradients:
             return
         self._arenas.check_gradients(gradients)
-        # Exact where the scale is 1.
-        rate = self._rate(self._iterations) * np.float32(rate_scale)
+        # Rounded once: a scale that is the quotient of two rates makes exactly the second one.
+        rate = np.float32(float(self._rate(self._iterations)) * rate_scale)
         # The loss shows that a run diverges; XLA does not warn of infinities either.
         with np.errstate(all="ignore"):
             for name in self._arenas.trainable:
