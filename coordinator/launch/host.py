@@ -1,8 +1,8 @@
-"""Runs the jobs of one caller one after the other, with one fork server for all of them.
+"""Runs jobs and predictions of one caller one after the other, with one fork server for all.
 
-``python -m coordinator.launch.host REQUESTS REPLIES``, two inherited descriptors, takes a
-:class:`psrpc.ops.up_request.UpRequest` a line and replies with the exit status. It ends once
-REQUESTS is at its end. ``pserver.Cluster`` starts it (docs/design/0028-fit-on-a-cluster.md).
+``python -m coordinator.launch.host REQUESTS REPLIES``, two inherited descriptors, takes the
+requests of :mod:`psrpc.ops.host_requests`. It ends once REQUESTS is at its end.
+``pserver.Cluster`` starts it (docs/design/0028-fit-on-a-cluster.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from psrpc.ops.up_request import UpRequest
+from psrpc.ops.host_requests import PartsRequest, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,17 +45,22 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
     """Runs each request of ``lines`` until their end."""
     # Imported before a request is there: this takes half a second.
     from coordinator.launch import up
+    from coordinator.launch.commands import cluster_environment
     from coordinator.launch.options import add_up_arguments
+    from coordinator.launch.parts import Parts
     from psrpc.options.command_line import Parser
 
     parser = Parser(prog="coordinator up")
     add_up_arguments(parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in lines:
-        request = UpRequest.decode(line)
+        request = decode(line)
         with _output_to(request.output):
             try:
-                status = up.run(parser.parse_args(request.arguments), warm_start)
+                if isinstance(request, PartsRequest):
+                    status = Parts(request, cluster_environment(os.environ), warm_start).run()
+                else:
+                    status = up.run(parser.parse_args(request.arguments), warm_start)
             except SystemExit as refused:
                 status = int(refused.code or 0)
         # A stop that comes late is of the run that has ended.

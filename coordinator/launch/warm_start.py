@@ -35,6 +35,7 @@ from psrpc.ops.fork_server import (
 from psrpc.ops.process import module_command
 
 WORKER, SHARD, COORDINATOR = "worker.cli", "pserver.cli", "coordinator.cli"
+PART = "worker.fit.part"
 
 _READY = "ready"
 _STATUS_BYTES = 1024
@@ -258,9 +259,10 @@ class WarmStart:
 
 
 def is_warm(command: Sequence[str], run_dir: Path) -> bool:
-    """Whether a process needs TensorFlow: workers do, and shards with the Keras engine."""
+    """Whether a process needs TensorFlow: workers do, parts of a prediction, and shards with the
+    Keras engine."""
     module = module_of(command)
-    return module == WORKER or (module == SHARD and engine_of(run_dir) == "keras")
+    return module in (WORKER, PART) or (module == SHARD and engine_of(run_dir) == "keras")
 
 
 def engine_of(run_dir: Path) -> str:

@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -27,13 +27,14 @@ from worker.fit.fitted import write_job_file
 from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
-from worker.fit.refusals import check_fit_model
+from worker.fit.refusals import check_evaluate_model, check_fit_model, check_predict_model
 from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.fit.training import PARTS, Fitting, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
 from worker.job.job import Job
 from worker.model.loss_scale import inner
+from worker.predict.divided import Divided
 from worker.stored.arguments import training_data
 from worker.stored.stored_data import open_stored, store
 
@@ -141,6 +142,8 @@ class Cluster:
         self._host: Host | None = None
         self._up: UpRun | None = None
         self._held = ExitStack()
+        self._plain: Mapping[str, Callable[..., Any]] = {}
+        """Keras's own functions."""
 
     def __enter__(self) -> Cluster:
         if self._host is not None:
@@ -148,8 +151,9 @@ class Cluster:
         with ExitStack() as held:
             self._host = Host(os.environ)
             held.callback(self._end)
-            sent = {"fit": self.fit}
-            held.enter_context(calls_sent(sent))
+            sent: dict[str, Callable[..., Any]]
+            sent = {"fit": self.fit, "evaluate": self.evaluate, "predict": self.predict}
+            self._plain = held.enter_context(calls_sent(sent))
             self._held = held.pop_all()
         return self
 
@@ -208,7 +212,7 @@ class Cluster:
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
         )
-        run_dir = self._new_run_dir()
+        run_dir = self.run_dir = self._new_run_dir("fit")
         folder = run_dir / FOLDER
         folder.mkdir(mode=0o700)
         stored = store(folder / TRAIN, train)
@@ -257,6 +261,60 @@ class Cluster:
             validator = Validation(model, held_out, spec.eval["batch_size"])
         self._train(model, run_dir, course, hooks, validator)
         return model.history
+
+    def evaluate(
+        self,
+        model: keras.Model,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Returns loss and metrics as ``keras.Model.evaluate`` with the same arguments does, each
+        record once. Called by a callback of :meth:`fit`, it runs in this process.
+
+        Raises: as :meth:`fit`.
+        """
+        given = (x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
+        if self._is_busy or kwargs:
+            return self._plain["evaluate"](model, *given, **kwargs)
+        check_evaluate_model(model)
+        return self._divided.evaluate(model, *given)
+
+    def predict(
+        self,
+        model: keras.Model,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Returns the outputs for all records, in their order, as ``keras.Model.predict`` with the
+        same arguments does. Called by a callback of :meth:`fit`, it runs in this process.
+
+        Raises: as :meth:`fit`.
+        """
+        given = (x, batch_size, verbose, steps, callbacks)
+        if self._is_busy:
+            return self._plain["predict"](model, *given)
+        check_predict_model(model)
+        return self._divided.predict(model, *given)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the host runs a job, which a callback must not wait for."""
+        return self._up is not None and self._up.status is None
+
+    @property
+    def _divided(self) -> Divided:
+        start = self._entered().parts
+        return Divided(self.workers, self.settings, self._new_run_dir, hand_over, start)
 
     def _train(
         self,
@@ -327,9 +385,9 @@ class Cluster:
             return steps
         return self.batch_hooks_every or max(1, steps // PARTS)
 
-    def _new_run_dir(self) -> Path:
-        """Makes the directory of a run."""
-        name = time.strftime("fit-%Y%m%d-%H%M%S")
+    def _new_run_dir(self, method: str) -> Path:
+        """Makes the directory of a run of ``fit`` or another method."""
+        name = time.strftime(f"{method}-%Y%m%d-%H%M%S")
         self._base.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             path = self._base / (name if number == 1 else f"{name}-{number}")
@@ -337,7 +395,6 @@ class Cluster:
                 path.mkdir()
             except FileExistsError:
                 continue
-            self.run_dir = path
             return path
         raise AssertionError("count never ends")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from worker.fit.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
 from worker.model.loss_scale import inner
 from worker.model.metrics import made_anew
+from worker.predict.spec import MEASURES
 from worker.stored.objects import load_object, save_object
 
 MODEL = "model.keras"
@@ -32,9 +33,9 @@ MODEL = "model.keras"
 OBJECTS = "objects.pkl"
 PATHS = "paths.json"
 
-_COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
-"""Arguments of ``compile`` beside the optimizer that a job honours. ``steps_per_execution`` and
-``jit_compile`` change no result."""
+_COMPILED = (*MEASURES, "optimizer")
+"""Arguments of ``compile`` that a job honours. ``steps_per_execution`` and ``jit_compile`` change
+no result."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,17 @@ class _Handover:
     held: list[Any]
 
 
-def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
-    """Writes a compiled model, so that :func:`take_over` in another process makes one that trains
-    alike.
+def hand_over(
+    folder: Path, model: keras.Model, sample: Any = None, arguments: Collection[str] = _COMPILED
+) -> None:
+    """Writes a model, so that :func:`take_over` in another process makes one that trains alike.
 
     Args:
         folder: a folder that exists, without another model.
         model: built here if it is not yet, as the first batch of ``fit`` would.
         sample: a few records of the input: an array, or a dict, list or tuple of them. A model
             that is not built yet needs it, and one that is a class of its own may.
+        arguments: those of ``compile`` to hand over; with none the other model is not compiled.
 
     Raises:
         InvalidJob: Keras cannot write a layer, a class or a metric, or the model is not built and
@@ -88,14 +91,15 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
                 "keras.Input"
             )
         _build(model, sample)
-    given = dict(model._compile_config.config)
+    given = dict(model._compile_config.config) if arguments else {}
     held: list[Any] = []
     classes, functions = user_objects(model, given)
     check_functions(model, functions)
     with named_apart(classes, functions) as found:
         _save(folder / MODEL, model, held)
-        compiled = {name: _packed(given.get(name), found) for name in _COMPILED}
-        if model.optimizer is not None:
+        compiled = {name: _packed(given.get(name), found) for name in MEASURES if name in arguments}
+        with_optimizer = "optimizer" in arguments and model.optimizer is not None
+        if with_optimizer:
             # Its own state of now: the learning rate may have been assigned since compile().
             compiled["optimizer"] = _Config(keras.saving.serialize_keras_object(model.optimizer))
     handover = _Handover(
@@ -110,7 +114,7 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
         ),
         trainable=[layer.trainable for layer in model._flatten_layers()],
         weights=[(variable.path, variable.trainable) for variable in model.weights],
-        undecayed=_undecayed(model),
+        undecayed=_undecayed(model) if with_optimizer else [],
         sample=None if _is_graph(model) else sample,
         held=held,
     )
@@ -120,7 +124,7 @@ def hand_over(folder: Path, model: keras.Model, sample: Any = None) -> None:
 
 
 def take_over(folder: Path) -> keras.Model:
-    """Returns the compiled model of :func:`hand_over`. Its modules come from the folders that the
+    """Returns the model of :func:`hand_over`. Its modules come from the folders that the
     caller's program imports from, and the dtype policy of this process becomes the caller's.
 
     Raises:
@@ -179,7 +183,8 @@ def take_over(folder: Path) -> keras.Model:
     if handover.undecayed:
         variables = [model.trainable_variables[place] for place in handover.undecayed]
         inner(optimizer).exclude_from_weight_decay(var_list=variables)
-    model.compile(optimizer, **compiled)
+    if handover.compiled:
+        model.compile(optimizer, **compiled)
     return model
 
 
@@ -260,8 +265,6 @@ def _writing(what: str) -> Iterator[None]:
 
 
 def _undecayed(model: keras.Model) -> list[int]:
-    if model.optimizer is None:
-        return []
     names = [(str(place), each) for place, each in enumerate(model.trainable_variables)]
     return [int(name) for name in weight_decay_exclusions(inner(model.optimizer), names)]
 

@@ -17,8 +17,9 @@ _ONE = threading.Lock()
 
 
 @contextmanager
-def calls_sent(to: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+def calls_sent(to: Mapping[str, Callable[..., Any]]) -> Iterator[Mapping[str, Callable[..., Any]]]:
     """Within the context, ``model.NAME(...)`` calls ``to[NAME](model, ...)`` in all threads.
+    Yields Keras's own functions by the same names.
 
     Keras's own function is replaced inside of the wrapper that Keras has put around it, and not on
     the class: tools such as MLflow, which wrap ``keras.Model.fit``, keep the wrapper, and still
@@ -31,9 +32,10 @@ def calls_sent(to: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         raise InvalidArgument("another pserver.Cluster is entered already; leave that one first")
     try:
         with ExitStack() as held:
-            for name, function in to.items():
-                held.enter_context(_replaced(_cell(name), function))
-            yield
+            yield {
+                name: held.enter_context(_replaced(_cell(name), function))
+                for name, function in to.items()
+            }
     finally:
         _ONE.release()
 
@@ -49,14 +51,14 @@ def _cell(name: str) -> CellType:
 
 
 @contextmanager
-def _replaced(cell: CellType, function: Callable[..., Any]) -> Iterator[None]:
-    before = cell.cell_contents
+def _replaced(cell: CellType, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    before: Callable[..., Any] = cell.cell_contents
 
     def sent(model: Any, *args: Any, **kwargs: Any) -> Any:
         return function(model, *args, **kwargs)
 
     cell.cell_contents = sent
     try:
-        yield
+        yield before
     finally:
         cell.cell_contents = before

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from psrpc.core.errors import JobFailed
 from psrpc.ops.exit_status import INTERRUPTED
+from psrpc.ops.host_requests import HostRequest, PartsRequest, UpRequest, encode
 from psrpc.ops.process import child_environment, module_command
-from psrpc.ops.up_request import UpRequest
 
 LEAVE_S = 15.0
 """How long the processes may take to end after the caller has closed the cluster."""
@@ -27,7 +27,7 @@ STOP_S = 120.0
 
 
 class Host:
-    """The process that runs one ``coordinator up`` after the other. It ends with its standard
+    """The process that runs one job or prediction after the other. It ends with its standard
     input, which this process holds: all of the cluster ends however this process does.
 
     Not thread-safe, except for :meth:`close`.
@@ -62,8 +62,15 @@ class Host:
     def up(self, arguments: Sequence[str], output: Path) -> UpRun:
         """Starts ``coordinator up``; the run before has ended. Raises JobFailed if the host is
         gone."""
+        return self._run(UpRequest(list(arguments), str(output)), output)
+
+    def parts(self, folder: Path, count: int, output: Path) -> UpRun:
+        """Starts the processes of a prediction, as :meth:`up` does."""
+        return self._run(PartsRequest(str(folder), count, str(output)), output)
+
+    def _run(self, request: HostRequest, output: Path) -> UpRun:
         try:
-            os.write(self._requests, UpRequest(list(arguments), str(output)).encode().encode())
+            os.write(self._requests, encode(request).encode())
         except BrokenPipeError:
             raise JobFailed(
                 "the processes of the cluster are gone; enter the cluster anew"
@@ -89,7 +96,7 @@ class Host:
 
 
 class UpRun:
-    """A run of ``coordinator up`` in the host."""
+    """A run of ``coordinator up``, or of the parts of a prediction, in the host."""
 
     def __init__(self, host: int, replies: int, output: Path) -> None:
         self._host = host

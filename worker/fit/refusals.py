@@ -1,6 +1,8 @@
-"""Refuses models that a cluster's ``fit`` would train in another way than Keras's."""
+"""Refuses models for which a cluster would do something else than Keras."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import keras
 
@@ -18,6 +20,15 @@ _NOT_CALLED = {
     "compile()",
 }
 
+_JOINED = (
+    "results of several processes are joined by the states of metrics; give metrics to compile(), "
+    "or call evaluate outside of the cluster"
+)
+_NOT_EVALUATED = {
+    "compile": _NOT_CALLED["compile"],
+    **dict.fromkeys(("test_step", "make_test_function", "compute_metrics"), _JOINED),
+}
+
 
 def check_fit_model(model: keras.Model) -> None:
     """Refuses a model before anything starts, by the name of its method, argument or layer. What
@@ -27,21 +38,52 @@ def check_fit_model(model: keras.Model) -> None:
         InvalidJob: the model is not compiled, or its class, arguments of ``compile``, optimizer or
             layers ask for what workers do not do; the message says what to write instead.
     """
-    if not isinstance(model, keras.Model):
-        raise InvalidJob(f"model is a {type(model).__name__}; fit takes a keras.Model")
+    _check_is_model(model, "fit")
     if not model.compiled or model.optimizer is None:
         lacking = "has no optimizer" if model.compiled else "is not compiled"
         raise InvalidJob(
             f"model {model.name!r} {lacking}; call model.compile(optimizer, loss, ...) before fit"
         )
+    _check_not_overridden(model, _NOT_CALLED)
+    check_supported(model)
+    _check_layers(model)
+    check_optimizer(plain_json(keras.optimizers.serialize(inner(model.optimizer))))
+
+
+def check_evaluate_model(model: keras.Model) -> None:
+    """Refuses a model whose ``evaluate`` does not follow from its loss and metrics. Raises as
+    :func:`check_fit_model`."""
+    _check_is_model(model, "evaluate")
+    if not model.compiled:
+        raise InvalidJob(
+            f"model {model.name!r} is not compiled; call model.compile(loss=...) before evaluate"
+        )
+    _check_not_overridden(model, _NOT_EVALUATED)
+    _check_layers(model)
+
+
+def check_predict_model(model: keras.Model) -> None:
+    """Refuses what is no model, or has rows on shards. Raises as :func:`check_fit_model`."""
+    _check_is_model(model, "predict")
+    _check_layers(model)
+
+
+def _check_is_model(model: object, method: str) -> None:
+    if not isinstance(model, keras.Model):
+        raise InvalidJob(f"model is a {type(model).__name__}; {method} takes a keras.Model")
+
+
+def _check_not_overridden(model: keras.Model, names: Mapping[str, str]) -> None:
     kind = type(model)
-    for name, instead in _NOT_CALLED.items():
+    for name, instead in names.items():
         if getattr(kind, name) is not getattr(keras.Model, name):
             raise InvalidJob(
                 f"{kind.__name__} overrides {name}(), which workers do not call; {instead}",
                 code="PS108",
             )
-    check_supported(model)
+
+
+def _check_layers(model: keras.Model) -> None:
     for layer in model._flatten_layers():
         if isinstance(layer, Embedding):
             raise InvalidJob(
@@ -49,4 +91,3 @@ def check_fit_model(model: keras.Model) -> None:
                 "job file (docs/jobs.md), or take keras.layers.Embedding",
                 code="PS108",
             )
-    check_optimizer(plain_json(keras.optimizers.serialize(inner(model.optimizer))))

@@ -1,0 +1,45 @@
+"""The requests to ``coordinator.launch.host``, which serves one after the other for its caller.
+
+A request is a line of JSON, and the reply to each a line with an exit status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class UpRequest:
+    """A run of ``coordinator up``: its ``arguments``, and the file that gets its ``output``."""
+
+    arguments: Sequence[str]
+    output: str
+
+
+@dataclass(frozen=True)
+class PartsRequest:
+    """The ``count`` processes of an ``evaluate`` or ``predict``, whose folder is ``folder``;
+    ``output`` is the file that says why they failed."""
+
+    folder: str
+    count: int
+    output: str
+
+
+HostRequest = UpRequest | PartsRequest
+
+_KINDS: dict[str, type[HostRequest]] = {"up": UpRequest, "parts": PartsRequest}
+
+
+def encode(request: HostRequest) -> str:
+    """Returns a request as a line of JSON."""
+    (kind,) = (name for name, each in _KINDS.items() if isinstance(request, each))
+    return json.dumps({"kind": kind, **asdict(request)}) + "\n"
+
+
+def decode(line: str) -> HostRequest:
+    """Reverses :func:`encode`."""
+    fields = json.loads(line)
+    return _KINDS[fields.pop("kind")](**fields)

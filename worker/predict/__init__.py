@@ -1,0 +1,1 @@
+"""Divides ``evaluate`` and ``predict`` over processes, and joins their results."""

@@ -1,0 +1,49 @@
+"""Divides batches among parts, each a contiguous range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from worker.data.ragged import as_tensor
+from worker.data.source import DataSource, map_arrays
+
+
+def share(batches: int, index: int, count: int) -> range:
+    """Returns the batches of part ``index`` of ``count``: in order, each batch in one part, and
+    parts whose sizes differ by one at most."""
+    return range(index * batches // count, (index + 1) * batches // count)
+
+
+class Share(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+    """Consecutive batches of stored data, as Keras takes them.
+
+    Args:
+        source: the records.
+        batches: numbers of the batches.
+        batch_size: records of each, except for the last one of the data.
+        records: records of all data.
+    """
+
+    def __init__(self, source: DataSource, batches: range, batch_size: int, records: int) -> None:
+        super().__init__()
+        self._source = source
+        self._batches = batches
+        self._batch_size = batch_size
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Returns ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as tensors."""
+        start = self._batches[index] * self._batch_size
+        stop = min(start + self._batch_size, self._records)
+        return as_keras(self._source.read_range(start, stop))
+
+
+def as_keras(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a batch as tensors, without labels that are missing."""
+    x, y, *weights = map_arrays(as_tensor, batch)
+    return (x,) if isinstance(y, tuple) and not y else (x, y, *weights)

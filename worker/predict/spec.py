@@ -1,0 +1,50 @@
+"""The settings of an ``evaluate`` or ``predict`` in the file ``parts.json`` of its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+DATA = "data"
+"""Directory of the data, beside it."""
+
+_FILE = "parts.json"
+
+MEASURES = ("loss", "loss_weights", "metrics", "weighted_metrics")
+"""Arguments of ``compile`` that ``evaluate`` needs."""
+
+What = Literal["evaluate", "predict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsSpec:
+    """Settings of all parts.
+
+    Attributes:
+        what: the method of the model.
+        data: description of the data, for ``worker.stored.stored_data.open_stored``.
+        run_eagerly: as of the caller's model.
+        gpu: ``auto``, ``none`` or an index; with ``auto`` parts take the GPUs in turn.
+        gpu_memory_fraction: as of ``worker run``.
+        intra_op_threads: of a part; None divides the cores among the parts.
+    """
+
+    what: What
+    data: Mapping[str, Any]
+    run_eagerly: bool = False
+    gpu: str = "auto"
+    gpu_memory_fraction: float | None = None
+    intra_op_threads: int | None = None
+
+
+def write_spec(folder: Path, spec: PartsSpec) -> None:
+    """Writes ``parts.json``."""
+    (folder / _FILE).write_text(json.dumps(asdict(spec)))
+
+
+def read_spec(folder: Path) -> PartsSpec:
+    """Reads ``parts.json``. Only processes of the caller's version read it."""
+    return PartsSpec(**json.loads((folder / _FILE).read_text()))
