@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from worker.fit.fitted import write_job_file
-from worker.fit.handover import hand_over
-from worker.fit.refusals import check_fit_model
-from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
+from worker.handover.fitted import write_job_file
+from worker.handover.models import hand_over
+from worker.handover.refusals import check_fit_model
+from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.stored.arguments import training_data
 from worker.stored.stored_data import store
 

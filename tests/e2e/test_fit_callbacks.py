@@ -19,7 +19,7 @@ import pserver
 from tests.e2e import plain_fit
 from worker.fit import training
 from worker.fit.cluster import FOLDER
-from worker.fit.spec import read_spec
+from worker.handover.spec import read_spec
 
 pytestmark = [
     pytest.mark.slow,

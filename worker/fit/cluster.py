@@ -23,15 +23,15 @@ from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 from worker.fit.attendant import Attendant
 from worker.fit.course import Course
-from worker.fit.fitted import write_job_file
-from worker.fit.handover import hand_over
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
-from worker.fit.refusals import check_evaluate_model, check_fit_model, check_predict_model
-from worker.fit.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.fit.training import PARTS, Fitting, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
+from worker.handover.fitted import write_job_file
+from worker.handover.models import hand_over
+from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
+from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
 from worker.job.job import Job
 from worker.model.loss_scale import inner
 from worker.predict.divided import Divided

@@ -1,6 +1,6 @@
 """One part of an ``evaluate`` or ``predict``: ``python -m worker.fit.part FOLDER INDEX COUNT``.
 
-The caller has written the folder: ``worker.fit.handover.hand_over`` the model,
+The caller has written the folder: ``worker.handover.models.hand_over`` the model,
 ``worker.predict.spec.write_spec`` the rest. ``coordinator.launch.parts`` starts the process, and
 ``worker.predict.results`` says where it puts its result.
 """
@@ -45,7 +45,7 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     import keras
     import tensorflow as tf
 
-    from worker.fit.handover import take_over
+    from worker.handover.models import take_over
     from worker.job.loader import user_code
     from worker.predict.results import metric_states, save_result
     from worker.predict.shares import Share, share

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.fit.handover import take_over
-from worker.fit.spec import EVAL, TRAIN, read_spec
+from worker.handover.models import take_over
+from worker.handover.spec import EVAL, TRAIN, read_spec
 from worker.job.job import Job
 from worker.stored.stored_data import open_stored
 
 _JOB_FILE = """# Written by pserver.Cluster: the job of a call of fit.
 from pathlib import Path
 
-from worker.fit.fitted import fit_job
+from worker.handover.fitted import fit_job
 
 job = fit_job(Path(__file__).parent)
 """
@@ -28,8 +28,8 @@ def write_job_file(folder: Path) -> Path:
 
 def fit_job(folder: Path) -> Job:
     """Returns the job of the ``fit`` whose model, data and settings are in ``folder``: what
-    :func:`worker.fit.handover.hand_over`, :func:`worker.stored.stored_data.store` and
-    :func:`worker.fit.spec.write_spec` have written there.
+    :func:`worker.handover.models.hand_over`, :func:`worker.stored.stored_data.store` and
+    :func:`worker.handover.spec.write_spec` have written there.
 
     Raises:
         InvalidJob: something of that is missing.

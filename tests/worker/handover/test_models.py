@@ -14,7 +14,7 @@ import pytest
 
 from psrpc.core.errors import InvalidJob
 from tests.e2e import fit_models
-from worker.fit.handover import hand_over, take_over
+from worker.handover.models import hand_over, take_over
 from worker.model.variables import seed_variables
 
 pytestmark = [

@@ -19,8 +19,8 @@ from psrpc.core.errors import InvalidJob
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import map_arrays
 from worker.embedding.lookups import NoRows, look_up
-from worker.fit.construction import Maker, has_no_config, with_state
-from worker.fit.custom import check_functions, named_apart, user_objects
+from worker.handover.construction import Maker, has_no_config, with_state
+from worker.handover.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
 from worker.model.loss_scale import inner
 from worker.model.metrics import made_anew

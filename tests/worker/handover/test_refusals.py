@@ -10,7 +10,7 @@ import pytest
 
 from psrpc.core.errors import InvalidJob
 from worker.embedding.embedding import Embedding
-from worker.fit.refusals import check_fit_model
+from worker.handover.refusals import check_fit_model
 
 pytestmark = pytest.mark.slow
 

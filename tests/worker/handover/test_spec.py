@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from worker.fit.spec import SPEC, FitSpec, read_spec, write_spec
+from worker.handover.spec import SPEC, FitSpec, read_spec, write_spec
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
