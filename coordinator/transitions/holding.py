@@ -113,7 +113,7 @@ class Holding:
 
     @property
     def present(self) -> JobHold:
-        """What a hold of now would be; without one, the checkpoint is of an earlier state."""
+        """The hold as of now; outside of one, its checkpoint is of an earlier state."""
         training = self._job.training
         ended, span = training.epochs.ended_here, training.span
         return JobHold(

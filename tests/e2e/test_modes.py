@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from psrpc.checkpoint.load import load_variables
-from tests.e2e.cluster import EXAMPLES, JOBS, LIMIT_S, ROOT, ended, environment, up
+from tests.e2e.cluster import EXAMPLES, JOBS, ended, up
 
 pytestmark = pytest.mark.slow
 
@@ -75,15 +73,8 @@ def test_batch_normalization_and_dropout_evaluate_as_in_one_process(tmp_path: Pa
     settings = ("engine=numpy", "then=sync", "then_after=2")
     sets = [word for setting in settings for word in ("--set", setting)]
     run = up(JOBS / "normalized.py", tmp_path / "run", "--workers", "2", "--shards", "2", *sets)
-    alone = subprocess.run(
-        [sys.executable, "benchmarks/single_process.py", str(JOBS / "normalized.py")],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=ROOT,
-        env=environment(),
-    )
+    alone = ended("benchmarks.single_process", JOBS / "normalized.py")
+    alone.check_returncode()
     expected = json.loads(alone.stdout.splitlines()[-1])["eval"]["accuracy"]
     assert run.summary["eval"]["accuracy"] == pytest.approx(expected, abs=0.01)
 

@@ -79,15 +79,15 @@ def train(
 
 
 def train_with_keras(
-    job: Job, batches: Sequence[BatchId], optimizer: Any = None
+    job: Job, batches: Sequence[BatchId], optimizer: Any = None, *, eagerly: bool = False
 ) -> dict[str, Array]:
     """The same in one process, a batch at a time, by ``train_on_batch``; random layers draw what
-    they draw on a worker."""
+    they draw on a worker. ``eagerly``: without a trace, which takes longer than a few batches."""
     model: Any = Replica(job).model
     optimizer = optimizer or keras.optimizers.SGD(RATE)
     # By itself Keras would do so in a compiled step, where ScheduleFreeAdamW loses its momenta.
     optimizer.build(model.trainable_variables)
-    model.compile(optimizer=optimizer, loss=job.loss, jit_compile=False)
+    model.compile(optimizer, job.loss, jit_compile=False, run_eagerly=eagerly)
     for batch in batches:
         for index, variable in enumerate(seed_variables(model)):
             variable.assign(seed_state(job.seed, batch, index))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.cluster import ended
+
 pytestmark = pytest.mark.slow
 NOISE = """
 import os
@@ -36,9 +38,15 @@ RUN += "sys.exit(describe_main(sys.argv[1], sys.argv[2:], 'sync'))"
 
 
 def run(path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """Imports TensorFlow, which must not write to stdout either."""
     return subprocess.run(
         [sys.executable, "-c", RUN, str(path), *settings], capture_output=True, text=True
     )
+
+
+def run_warm(path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ended("worker", "describe", path, "--mode", "sync", *sets)
 
 
 def test_stdout_holds_one_document_and_nothing_else(tmp_path: Path) -> None:
@@ -56,13 +64,13 @@ def test_stdout_holds_one_document_and_nothing_else(tmp_path: Path) -> None:
 def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text(JOB.format(loss="y - p.no_such_part"))
-    refused = run(path)
+    refused = run_warm(path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
         "error PS105: mode is 'sync' but replicas is not set; say how many micro-batches "
         "make a round: Job(replicas=3), --replicas 3 or coordinator set mode=sync replicas=3"
     ]
-    failed = run(path, "replicas=2")
+    failed = run_warm(path, "replicas=2")
     assert (failed.returncode, failed.stdout) == (2, "")
     *frames, last = failed.stderr.splitlines()
     assert last.startswith("error PS103: the training step raised AttributeError: ")
@@ -76,7 +84,7 @@ def test_a_setting_that_the_model_reads_is_refused(tmp_path: Path) -> None:
     path.write_text(JOB.format(loss="y - p") + "from worker import setting\nsetting('units', 1)\n")
     text = path.read_text().replace("model=lambda: ", "model=lambda: setting('units', 1) and ")
     path.write_text(text)
-    refused = run(path, "replicas=1", "units=7")
+    refused = run_warm(path, "replicas=1", "units=7")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines()[-1] == (
         "error PS104: model(): setting('units') is read after the job file was loaded; "
