@@ -9,61 +9,38 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from psrpc.core.batch import batches_per_epoch
-from psrpc.core.errors import InvalidArgument, InvalidSetting
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
-from psrpc.options.config_keys import did_you_mean
 from worker.fit.attendant import Attendant
 from worker.fit.course import Course
 from worker.fit.interception import calls_sent
 from worker.fit.processes import STOP_S, Host, UpRun
+from worker.fit.settings import check_settings, job_fields, up_flags
 from worker.fit.training import PARTS, Fitting, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
 from worker.handover.fitted import write_job_file
 from worker.handover.models import hand_over
-from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
+from worker.handover.refusals import (
+    check_evaluate_model,
+    check_fit_model,
+    check_labels,
+    check_predict_model,
+)
 from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
-from worker.job.job import Job
+from worker.job.checks import check_integer
 from worker.model.loss_scale import inner
 from worker.predict.divided import Divided
 from worker.stored.arguments import training_data
 from worker.stored.stored_data import open_stored, store
-
-_UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
-"""Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""
-
-_THE_FITS = {
-    "model",
-    "loss",
-    "loss_weights",
-    "optimizer",
-    "train",
-    "eval",
-    "metrics",
-    "class_weight",
-    "batch_size",
-    "epochs",
-    "evaluate_every_epoch",
-    "init_from",
-    "keep_best",
-    "stop_early",
-    "reduce_lr",
-    "then",
-    "then_after",
-    "local_steps",
-    "mode",
-    "replicas",
-}
-"""Fields of a job that ``fit`` sets itself or that callbacks stand for."""
 
 FOLDER = "fit"
 """The folder in a run's directory that holds model, data and settings."""
@@ -105,7 +82,8 @@ class Cluster:
 
     Raises:
         InvalidArgument: a number is out of range.
-        InvalidSetting: a setting is unknown, or ``fit`` sets it.
+        InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit
+            the mode.
     """
 
     def __init__(
@@ -129,7 +107,7 @@ class Cluster:
                 )
         if mode != "sync" and replicas is not None:
             raise InvalidArgument(f"Cluster: replicas is for mode sync; the mode is {mode}")
-        _check_settings(settings)
+        check_settings(mode, replicas, settings, (*counts, *optional, "mode", "run_dir"))
         self.shards = shards
         self.workers = workers
         self.mode = mode
@@ -147,7 +125,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if self._host is not None:
-            raise InvalidArgument("this cluster is entered already")
+            raise InvalidArgument("this cluster is entered already; leave its with block first")
         with ExitStack() as held:
             self._host = Host(os.environ)
             held.callback(self._end)
@@ -198,6 +176,7 @@ class Cluster:
             InvalidArgument: the cluster is not entered.
             JobFailed: the job failed; says why.
         """
+        self._entered()
         check_fit_model(model)
         train, validation = training_data(
             x,
@@ -212,53 +191,59 @@ class Cluster:
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
         )
-        run_dir = self.run_dir = self._new_run_dir("fit")
-        folder = run_dir / FOLDER
-        folder.mkdir(mode=0o700)
-        stored = store(folder / TRAIN, train)
-        sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
-        build_as_fit(model, sample)
-        hooks = callbacks
-        if not isinstance(hooks, keras.callbacks.CallbackList):
-            hooks = keras.callbacks.CallbackList(
-                callbacks,
-                add_history=True,
-                add_progbar=verbose != 0,
-                verbose=verbose,
-                epochs=epochs,
-                steps=stored["steps"],
-                model=model,
+        _check_epochs(epochs, initial_epoch, validation_freq)
+        run_dir = self._new_run_dir("fit")
+        with _removed_on_error(run_dir):
+            folder = run_dir / FOLDER
+            folder.mkdir(mode=0o700)
+            stored = store(folder / TRAIN, train)
+            sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
+            check_labels(model, "y", sample)
+            held_out = validator = None
+            if validation is not None:
+                held_out = store(folder / EVAL, validation)
+                source = open_stored(folder / EVAL, held_out)
+                check_labels(model, "validation_data", source.read_range(0, 1))
+                validator = Validation(model, source, held_out["batch_size"])
+            build_as_fit(model, sample)
+            hooks = callbacks
+            if not isinstance(hooks, keras.callbacks.CallbackList):
+                hooks = keras.callbacks.CallbackList(
+                    callbacks,
+                    add_history=True,
+                    add_progbar=verbose != 0,
+                    verbose=verbose,
+                    epochs=epochs,
+                    steps=stored["steps"],
+                    model=model,
+                )
+            hand_over(folder, model, sample[0])
+            per_step = self._per_step(stored["batch_size"])
+            micro = stored["batch_size"] // per_step
+            spec = FitSpec(
+                train=stored,
+                eval=held_out,
+                batch_size=micro,
+                epochs=max(epochs - earliest_epoch(model, initial_epoch, hooks.callbacks), 1),
+                seed=random.getrandbits(32),
+                class_weight=train.class_weight,
+                fields=job_fields(self.settings),
             )
-        hand_over(folder, model, sample[0])
-        per_step = self._per_step(stored["batch_size"])
-        micro = stored["batch_size"] // per_step
-        spec = FitSpec(
-            train=stored,
-            eval=None if validation is None else store(folder / EVAL, validation),
-            batch_size=micro,
-            epochs=max(epochs - earliest_epoch(model, initial_epoch, hooks.callbacks), 1),
-            seed=random.getrandbits(32),
-            class_weight=train.class_weight,
-            fields=self._fields,
-        )
-        write_spec(folder, spec)
-        write_job_file(folder)
-        course = Course(
-            first=initial_epoch,
-            epochs=epochs,
-            job_epochs=spec.epochs,
-            steps=stored["steps"],
-            per_step=per_step,
-            per_epoch=batches_per_epoch(stored["records"], micro),
-            records=stored["records"],
-            every=self._every(hooks.callbacks, stored["steps"]),
-            validated=validation is not None,
-            validation_freq=validation_freq,
-        )
-        validator = None
-        if spec.eval is not None:
-            held_out = open_stored(folder / EVAL, spec.eval)
-            validator = Validation(model, held_out, spec.eval["batch_size"])
+            write_spec(folder, spec)
+            write_job_file(folder)
+            course = Course(
+                first=initial_epoch,
+                epochs=epochs,
+                job_epochs=spec.epochs,
+                steps=stored["steps"],
+                per_step=per_step,
+                per_epoch=batches_per_epoch(stored["records"], micro),
+                records=stored["records"],
+                every=self._every(hooks.callbacks, stored["steps"]),
+                validated=validation is not None,
+                validation_freq=validation_freq,
+            )
+        self.run_dir = run_dir
         self._train(model, run_dir, course, hooks, validator)
         return model.history
 
@@ -356,16 +341,7 @@ class Cluster:
         ]
         found += [f"--shards={self.shards}", f"--workers={self.workers}"]
         found += [f"--replicas={replicas}"] * (self.mode == "sync")
-        for name in _UP:
-            if name in self.settings:
-                flag = {"connect_timeout_s": "connect-timeout"}.get(name, name.replace("_", "-"))
-                found.append(f"--{flag}={self.settings[name]}")
-        return found
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """The settings that are fields of the job."""
-        return {name: value for name, value in self.settings.items() if name not in _UP}
+        return found + up_flags(self.settings)
 
     def _per_step(self, batch_size: int) -> int:
         """Returns the micro-batches of an update of ``batch_size`` records."""
@@ -388,7 +364,13 @@ class Cluster:
     def _new_run_dir(self, method: str) -> Path:
         """Makes the directory of a run of ``fit`` or another method."""
         name = time.strftime(f"{method}-%Y%m%d-%H%M%S")
-        self._base.mkdir(parents=True, exist_ok=True)
+        try:
+            self._base.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(
+                f"Cluster: run_dir is {str(self._base)!r}, which is no folder to write to: "
+                f"{error.strerror}; name one that is, or that can be made"
+            ) from None
         for number in itertools.count(1):
             path = self._base / (name if number == 1 else f"{name}-{number}")
             try:
@@ -409,16 +391,21 @@ class Cluster:
             host.close()
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = [*_UP, *(field.name for field in fields(Job) if field.name not in _THE_FITS)]
-    for name in settings:
-        if name in _THE_FITS:
-            raise InvalidSetting(
-                f"Cluster takes no {name}: it follows from the model and the call of fit"
-            )
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; it knows {', '.join(known)}"
-            raise InvalidSetting(f"Cluster has no setting {name}{hint}")
+@contextmanager
+def _removed_on_error(path: Path) -> Iterator[None]:
+    """Removes a directory if the block raises: no run has begun, and the data may be large."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _check_epochs(epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
+    check_integer("epochs", epochs, 0)
+    check_integer("initial_epoch", initial_epoch, 0)
+    if not isinstance(validation_freq, Collection):
+        check_integer("validation_freq", validation_freq, 1)
 
 
 def _base_rate(model: keras.Model) -> float:

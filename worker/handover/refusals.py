@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import keras
 
 from pserver.updates.allowlist import check_optimizer
-from psrpc.core.errors import InvalidJob
+from psrpc.core.errors import InvalidData, InvalidJob
+from worker.data.source import Batch, arrays_of
 from worker.embedding.embedding import Embedding
 from worker.embedding.table_options import plain_json
-from worker.model.compiled import check_supported
+from worker.model.compiled import check_supported, overrides_loss
 from worker.model.loss_scale import inner
 
 _NOT_CALLED = {
@@ -27,6 +28,12 @@ _JOINED = (
 _NOT_EVALUATED = {
     "compile": _NOT_CALLED["compile"],
     **dict.fromkeys(("test_step", "make_test_function", "compute_metrics"), _JOINED),
+}
+
+
+_LABELS = {
+    "y": "give fit x and y, or a dataset of pairs (x, y)",
+    "validation_data": "give a pair (x, y), or a dataset of such",
 }
 
 
@@ -48,6 +55,25 @@ def check_fit_model(model: keras.Model) -> None:
     check_supported(model)
     _check_layers(model)
     check_optimizer(plain_json(keras.optimizers.serialize(inner(model.optimizer))))
+
+
+def check_labels(model: keras.Model, name: str, records: Batch) -> None:
+    """Refuses data without labels where the model's loss needs them.
+
+    Args:
+        model: compiled.
+        name: the argument that gives the labels.
+        records: some of the data.
+
+    Raises:
+        InvalidData: there are none.
+    """
+    needed = model._compile_loss is not None and not overrides_loss(model)
+    if needed and not any(True for _ in arrays_of(records[1])):
+        raise InvalidData(
+            f"{name} has no labels, and model {model.name!r} is compiled with a loss, which needs "
+            f"them; {_LABELS[name]}"
+        )
 
 
 def check_evaluate_model(model: keras.Model) -> None:

@@ -1,0 +1,91 @@
+"""Settings of a cluster: fields of its jobs, and options of ``coordinator up``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import keras
+import numpy as np
+
+from psrpc.core.errors import InvalidSetting
+from psrpc.options.config_keys import did_you_mean
+from worker.data.arrays import Arrays
+from worker.job.job import Job
+
+_UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
+"""Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""
+
+_THE_FITS = {
+    "model",
+    "loss",
+    "loss_weights",
+    "optimizer",
+    "train",
+    "eval",
+    "metrics",
+    "class_weight",
+    "batch_size",
+    "epochs",
+    "evaluate_every_epoch",
+    "init_from",
+    "keep_best",
+    "stop_early",
+    "reduce_lr",
+    "then",
+    "then_after",
+    "local_steps",
+    "mode",
+    "replicas",
+}
+"""Fields of a job that ``fit`` sets itself or that callbacks stand for."""
+
+
+def check_settings(
+    mode: Any, replicas: int | None, settings: Mapping[str, Any], named: Iterable[str]
+) -> None:
+    """Checks the arguments of ``pserver.Cluster`` where they are given.
+
+    Args:
+        mode: that of the jobs.
+        replicas: as of ``pserver.Cluster``.
+        settings: the further ones.
+        named: the arguments that a cluster has by name.
+
+    Raises:
+        InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit
+            the mode.
+    """
+    of_job = [field.name for field in fields(Job) if field.name not in _THE_FITS]
+    known = list(dict.fromkeys([*_UP, *of_job]))
+    for name in settings:
+        if name in _THE_FITS:
+            raise InvalidSetting(
+                f"Cluster takes no {name}: it follows from the model and the call of fit"
+            )
+        if name not in known:
+            hint = did_you_mean(name, {*known, *named}) or f"; it knows {', '.join(known)}"
+            raise InvalidSetting(f"Cluster has no setting {name}{hint}")
+    given = {name: value for name, value in settings.items() if name in of_job}
+    if mode == "sync":
+        # By default they follow from the batch size.
+        given["replicas"] = replicas or settings.get("aggregate") or 1
+    data = Arrays(np.zeros(1), np.zeros(1))
+    # The job itself would say the same, much later.
+    Job(model=keras.Model, train=data, batch_size=1, mode=mode, **given).policy()
+
+
+def job_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are fields of the job."""
+    return {name: value for name, value in settings.items() if name not in _UP}
+
+
+def up_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Returns those that are options of ``coordinator up``, as its command line has them."""
+    found = []
+    for name in _UP:
+        if name in settings:
+            flag = {"connect_timeout_s": "connect-timeout"}.get(name, name.replace("_", "-"))
+            found.append(f"--{flag}={settings[name]}")
+    return found
