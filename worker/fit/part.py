@@ -60,7 +60,8 @@ def compute_part(folder: Path, index: int, count: int) -> None:
         memory_fraction=spec.gpu_memory_fraction,
         intra_op_threads=spec.intra_op_threads,
     )
-    model = take_over(folder)
+    with user_code("the model"):
+        model = take_over(folder)
     model.run_eagerly = spec.run_eagerly
     batches = share(spec.data["steps"], index, count)
     source = open_stored(folder / DATA, spec.data)
