@@ -1,4 +1,4 @@
-"""Divides batches among parts, each a contiguous range."""
+"""The batches of a part, as Keras reads them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import keras
 
 from worker.data.ragged import as_tensor
 from worker.data.source import DataSource, map_arrays
-
-
-def share(batches: int, index: int, count: int) -> range:
-    """Returns the batches of part ``index`` of ``count``: in order, each batch in one part, and
-    parts whose sizes differ by one at most."""
-    return range(index * batches // count, (index + 1) * batches // count)
 
 
 class Share(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
