@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from psrpc.ops.host_requests import PartsRequest, decode
+from psrpc.ops.host_requests import PartsRequest, decode_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
     add_up_arguments(parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in lines:
-        request = decode(line)
+        request = decode_request(line)
         with _output_to(request.output):
             try:
                 if isinstance(request, PartsRequest):

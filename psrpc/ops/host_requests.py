@@ -33,13 +33,13 @@ HostRequest = UpRequest | PartsRequest
 _KINDS: dict[str, type[HostRequest]] = {"up": UpRequest, "parts": PartsRequest}
 
 
-def encode(request: HostRequest) -> str:
+def encode_request(request: HostRequest) -> str:
     """Returns a request as a line of JSON."""
     (kind,) = (name for name, each in _KINDS.items() if isinstance(request, each))
     return json.dumps({"kind": kind, **asdict(request)}) + "\n"
 
 
-def decode(line: str) -> HostRequest:
-    """Reverses :func:`encode`."""
+def decode_request(line: str) -> HostRequest:
+    """Reverses :func:`encode_request`."""
     fields = json.loads(line)
     return _KINDS[fields.pop("kind")](**fields)

@@ -141,8 +141,8 @@ def test_outputs_of_any_kind_come_back(cluster: pserver.Cluster) -> None:
 class Largest(keras.metrics.Metric):  # type: ignore[misc]
     """A running maximum, whose states of batches do not add up."""
 
-    def __init__(self, name: str = "largest") -> None:
-        super().__init__(name=name)
+    def __init__(self, name: str = "largest", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
         self.most = self.add_weight(name="most", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -252,11 +252,11 @@ def test_a_callback_of_fit_predicts_in_its_own_process(cluster: pserver.Cluster)
 class Dies(keras.layers.Layer):  # type: ignore[misc]
     """Kills the process that makes its graph, unless it is the caller, ``times`` in all."""
 
-    def __init__(self, folder: str = "", times: int = 1, caller: int = 0) -> None:
+    def __init__(self, folder: str, times: int, caller: int) -> None:
         super().__init__()
         self.folder = folder
         self.times = times
-        self.caller = caller or os.getpid()
+        self.caller = caller
 
     def call(self, inputs: Any) -> Any:
         for number in range(self.times if os.getpid() != self.caller else 0):
@@ -270,7 +270,7 @@ class Dies(keras.layers.Layer):  # type: ignore[misc]
 
 
 def test_a_part_that_is_killed_is_started_again(cluster: pserver.Cluster, tmp_path: Path) -> None:
-    model = one(Dies(str(tmp_path)))
+    model = one(Dies(str(tmp_path), 1, os.getpid()))
     ours = model.predict(X, verbose=0)
     assert [mark.name for mark in tmp_path.iterdir()] == ["0"]
     assert_same(ours, plain(cluster, "predict", model, X))
@@ -279,7 +279,7 @@ def test_a_part_that_is_killed_is_started_again(cluster: pserver.Cluster, tmp_pa
 def test_a_part_that_is_killed_again_and_again_ends_the_call(
     cluster: pserver.Cluster, tmp_path: Path
 ) -> None:
-    model = one(Dies(str(tmp_path), 10**6))
+    model = one(Dies(str(tmp_path), 10**6, os.getpid()))
     with pytest.raises(JobFailed, match=r"^part-0 was killed 4 times, signal SIGKILL; see .*log$"):
         model.predict(X[:20], verbose=0)
     assert len(list(tmp_path.iterdir())) == 4
@@ -288,9 +288,9 @@ def test_a_part_that_is_killed_again_and_again_ends_the_call(
 class Raises(keras.layers.Layer):  # type: ignore[misc]
     """Raises where it is made again."""
 
-    def __init__(self, caller: int = 0) -> None:
+    def __init__(self, caller: int) -> None:
         super().__init__()
-        self.caller = caller or os.getpid()
+        self.caller = caller
 
     def call(self, inputs: Any) -> Any:
         if os.getpid() != self.caller:
@@ -299,7 +299,7 @@ class Raises(keras.layers.Layer):  # type: ignore[misc]
 
 
 def test_a_layer_that_raises_ends_the_call_with_its_reason(cluster: pserver.Cluster) -> None:
-    model = one(Raises())
+    model = one(Raises(os.getpid()))
     with pytest.raises(JobFailed, match=r"LookupError.*no such row") as raised:
         model.predict(X, verbose=0)
     assert raised.value.code == "PS103"
@@ -334,13 +334,17 @@ import pserver
 
 
 class Waits(keras.utils.PyDataset):
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
         if index == 4:
             print("reads", flush=True)
-            open(sys.argv[1]).read()
+            open(self.gate).read()
         return (np.full((2, 3), index, "float32"),)
 
 
@@ -350,7 +354,7 @@ with pserver.Cluster(workers=2, run_dir="runs") as cluster:
     print(model.predict(x, verbose=0).shape, flush=True)
     try:
         print("waits", flush=True)
-        model.predict(Waits(), verbose=0)
+        model.predict(Waits(sys.argv[1]), verbose=0)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     print(model.predict(x, verbose=0).shape, flush=True)

@@ -1,7 +1,7 @@
 """One part of an ``evaluate`` or ``predict``: ``python -m worker.fit.part FOLDER INDEX COUNT``.
 
 The caller has written the folder: ``worker.handover.models.hand_over`` the model,
-``worker.predict.spec.write_spec`` the rest. ``coordinator.launch.parts`` starts the process, and
+``worker.predict.spec.write_parts_spec`` the rest. ``coordinator.launch.parts`` starts it, and
 ``worker.predict.results`` says where it puts its result.
 """
 
@@ -48,19 +48,20 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     from worker.handover.models import take_over
     from worker.job.loader import user_code
     from worker.predict.results import metric_states, save_result
-    from worker.predict.shares import Share, share
-    from worker.predict.spec import DATA, read_spec
+    from worker.predict.shares import Share
+    from worker.predict.spec import DATA, read_parts_spec, share
     from worker.runtime.devices import configure_devices
     from worker.stored.stored_data import open_stored
 
-    spec = read_spec(folder)
+    spec = read_parts_spec(folder)
     gpu, gpus = spec.gpu, len(tf.config.list_physical_devices("GPU"))
     configure_devices(
         str(index % gpus) if gpu == "auto" and gpus else gpu,
         memory_fraction=spec.gpu_memory_fraction,
         intra_op_threads=spec.intra_op_threads,
     )
-    model = take_over(folder)
+    with user_code("the model"):
+        model = take_over(folder)
     model.run_eagerly = spec.run_eagerly
     batches = share(spec.data["steps"], index, count)
     source = open_stored(folder / DATA, spec.data)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from psrpc.core.errors import JobFailed
 from psrpc.ops.exit_status import INTERRUPTED
-from psrpc.ops.host_requests import HostRequest, PartsRequest, UpRequest, encode
+from psrpc.ops.host_requests import HostRequest, PartsRequest, UpRequest, encode_request
 from psrpc.ops.process import child_environment, module_command
 
 LEAVE_S = 15.0
@@ -70,7 +70,7 @@ class Host:
 
     def _run(self, request: HostRequest, output: Path) -> UpRun:
         try:
-            os.write(self._requests, encode(request).encode())
+            os.write(self._requests, encode_request(request).encode())
         except BrokenPipeError:
             raise JobFailed(
                 "the processes of the cluster are gone; enter the cluster anew"

@@ -21,12 +21,12 @@ from worker.job.loader import user_code
 from worker.model.metrics import PART, is_kerass_own, not_summable, parts
 from worker.predict.results import (
     add_states,
-    joined,
+    join_outputs,
     load_result,
     result_is_there,
 )
-from worker.predict.shares import as_keras, share
-from worker.predict.spec import DATA, MEASURES, PartsSpec, What, write_spec
+from worker.predict.shares import as_keras
+from worker.predict.spec import DATA, MEASURES, PartsSpec, What, share, write_parts_spec
 from worker.stored.arguments import FitData, prediction_data
 from worker.stored.stored_data import open_stored, store
 
@@ -39,7 +39,7 @@ END_S = 15.0
 """How long processes may take to end after their results are there."""
 
 
-class Run(Protocol):
+class PartsRun(Protocol):
     """The processes of one call."""
 
     def wait(self, seconds: float) -> int | None:
@@ -82,7 +82,7 @@ class Divided:
         settings: Mapping[str, Any],
         new_directory: Callable[[str], Path],
         hand_over: HandOver,
-        start: Callable[[Path, int, Path], Run],
+        start: Callable[[Path, int, Path], PartsRun],
     ) -> None:
         self._workers = workers
         self._settings = {
@@ -149,7 +149,7 @@ class Divided:
                 if model.stop_predicting:
                     break
             hooks.on_predict_end()
-        return joined(model, outputs)
+        return join_outputs(model, outputs)
 
     @contextmanager
     def _call(self, what: What, model: keras.Model, data: FitData) -> Iterator[_Call]:
@@ -161,15 +161,14 @@ class Divided:
         try:
             folder.mkdir(mode=0o700)
             stored = store(folder / DATA, data)
-            sample = open_stored(folder / DATA, stored).read_range(
-                0, min(2 * PART, stored["records"])
-            )
+            records = min(2 * PART if what == "evaluate" else 2, stored["records"])
+            sample = open_stored(folder / DATA, stored).read_range(0, records)
             self._hand_over(folder, model, sample[0], MEASURES if what == "evaluate" else ())
             count = min(self._workers, stored["steps"])
             if what == "evaluate" and not _adds_up(model, sample):
                 count = 1
             eagerly = bool(model.run_eagerly)
-            write_spec(
+            write_parts_spec(
                 folder, PartsSpec(what=what, data=stored, run_eagerly=eagerly, **self._settings)
             )
             run = self._start(folder, count, directory / "parts.log")
@@ -187,7 +186,9 @@ class Divided:
 class _Call:
     """A call whose processes have started."""
 
-    def __init__(self, model: keras.Model, folder: Path, run: Run, steps: int, count: int) -> None:
+    def __init__(
+        self, model: keras.Model, folder: Path, run: PartsRun, steps: int, count: int
+    ) -> None:
         self._model = model
         self._folder = folder
         self._run = run

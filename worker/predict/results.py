@@ -37,7 +37,7 @@ def _path(folder: Path, index: int) -> Path:
     return folder / f"part-{index}.result"
 
 
-def joined(model: keras.Model, outputs: Sequence[Any]) -> Any:
+def join_outputs(model: keras.Model, outputs: Sequence[Any]) -> Any:
     """Joins what ``keras.Model.predict`` has returned for consecutive batches, as it does itself
     for all of them: nests of equal structure, of arrays or ragged or sparse tensors. Arrays whose
     shapes differ beyond the records become a ragged tensor."""

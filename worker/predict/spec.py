@@ -1,4 +1,5 @@
-"""The settings of an ``evaluate`` or ``predict`` in the file ``parts.json`` of its folder."""
+"""The parts of an ``evaluate`` or ``predict``: which batches each takes, and the settings of all,
+in the file ``parts.json`` of their folder."""
 
 from __future__ import annotations
 
@@ -17,6 +18,12 @@ MEASURES = ("loss", "loss_weights", "metrics", "weighted_metrics")
 """Arguments of ``compile`` that ``evaluate`` needs."""
 
 What = Literal["evaluate", "predict"]
+
+
+def share(batches: int, index: int, count: int) -> range:
+    """Returns the batches of part ``index`` of ``count``: in order, each batch in one part, and
+    parts whose sizes differ by one at most."""
+    return range(index * batches // count, (index + 1) * batches // count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +47,11 @@ class PartsSpec:
     intra_op_threads: int | None = None
 
 
-def write_spec(folder: Path, spec: PartsSpec) -> None:
+def write_parts_spec(folder: Path, spec: PartsSpec) -> None:
     """Writes ``parts.json``."""
     (folder / _FILE).write_text(json.dumps(asdict(spec)))
 
 
-def read_spec(folder: Path) -> PartsSpec:
+def read_parts_spec(folder: Path) -> PartsSpec:
     """Reads ``parts.json``. Only processes of the caller's version read it."""
     return PartsSpec(**json.loads((folder / _FILE).read_text()))
