@@ -16,7 +16,7 @@ import pserver
 MNIST = Path(__file__).parent.parent / "data" / "mnist.npz"
 
 keras.utils.set_random_seed(1)
-with np.load(MNIST) as data:
+with np.load(MNIST, allow_pickle=False) as data:
     x = data["x_train"][:6000].reshape(-1, 784).astype("float32") / 255
 
 encoder = keras.Sequential(

@@ -16,7 +16,7 @@ import pserver
 MNIST = Path(__file__).parent.parent / "data" / "mnist.npz"
 
 keras.utils.set_random_seed(1)
-with np.load(MNIST) as data:
+with np.load(MNIST, allow_pickle=False) as data:
     x, y = data["x_train"][:6000, ..., np.newaxis], data["y_train"][:6000]
     x_test, y_test = data["x_test"][:2000, ..., np.newaxis], data["y_test"][:2000]
 

@@ -32,7 +32,7 @@ def block(x: Any, filters: int, strides: int) -> Any:
 
 
 keras.utils.set_random_seed(1)
-with np.load(MNIST) as data:
+with np.load(MNIST, allow_pickle=False) as data:
     x = data["x_train"][:5000, ::2, ::2, np.newaxis].astype("float32") / 255
     y = data["y_train"][:5000]
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import pserver
 from tests.e2e import plain_fit
 from worker.fit import training
-from worker.fit.cluster import FOLDER
+from worker.fit.prepare import FOLDER
 from worker.handover.spec import read_spec
 
 pytestmark = [

@@ -3,65 +3,42 @@
 from __future__ import annotations
 
 import html
-import itertools
-import math
 import os
-import random
-import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
 from worker.fit.attendant import Attendant
-from worker.fit.course import Course
 from worker.fit.interception import calls_sent
+from worker.fit.prepare import (
+    FOLDER,
+    FitCall,
+    check_epochs,
+    directory_of_call,
+    micro_batches,
+    prepared,
+    removed_on_error,
+)
 from worker.fit.processes import STOP_S, Host, UpRun
 from worker.fit.settings import check_settings, job_fields, up_flags
-from worker.fit.training import PARTS, Fitting, earliest_epoch, has_batch_hooks
-from worker.fit.training_logs import build_as_fit
-from worker.fit.validation import Validation
-from worker.handover.fitted import write_job_file
+from worker.fit.training import Fitting
 from worker.handover.models import hand_over
-from worker.handover.refusals import (
-    check_evaluate_model,
-    check_fit_model,
-    check_labels,
-    check_predict_model,
-)
-from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
-from worker.job.checks import check_integer
-from worker.model.loss_scale import inner
+from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
 from worker.predict.divided import Divided
 from worker.stored.arguments import training_data
-from worker.stored.stored_data import open_stored, store
-
-FOLDER = "fit"
-"""The folder in a run's directory that holds model, data and settings."""
-
-MOST_PER_WORKER = 4
-"""Micro-batches of a worker in one update, at most."""
-
-
-def micro_batches(batch_size: int, workers: int) -> int:
-    """Returns into how many micro-batches of equal size an update's ``batch_size`` records are cut:
-    as many as ``workers``, or, where that is no divisor, the number that keeps the busiest
-    worker's share smallest."""
-    divisors = [n for n in range(1, MOST_PER_WORKER * workers + 1) if batch_size % n == 0]
-    return min(divisors, key=lambda n: (-(-n // workers) * (batch_size // n), abs(n - workers)))
 
 
 class Cluster:
     """Shards and workers on this machine, which train Keras models.
 
-    Within ``with Cluster(...)`` ``model.fit`` runs on it; :meth:`fit` does the same by name.
-    Processes start on
+    Within ``with Cluster(...)``, ``model.fit``, ``model.evaluate`` and ``model.predict`` run on
+    it; :meth:`fit`, :meth:`evaluate` and :meth:`predict` do the same by name. Processes start on
     entering and end on leaving, or with this process. docs/fit.md says what is supported.
 
     Args:
@@ -105,7 +82,7 @@ class Cluster:
                 raise InvalidArgument(
                     f"Cluster: {name} is {value!r}; expected a whole number of at least 1"
                 )
-        if mode != "sync" and replicas is not None:
+        if mode != "sync" and replicas:
             raise InvalidArgument(f"Cluster: replicas is for mode sync; the mode is {mode}")
         check_settings(mode, replicas, settings, (*counts, *optional, "mode", "run_dir"))
         self.shards = shards
@@ -120,8 +97,8 @@ class Cluster:
         self._host: Host | None = None
         self._up: UpRun | None = None
         self._held = ExitStack()
+        # Keras's own functions.
         self._plain: Mapping[str, Callable[..., Any]] = {}
-        """Keras's own functions."""
 
     def __enter__(self) -> Cluster:
         if self._host is not None:
@@ -191,60 +168,25 @@ class Cluster:
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
         )
-        _check_epochs(epochs, initial_epoch, validation_freq)
-        run_dir = self._new_run_dir("fit")
-        with _removed_on_error(run_dir):
-            folder = run_dir / FOLDER
-            folder.mkdir(mode=0o700)
-            stored = store(folder / TRAIN, train)
-            sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
-            check_labels(model, "y", sample)
-            held_out = validator = None
-            if validation is not None:
-                held_out = store(folder / EVAL, validation)
-                source = open_stored(folder / EVAL, held_out)
-                check_labels(model, "validation_data", source.read_range(0, 1))
-                validator = Validation(model, source, held_out["batch_size"])
-            build_as_fit(model, sample)
-            hooks = callbacks
-            if not isinstance(hooks, keras.callbacks.CallbackList):
-                hooks = keras.callbacks.CallbackList(
-                    callbacks,
-                    add_history=True,
-                    add_progbar=verbose != 0,
-                    verbose=verbose,
-                    epochs=epochs,
-                    steps=stored["steps"],
-                    model=model,
-                )
-            hand_over(folder, model, sample[0])
-            per_step = self._per_step(stored["batch_size"])
-            micro = stored["batch_size"] // per_step
-            spec = FitSpec(
-                train=stored,
-                eval=held_out,
-                batch_size=micro,
-                epochs=max(epochs - earliest_epoch(model, initial_epoch, hooks.callbacks), 1),
-                seed=random.getrandbits(32),
-                class_weight=train.class_weight,
+        check_epochs(epochs, initial_epoch, validation_freq)
+        run_dir = directory_of_call(self._base, "fit")
+        with removed_on_error(run_dir):
+            call = prepared(
+                run_dir,
+                model,
+                train,
+                validation,
+                per_step=self._per_step,
+                batch_hooks_every=self.batch_hooks_every,
                 fields=job_fields(self.settings),
-            )
-            write_spec(folder, spec)
-            write_job_file(folder)
-            course = Course(
-                first=initial_epoch,
                 epochs=epochs,
-                job_epochs=spec.epochs,
-                steps=stored["steps"],
-                per_step=per_step,
-                per_epoch=batches_per_epoch(stored["records"], micro),
-                records=stored["records"],
-                every=self._every(hooks.callbacks, stored["steps"]),
-                validated=validation is not None,
+                initial_epoch=initial_epoch,
                 validation_freq=validation_freq,
+                callbacks=callbacks,
+                verbose=verbose,
             )
         self.run_dir = run_dir
-        self._train(model, run_dir, course, hooks, validator)
+        self._train(call)
         return model.history
 
     def evaluate(
@@ -299,21 +241,14 @@ class Cluster:
     @property
     def _divided(self) -> Divided:
         start = self._entered().parts
-        return Divided(self.workers, self.settings, self._new_run_dir, hand_over, start)
+        new_directory = partial(directory_of_call, self._base)
+        return Divided(self.workers, self.settings, new_directory, hand_over, start)
 
-    def _train(
-        self,
-        model: keras.Model,
-        run_dir: Path,
-        course: Course,
-        hooks: Any,
-        validation: Validation | None,
-    ) -> None:
-        arguments = self._arguments(run_dir, course.per_step)
-        self._up = up = self._entered().up(arguments, run_dir / "up.log")
-        attendant = Attendant(run_dir, up)
-        rate = _base_rate(model)
-        fitting = Fitting(model, run_dir, attendant, course, hooks, rate, validation)
+    def _train(self, call: FitCall) -> None:
+        arguments = self._arguments(call.run_dir, call.course.per_step)
+        self._up = up = self._entered().up(arguments, call.run_dir / "up.log")
+        attendant = Attendant(call.run_dir, up)
+        fitting = Fitting(call, attendant)
         try:
             fitting.run()
             fitting.finish()
@@ -328,8 +263,7 @@ class Cluster:
                 attendant.stop()
             attendant.close()
             up.end()
-            for name in (TRAIN, EVAL):
-                shutil.rmtree(run_dir / FOLDER / name, ignore_errors=True)
+            call.remove_data()
 
     def _arguments(self, run_dir: Path, replicas: int) -> list[str]:
         """Returns the command line of ``coordinator up``."""
@@ -356,30 +290,6 @@ class Cluster:
             )
         return self.replicas
 
-    def _every(self, callbacks: Sequence[Any], steps: int) -> int:
-        if not has_batch_hooks(callbacks):
-            return steps
-        return self.batch_hooks_every or max(1, steps // PARTS)
-
-    def _new_run_dir(self, method: str) -> Path:
-        """Makes the directory of a run of ``fit`` or another method."""
-        name = time.strftime(f"{method}-%Y%m%d-%H%M%S")
-        try:
-            self._base.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(
-                f"Cluster: run_dir is {str(self._base)!r}, which is no folder to write to: "
-                f"{error.strerror}; name one that is, or that can be made"
-            ) from None
-        for number in itertools.count(1):
-            path = self._base / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            return path
-        raise AssertionError("count never ends")
-
     def _entered(self) -> Host:
         if self._host is None:
             raise InvalidArgument("this cluster is not entered; say: with pserver.Cluster(...):")
@@ -389,30 +299,3 @@ class Cluster:
         host, self._host = self._host, None
         if host is not None:
             host.close()
-
-
-@contextmanager
-def _removed_on_error(path: Path) -> Iterator[None]:
-    """Removes a directory if the block raises: no run has begun, and the data may be large."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-
-
-def _check_epochs(epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
-    check_integer("epochs", epochs, 0)
-    check_integer("initial_epoch", initial_epoch, 0)
-    if not isinstance(validation_freq, Collection):
-        check_integer("validation_freq", validation_freq, 1)
-
-
-def _base_rate(model: keras.Model) -> float:
-    """Returns the learning rate that the job is described with; NaN under a schedule."""
-    rate = inner(model.optimizer)._learning_rate
-    return (
-        math.nan
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        else float(rate)
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,60 +12,12 @@ import keras
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import HISTORY
 from worker.fit.attendant import Attendant, HeldJob
-from worker.fit.course import Course
+from worker.fit.hooks import looking
 from worker.fit.mirror import Mirror
+from worker.fit.prepare import FitCall
 from worker.fit.progress import EpochProgress
 from worker.fit.training_logs import kept_epochs, merged_metrics, totals, unsummed_metrics
-from worker.fit.validation import Validation
 from worker.model.loss_scale import inner
-
-BATCH_HOOKS = (
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_batch_begin",
-    "on_batch_end",
-)
-
-PARTS = 10
-"""Batch hooks of an epoch, by default."""
-
-_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
-"""Callbacks of every ``fit``. They do not look at the model."""
-
-_BY_EPOCH = {
-    keras.callbacks.ModelCheckpoint: "save_freq",
-    keras.callbacks.BackupAndRestore: "save_freq",
-    keras.callbacks.OrbaxCheckpoint: "save_freq",
-    keras.callbacks.TensorBoard: "update_freq",
-}
-"""Callbacks whose batch hooks do nothing while an attribute is ``epoch``."""
-
-
-def looking(callbacks: Sequence[Any]) -> list[Any]:
-    """Returns the callbacks that may look at the model."""
-    return [callback for callback in callbacks if type(callback) not in _OWN]
-
-
-def has_batch_hooks(callbacks: Sequence[Any]) -> bool:
-    """Whether a callback of the user's has hooks for batches that do something."""
-    return any(
-        _overrides(callback, hook)
-        for callback in looking(callbacks)
-        if getattr(callback, _BY_EPOCH.get(type(callback), ""), None) != "epoch"
-        for hook in BATCH_HOOKS
-    )
-
-
-def _overrides(callback: Any, hook: str) -> bool:
-    found = getattr(callback, hook)
-    return getattr(found, "__func__", found) is not getattr(keras.callbacks.Callback, hook)
-
-
-def earliest_epoch(model: keras.Model, initial_epoch: int, callbacks: Sequence[Any]) -> int:
-    """Returns the first epoch that training may begin with, once callbacks have restored one."""
-    if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
-        return 0
-    return min(initial_epoch, model._initial_epoch or initial_epoch)
 
 
 class Fitting:
@@ -75,33 +27,17 @@ class Fitting:
     callbacks have changed in it goes back when the hold ends.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        run_dir: Path,
-        attendant: Attendant,
-        course: Course,
-        callbacks: Any,
-        base_rate: float,
-        validation: Validation | None = None,
-    ) -> None:
-        """``callbacks`` is a ``keras.callbacks.CallbackList``; ``base_rate`` the learning rate that
-        the job was described with, NaN under a schedule."""
-        self._model = model
-        self._run_dir = run_dir
+    def __init__(self, call: FitCall, attendant: Attendant) -> None:
+        self._model = call.model
+        self._run_dir = call.run_dir
         self._attendant = attendant
-        self._course = course
-        self._callbacks = callbacks
-        self._base_rate = base_rate
-        self._validation = validation
-        self._mirror = Mirror(model)
+        self._course = call.course
+        self._callbacks = call.hooks
+        self._base_rate = call.base_rate
+        self._validation = call.validation
+        self._mirror = Mirror(call.model)
         self._hold: HeldJob | None = None
         self._unsummed: Collection[str] = ()
-
-    @property
-    def hold(self) -> HeldJob | None:
-        """The hold that the job is in."""
-        return self._hold
 
     def run(self) -> None:
         """Trains all epochs, or until a callback sets ``stop_training``.
@@ -188,7 +124,11 @@ class Fitting:
         """Trains with a hold at the end alone, if shards keep the totals of so many epochs; returns
         the results of the last epoch."""
         course, logs = self._course, None
-        bars = [each for each in self._callbacks.callbacks if type(each) is _OWN[1]]
+        bars = [
+            each
+            for each in self._callbacks.callbacks
+            if type(each) is keras.callbacks.ProgbarLogger
+        ]
         progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
         at_once = kept_epochs(self._model)
         for first in range(course.first, course.epochs, at_once):
@@ -203,7 +143,9 @@ class Fitting:
         """Gives the results of epochs that are done, as of ``checkpoint``, to ``History``; returns
         those of the last one."""
         course, logs, rows = self._course, None, totals(checkpoint)
-        histories = [each for each in self._callbacks.callbacks if type(each) is _OWN[0]]
+        histories = [
+            each for each in self._callbacks.callbacks if type(each) is keras.callbacks.History
+        ]
         for epoch in range(course.first + len(self._model.history.epoch), course.epochs):
             row = rows.get(epoch - course.first)
             if row is None or row[1] < course.records:
@@ -215,17 +157,35 @@ class Fitting:
                 progress.ended(epoch, logs)
         return logs
 
+    def _of(self, kind: type) -> list[Any]:
+        """Returns the callbacks of a class of Keras's."""
+        return [each for each in self._callbacks.callbacks if type(each) is kind]
+
     def _go(self, until: int, progress: EpochProgress | None = None) -> HeldJob:
-        """Ends the hold with what callbacks have changed, and waits for the next one."""
+        """Ends the hold with what callbacks have changed, and waits for the one at ``until``
+        batches."""
         assert self._hold is not None
-        at, restore = self._hold.at, ""
-        if self._mirror.changed():
-            restore = f"{self._hold.checkpoint.name}.set"
-            self._mirror.save(self._hold.checkpoint, self._hold.checkpoint.with_name(restore))
-        self._attendant.end_hold(at, until, self._rate(), restore)
-        if progress is not None and progress.shown:
-            self._attendant.watch(until, progress.at)
-        hold = self._attendant.await_hold(at)
+        begun = hold = self._hold
+        changed = self._mirror.changed()
+        while not hold.over and hold.at < until:
+            restore = ""
+            if changed and hold.checkpoint == begun.checkpoint:
+                copy = hold.checkpoint.with_name(f"{hold.checkpoint.name}.set")
+                restore = copy.name
+                if not copy.exists():
+                    self._mirror.save(hold.checkpoint, copy)
+            try:
+                self._attendant.end_hold(hold.at, until, self._rate(), restore)
+            except InvalidArgument:
+                # A coordinator that was started anew holds where it stands.
+                other = self._attendant.await_hold(-1)
+                if (other.at, other.checkpoint) == (hold.at, hold.checkpoint):
+                    raise
+                hold = other
+                continue
+            if progress is not None and progress.shown:
+                self._attendant.watch(until, progress.at)
+            hold = self._attendant.await_hold(hold.at)
         self._mirror.load(hold.checkpoint)
         self._hold = hold
         return hold

@@ -57,7 +57,7 @@ def check_fit_model(model: keras.Model) -> None:
     check_optimizer(plain_json(keras.optimizers.serialize(inner(model.optimizer))))
 
 
-def check_labels(model: keras.Model, name: str, records: Batch) -> None:
+def check_has_labels(model: keras.Model, name: str, records: Batch) -> None:
     """Refuses data without labels where the model's loss needs them.
 
     Args:

@@ -14,7 +14,7 @@ from psrpc.core.errors import InvalidArgument, InvalidData, InvalidJob
 from worker.data.source import NO_LABELS
 from worker.fit.cluster import Cluster
 from worker.fit.settings import job_fields, up_flags
-from worker.handover.refusals import check_labels
+from worker.handover.refusals import check_has_labels
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,12 @@ def test_an_argument_is_refused(given: dict[str, Any], message: str) -> None:
 
 
 def test_settings_go_to_the_job_and_to_the_command_line() -> None:
-    given = {"engine": "numpy", "staleness": 2, "connect_timeout_s": 5, "intra_op_threads": 1}
+    given: dict[str, Any] = {
+        "engine": "numpy",
+        "staleness": 2,
+        "connect_timeout_s": 5,
+        "intra_op_threads": 1,
+    }
     Cluster(mode="ssp", **given)
     Cluster(aggregate=3)
     assert job_fields(given) == {"engine": "numpy", "staleness": 2}
@@ -91,11 +96,11 @@ def test_an_argument_of_fit_is_refused_and_leaves_nothing(
 def test_labels_may_lack_where_no_loss_needs_them(model: keras.Model) -> None:
     nothing = (np.ones((4, 2)), NO_LABELS)
     with pytest.raises(InvalidData, match="y has no labels"):
-        check_labels(model, "y", nothing)
-    check_labels(model, "y", (np.ones((4, 2)), np.ones(4)))
+        check_has_labels(model, "y", nothing)
+    check_has_labels(model, "y", (np.ones((4, 2)), np.ones(4)))
     without = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     without.compile("sgd")
-    check_labels(without, "y", nothing)
+    check_has_labels(without, "y", nothing)
 
 
 def test_a_directory_that_cannot_be_made_is_named(
