@@ -91,8 +91,7 @@ class Cluster:
         self.replicas = replicas
         self.batch_hooks_every = batch_hooks_every
         self.settings = settings
-        self.run_dir: Path | None = None
-        """The directory of the run under way, or of the last one."""
+        self.run_dir: Path | None = None  # of the run under way, or of the last one
         self._base = Path("runs") if run_dir is None else Path(run_dir)
         self._host: Host | None = None
         self._up: UpRun | None = None
