@@ -50,7 +50,7 @@ def one(*layers: keras.layers.Layer) -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(8, "relu"), last])
 
 
-def two(outputs: type = dict) -> keras.Model:
+def two(nest: type = dict) -> keras.Model:
     keras.utils.set_random_seed(5)
     inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((2,), name="b")}
     hidden = keras.layers.Dense(8, "tanh")(keras.layers.concatenate(list(inputs.values())))
@@ -58,7 +58,18 @@ def two(outputs: type = dict) -> keras.Model:
         "yes": keras.layers.Dense(1, "sigmoid", name="yes")(hidden),
         "kind": keras.layers.Dense(3, "softmax", name="kind")(hidden),
     }
-    return keras.Model(inputs, made if outputs is dict else list(made.values()))
+    if nest is dict:
+        return keras.Model(inputs, made)
+    return keras.Model(list(inputs.values()), list(made.values()))
+
+
+def words() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    layer = keras.layers.TextVectorization(output_sequence_length=3)
+    layer.adapt(["to be or", "not to be"])
+    hidden = keras.layers.Embedding(layer.vocabulary_size(), 4)
+    inputs = keras.Input((), dtype="string")
+    return keras.Model(inputs, keras.layers.Flatten()(hidden(layer(inputs))))
 
 
 def assert_same(ours: Any, kerass: Any) -> None:
@@ -102,7 +113,8 @@ PREDICTIONS: dict[str, Any] = {
     "fewer batches than workers": (one, X[:9], {}),
     "float64": (one, X.astype("float64"), {}),
     "dicts": (two, INPUTS, {}),
-    "lists": (lambda: two(list), INPUTS, {}),
+    "lists": (lambda: two(list), list(INPUTS.values()), {}),
+    "text": (words, np.array(["to be", "or not", "to"] * 40, object), {}),
     "tf.data": (one, lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(40), {}),
     "endless tf.data": (
         one,
@@ -161,6 +173,11 @@ def evaluated(case: str) -> tuple[keras.Model, tuple[Any, ...], dict[str, Any]]:
     if case == "a metric that does not add up":
         model.compile("sgd", "mse", metrics=[Largest(), "mae"])
         return model, (X, Y), {}
+    if case == "several outputs in a list":
+        model = two(list)
+        losses = ["binary_crossentropy", "sparse_categorical_crossentropy"]
+        model.compile("sgd", losses, metrics=[["accuracy"], ["accuracy"]])
+        return model, (list(INPUTS.values()), list(LABELS.values())), {"sample_weight": WEIGHTS}
     if case == "several outputs":
         model = two()
         model.compile(
@@ -186,6 +203,7 @@ def evaluated(case: str) -> tuple[keras.Model, tuple[Any, ...], dict[str, Any]]:
         "accuracy and AUC",
         "sample weights",
         "several outputs",
+        "several outputs in a list",
         "PyDataset",
         "no metrics",
         "a metric that does not add up",

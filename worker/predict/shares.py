@@ -42,8 +42,8 @@ class Share(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
 
 
 def as_keras(batch: tuple[Any, ...], convert: Callable[[Any], Any] = as_tensor) -> tuple[Any, ...]:
-    """Returns a batch as Keras takes it, without labels that are missing."""
-    x, y, *weights = map_arrays(convert, batch)
+    """Returns a batch as Keras gives it to a step, without labels that are missing."""
+    x, y, *weights = keras.tree.lists_to_tuples(map_arrays(convert, batch))
     return (x,) if isinstance(y, tuple) and not y else (x, y, *weights)
 
 
