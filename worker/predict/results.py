@@ -76,7 +76,7 @@ def _ragged(part: Any, rank: int) -> tf.RaggedTensor:
 def metric_states(model: keras.Model) -> list[np.ndarray[Any, Any]]:
     """Returns the variables of all metrics, in the order of the model."""
     variables = [variable for metric in model.metrics for variable in metric.variables]
-    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return [np.asarray(variable.numpy()) for variable in variables]
 
 
 def add_states(model: keras.Model, states: Sequence[np.ndarray[Any, Any]], *, first: bool) -> None:
