@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from worker.fit.training import earliest_epoch, has_batch_hooks, looking
+from worker.fit.hooks import earliest_epoch, has_batch_hooks, looking
 
 pytestmark = pytest.mark.slow
 
