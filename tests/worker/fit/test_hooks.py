@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 kept = keras.callbacks
 
 
-class Watching(kept.History):  # type: ignore[misc]  # Keras has no types
+class Watching(keras.callbacks.History):  # type: ignore[misc]  # Keras has no types
     """A callback of a user's, though also Keras's."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
