@@ -164,7 +164,7 @@ class CoordinatorClient:
         request = pb.SetPolicyRequest(settings=settings)
         return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
 
-    def await_hold(self, after: int) -> pb.AwaitHoldResponse:
+    def await_hold(self, after: int, deadline_s: float = POLL_S) -> pb.AwaitHoldResponse:
         """Waits a few seconds for an attended job to hold, or to be over; see the proto.
 
         Args:
@@ -172,9 +172,10 @@ class CoordinatorClient:
 
         Raises:
             InvalidArgument: the job is not attended.
+            DeadlinePassed: there was no answer in ``deadline_s``, which may be shorter than a wait.
         """
         request = pb.AwaitHoldRequest(after=after)
-        return self._call(self._stub.AwaitHold, request, pb.AwaitHoldResponse, POLL_S)
+        return self._call(self._stub.AwaitHold, request, pb.AwaitHoldResponse, deadline_s)
 
     def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
         """Ends the hold at ``at`` batches; the job trains until ``until`` are done.

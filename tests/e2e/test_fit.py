@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,37 @@ def test_fit_outlives_a_worker_and_a_shard_with_the_same_bits(cluster: pserver.C
     assert summary["global_step"] == EPOCHS * steps == int(model.optimizer.iterations)
     assert summary["counted"]["counted"] == summary["counted"]["batches"]
     assert (summary["counted"]["twice"], summary["counted"]["skipped"]) == (0, 0)
+
+
+def test_fit_that_nothing_looks_at_outlives_its_coordinator(
+    cluster: pserver.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    epochs = 80
+    model, x, y = small()
+    whole = model.fit(x, y, epochs=epochs, verbose=0)
+    undisturbed, before = model.get_weights(), cluster.run_dir
+    killed: list[int] = []
+
+    def kill() -> None:
+        until(lambda: cluster.run_dir != before, "the next run")
+        assert cluster.run_dir is not None
+        history = cluster.run_dir / "history.csv"
+        until(lambda: history.exists() and "\n3," in history.read_text(), "three epochs")
+        killed.extend(members(cluster.run_dir, "coordinator"))
+        os.kill(killed[0], signal.SIGKILL)
+
+    model, x, y = small()
+    with ThreadPoolExecutor() as threads:
+        killing = threads.submit(kill)
+        # It holds where it stands, short of the end, while the progress bar waits for that.
+        history = model.fit(x, y, epochs=epochs, verbose=2)
+        killing.result()
+    assert len(killed) == 1
+    assert history.epoch == list(range(epochs))
+    assert history.history == whole.history
+    for one, other in zip(model.get_weights(), undisturbed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert f"Epoch {epochs}/{epochs}" in capsys.readouterr().out
 
 
 def test_a_callback_that_raises_ends_the_run_and_not_the_cluster(cluster: pserver.Cluster) -> None:

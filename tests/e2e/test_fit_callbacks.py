@@ -42,7 +42,9 @@ Hook = tuple[str, int | None, dict[str, float]]
 
 def state(model: keras.Model) -> list[Any]:
     """Weights, slots, iterations and learning rate."""
-    return [each.numpy() for each in (*model.weights, *model.optimizer.variables)]
+    optimizer = model.optimizer
+    values = [each.numpy() for each in (*model.weights, *optimizer.variables)]
+    return [*values, np.asarray(optimizer.learning_rate)]
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -217,6 +219,10 @@ def assert_close(one: Fit, other: Fit) -> None:
     for (name, number, logs), (known, wanted, numbers) in zip(seen.hooks, there.hooks, strict=True):
         assert (name, number) == (known, wanted)
         assert logs == pytest.approx(numbers, rel=1e-5, abs=1e-5)
+    for (*values, params), (*others, known_params) in zip(seen.states, there.states, strict=True):
+        assert params == known_params
+        for value, wanted in zip(values, others, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
     for value, known in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(value, known, rtol=0, atol=1e-5)
 
@@ -373,7 +379,8 @@ def test_training_that_was_interrupted_is_taken_up(both: Both, tmp_path: Path) -
 
 
 def with_averages() -> Any:
-    return keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.8)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=3, decay_rate=0.5)
+    return keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.8)
 
 
 @pytest.mark.parametrize("on_epoch", [False, True])
@@ -476,4 +483,4 @@ def test_data_without_any_finite_loss_are_trained_as_by_keras(both: Both) -> Non
     assert np.isnan(history.history["loss"]).tolist() == [True] * 4
     assert history.history.keys() == {"loss", "mae"}
     assert both.cluster.run_dir is not None
-    assert "PS603" in (both.cluster.run_dir / "up.log").read_text()
+    assert "PS603" in (both.cluster.run_dir / "logs" / "coordinator.log").read_text()

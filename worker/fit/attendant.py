@@ -14,6 +14,7 @@ from psrpc.core.errors import DeadlinePassed, JobFailed, NotReady, PsError
 from psrpc.core.names import ADDRESS
 from psrpc.files.run_paths import read_summary
 from psrpc.options.locate import security_of_run
+from psrpc.v1 import coordinator_pb2 as pb
 from worker.fit.processes import UpRun
 
 RETRY_S = 0.02
@@ -21,8 +22,8 @@ RETRY_S = 0.02
 
 LONGEST_RETRY_S = 0.5
 
-LOOK_S = 0.2
-"""Pause before progress is shown anew."""
+LOOK_S = 0.25
+"""Time before progress is shown anew."""
 
 _BEYOND = 2**62
 """More batches than a job has."""
@@ -70,14 +71,26 @@ class Attendant:
             # The coordinator stays until its attendant has heard of the end.
             self.await_hold(_BEYOND)
 
-    def await_hold(self, after: int) -> HeldJob:
+    def await_hold(self, after: int, look: Callable[[int], None] | None = None) -> HeldJob:
         """Waits for a hold at more than ``after`` batches, -1 for the first, or the job's end.
+        ``look`` is told several times a second how many batches are done, while they become more.
 
         Raises:
             JobFailed: the job ended in another way than done; says how.
         """
+        seen = -1
+
+        def ask(client: CoordinatorClient) -> pb.AwaitHoldResponse:
+            nonlocal seen
+            while look is not None and (done := client.get_job_status().batches) != seen:
+                seen = done
+                look(done)
+                with contextlib.suppress(DeadlinePassed):
+                    return client.await_hold(after, LOOK_S)
+            return client.await_hold(after)
+
         while True:
-            answer = self._call(lambda client: client.await_hold(after))
+            answer = self._call(ask)
             if answer is None:
                 return self._end()
             if answer.held or answer.phase == "done":
@@ -85,16 +98,6 @@ class Attendant:
                 return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
             if answer.phase == "failed":
                 raise JobFailed(answer.reason)
-
-    def watch(self, until: int, look: Callable[[int], None]) -> None:
-        """Tells ``look`` several times a second how many batches are done, until ``until`` are or
-        the job is over. Raises JobFailed."""
-        while True:
-            status = self._call(lambda client: client.get_job_status())
-            if status is None or status.phase in ("done", "failed") or status.batches >= until:
-                return
-            look(status.batches)
-            self._up.wait(LOOK_S)
 
     def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
         """Lets the job go on from ``at`` batches until ``until`` are done; see

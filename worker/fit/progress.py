@@ -39,10 +39,9 @@ class EpochProgress:
         results = self._results() if epoch > self._epoch else {}
         while self._epoch < epoch and self._epoch in results:
             self.ended(self._epoch, results[self._epoch])
-        if self._epoch < epoch:
-            within = self._course.per_epoch
         if self._epoch < self._course.epochs:
-            self._move(min(within // self._course.per_step, self._course.steps))
+            waits = self._epoch < epoch
+            self._move(self._course.steps if waits else within // self._course.per_step)
 
     def ended(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Shows the results of an epoch, unless the bar has shown them already."""

@@ -55,8 +55,7 @@ class Fitting:
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
         self._course = self._course.begun_at(model._initial_epoch)
-        looked_at = self._validation is not None or looking(self._callbacks.callbacks)
-        logs = self._with_holds() if looked_at else self._without_holds()
+        logs = self._with_holds() if self._is_looked_at else self._without_holds()
         if self._course.epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         self._callbacks.on_train_end(logs=logs)
@@ -72,8 +71,13 @@ class Fitting:
         """Loads the newest checkpoint of a run that was stopped."""
         checkpoint = self._attendant.newest_checkpoint()
         self._mirror.load(checkpoint)
-        if self._hold is not None and not looking(self._callbacks.callbacks):
+        if self._hold is not None and not self._is_looked_at:
             self._record(checkpoint)
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether a callback or a validation looks at the model while it trains."""
+        return self._validation is not None or bool(looking(self._callbacks.callbacks))
 
     def _with_holds(self) -> dict[str, float] | None:
         """Trains with a hold before each hook that may look at the model; returns the results of
@@ -124,11 +128,7 @@ class Fitting:
         """Trains with a hold at the end alone, if shards keep the totals of so many epochs; returns
         the results of the last epoch."""
         course, logs = self._course, None
-        bars = [
-            each
-            for each in self._callbacks.callbacks
-            if type(each) is keras.callbacks.ProgbarLogger
-        ]
+        bars = self._of(keras.callbacks.ProgbarLogger)
         progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
         at_once = kept_epochs(self._model)
         for first in range(course.first, course.epochs, at_once):
@@ -143,15 +143,12 @@ class Fitting:
         """Gives the results of epochs that are done, as of ``checkpoint``, to ``History``; returns
         those of the last one."""
         course, logs, rows = self._course, None, totals(checkpoint)
-        histories = [
-            each for each in self._callbacks.callbacks if type(each) is keras.callbacks.History
-        ]
         for epoch in range(course.first + len(self._model.history.epoch), course.epochs):
             row = rows.get(epoch - course.first)
             if row is None or row[1] < course.records:
                 break
             logs = merged_metrics(self._model, row, self._unsummed)
-            for history in histories:
+            for history in self._of(keras.callbacks.History):
                 history.on_epoch_end(epoch, dict(logs))
             if progress is not None:
                 progress.ended(epoch, logs)
@@ -183,9 +180,8 @@ class Fitting:
                     raise
                 hold = other
                 continue
-            if progress is not None and progress.shown:
-                self._attendant.watch(until, progress.at)
-            hold = self._attendant.await_hold(hold.at)
+            look = progress.at if progress is not None and progress.shown else None
+            hold = self._attendant.await_hold(hold.at, look)
         self._mirror.load(hold.checkpoint)
         self._hold = hold
         return hold

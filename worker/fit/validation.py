@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
-from worker.data.source import DataSource, arrays_of
+from worker.data.source import DataSource
+from worker.predict.shares import Share
 
 
 class Validation:
@@ -26,11 +25,8 @@ class Validation:
 
     def evaluate(self) -> dict[str, float]:
         """Returns loss and metrics of the model as it is, as ``keras.Model.evaluate``."""
-        self._model.reset_metrics()
-        results: dict[str, float] = {}
-        for start in range(0, self._source.num_records, self._batch_size):
-            stop = min(start + self._batch_size, self._source.num_records)
-            x, y, *weights = self._source.read_range(start, stop)
-            labels: Any = y if any(True for _ in arrays_of(y)) else None
-            results = self._model.test_on_batch(x, labels, *weights, return_dict=True)
+        records = self._source.num_records
+        data = Share(self._source, range(self.steps), self._batch_size, records)
+        # Of this process: a cluster that trains evaluates nothing else.
+        results: dict[str, float] = self._model.evaluate(data, verbose=0, return_dict=True)
         return results
