@@ -25,7 +25,7 @@ from worker.fit.prepare import (
     prepared,
     removed_on_error,
 )
-from worker.fit.processes import STOP_S, Host, UpRun
+from worker.fit.processes import LEAVE_S, STOP_S, Host, UpRun
 from worker.fit.settings import check_settings, job_fields, up_flags
 from worker.fit.training import Fitting
 from worker.handover.models import hand_over
@@ -111,15 +111,24 @@ class Cluster:
             self._held = held.pop_all()
         return self
 
+    def __repr__(self) -> str:
+        """Returns the state in a line."""
+        return ": ".join(self._state)
+
     def _repr_html_(self) -> str:
-        """Returns the state in a line, for a notebook, with a link to the dashboard of a run."""
-        shape = f"{counted(self.shards, 'shard')}, {counted(self.workers, 'worker')}, {self.mode}"
-        parts = [f"pserver.Cluster ({shape})" + ("" if self._host else ", not entered")]
-        if self._up is not None:
-            parts.append(html.escape(self._up.last_line))
-            if address := html.escape(self._up.dashboard, quote=True):
-                parts.append(f'<a href="{address}">dashboard</a>')
+        """Returns the same for a notebook, with a link to the dashboard while a run has one."""
+        parts = [html.escape(part) for part in self._state]
+        if self._up is not None and (address := html.escape(self._up.dashboard, quote=True)):
+            parts.append(f'<a href="{address}">dashboard</a>')
         return ": ".join(parts)
+
+    @property
+    def _state(self) -> list[str]:
+        """The shape of the cluster, and what its last run has said last."""
+        shape = f"{counted(self.shards, 'shard')}, {counted(self.workers, 'worker')}, {self.mode}"
+        of_run = "" if self._up is None else self._up.last_line
+        entered = "" if self._host else ", not entered"
+        return [f"pserver.Cluster ({shape}){entered}", *filter(None, [of_run])]
 
     def __exit__(self, *exception: object) -> None:
         self._held.close()
@@ -250,7 +259,8 @@ class Cluster:
         fitting = Fitting(call, attendant)
         try:
             fitting.run()
-            fitting.finish()
+            if fitting.finish():
+                up.wait(LEAVE_S)
         except KeyboardInterrupt:
             # As in plain fit, the model has the state of the moment.
             attendant.stop()
