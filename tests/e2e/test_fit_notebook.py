@@ -55,9 +55,7 @@ def form(notebook: Any) -> list[list[tuple[str, str]]]:
 
 def _shown(output: Any) -> str:
     if output.output_type == "stream":
-        return re.sub(
-            r"\b[mu]?s/step", "s/step", re.sub(r"(?<=\d)(?=[mu]?s/step)", " ", output.text)
-        )
+        return re.sub(r"(?<=\d)[mu]?s/step", " s/step", output.text)
     # As a run begins it says how far its processes are.
     return re.sub(r"(?<=sync\)): .*(?=: <a)", "", str(output.data.get("text/html", "")))
 
