@@ -141,7 +141,7 @@ class UpRun:
         if self._status is not None:
             return self.why() if self._status else "done"
         lines = re.findall(r"(?m)^\[ *[\d.]+ s\] (.*)$", self.output)
-        return str(lines[-1]).strip() if lines else ""
+        return str(lines[-1]).strip() if lines else "starting"
 
     def wait(self, seconds: float) -> int | None:
         """Waits up to ``seconds`` for the end; returns the exit status, None if it still runs."""
