@@ -102,4 +102,4 @@ def test_a_script_enters_its_cluster_itself(tmp_path: Path) -> None:
     assert metrics["val_hours_mae"] == pytest.approx(0.5, abs=0.1)
     (run,) = (tmp_path / "runs").iterdir()
     assert not processes_of(run)
-    assert json.loads((run / "summary.json").read_text())["state"] == "done"
+    assert json.loads((run / "summary.json").read_text())["phase"] == "done"

@@ -25,7 +25,7 @@ from worker.fit.prepare import (
     prepared,
     removed_on_error,
 )
-from worker.fit.processes import STOP_S, Host, UpRun
+from worker.fit.processes import LEAVE_S, STOP_S, Host, UpRun
 from worker.fit.settings import check_settings, job_fields, up_flags
 from worker.fit.training import Fitting
 from worker.handover.models import hand_over
@@ -58,7 +58,6 @@ class Cluster:
             ``connect_timeout_s`` and ``max_restarts`` of ``coordinator up``.
 
     Raises:
-        InvalidArgument: a number is out of range.
         InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit
             the mode.
     """
@@ -74,17 +73,9 @@ class Cluster:
         batch_hooks_every: int | None = None,
         **settings: Any,
     ) -> None:
-        counts = {"shards": shards, "workers": workers}
-        optional = {"replicas": replicas, "batch_hooks_every": batch_hooks_every}
-        counts |= {name: value for name, value in optional.items() if value is not None}
-        for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(
-                    f"Cluster: {name} is {value!r}; expected a whole number of at least 1"
-                )
-        if mode != "sync" and replicas:
-            raise InvalidArgument(f"Cluster: replicas is for mode sync; the mode is {mode}")
-        check_settings(mode, replicas, settings, (*counts, *optional, "mode", "run_dir"))
+        named = {"shards": shards, "workers": workers, "mode": mode, "replicas": replicas}
+        named |= {"run_dir": run_dir, "batch_hooks_every": batch_hooks_every}
+        check_settings(named, settings)
         self.shards = shards
         self.workers = workers
         self.mode = mode
@@ -111,15 +102,16 @@ class Cluster:
             self._held = held.pop_all()
         return self
 
-    def _repr_html_(self) -> str:
-        """Returns the state in a line, for a notebook, with a link to the dashboard of a run."""
+    def __repr__(self) -> str:
         shape = f"{counted(self.shards, 'shard')}, {counted(self.workers, 'worker')}, {self.mode}"
-        parts = [f"pserver.Cluster ({shape})" + ("" if self._host else ", not entered")]
-        if self._up is not None:
-            parts.append(html.escape(self._up.last_line))
-            if address := html.escape(self._up.dashboard, quote=True):
-                parts.append(f'<a href="{address}">dashboard</a>')
-        return ": ".join(parts)
+        state = f"pserver.Cluster ({shape})" + ("" if self._host else ", not entered")
+        return f"{state}: {self._up.last_line}" if self._up else state
+
+    def _repr_html_(self) -> str:
+        """Returns the state for a notebook, with a link to the dashboard while a run has one."""
+        address = html.escape(self._up.dashboard, quote=True) if self._up else ""
+        link = f': <a href="{address}">dashboard</a>' if address else ""
+        return html.escape(repr(self)) + link
 
     def __exit__(self, *exception: object) -> None:
         self._held.close()
@@ -250,7 +242,8 @@ class Cluster:
         fitting = Fitting(call, attendant)
         try:
             fitting.run()
-            fitting.finish()
+            if fitting.finish():
+                up.wait(LEAVE_S)
         except KeyboardInterrupt:
             # As in plain fit, the model has the state of the moment.
             attendant.stop()

@@ -20,6 +20,9 @@ from psrpc.ops.process import child_environment, module_command
 LEAVE_S = 15.0
 """How long the processes may take to end after the caller has closed the cluster."""
 
+_TO_FILES = {"TTY_COMPATIBLE": "0", "TTY_INTERACTIVE": "0"}
+"""For rich: a notebook's kernel has ``FORCE_COLOR``, which would draw for a terminal in a file."""
+
 _DASHBOARD = re.compile(r"dashboard (https?://\S+)")
 
 STOP_S = 120.0
@@ -43,7 +46,7 @@ class Host:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=child_environment(environment),
+                env={**child_environment(environment), **_TO_FILES},
                 pass_fds=(requests, replies),
                 # Ctrl-C is for the caller alone, which decides what it means.
                 start_new_session=True,
@@ -134,9 +137,11 @@ class UpRun:
 
     @property
     def last_line(self) -> str:
-        """The last line about the state of the job, without its time."""
+        """The last line about the state of the job, without its time; how it ended after that."""
+        if self._status is not None:
+            return self.why() if self._status else "done"
         lines = re.findall(r"(?m)^\[ *[\d.]+ s\] (.*)$", self.output)
-        return str(lines[-1]).strip() if lines else ""
+        return str(lines[-1]).strip() if lines else "starting"
 
     def wait(self, seconds: float) -> int | None:
         """Waits up to ``seconds`` for the end; returns the exit status, None if it still runs."""

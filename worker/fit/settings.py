@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from psrpc.core.errors import InvalidSetting
 from psrpc.options.config_keys import did_you_mean
 from worker.data.arrays import Arrays
+from worker.job.checks import check_integer
 from worker.job.job import Job
 
 _UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
@@ -42,16 +43,12 @@ _THE_FITS = {
 """Fields of a job that ``fit`` sets itself or that callbacks stand for."""
 
 
-def check_settings(
-    mode: Any, replicas: int | None, settings: Mapping[str, Any], named: Iterable[str]
-) -> None:
+def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Checks the arguments of ``pserver.Cluster`` where they are given.
 
     Args:
-        mode: that of the jobs.
-        replicas: as of ``pserver.Cluster``.
+        named: those that a cluster has by name.
         settings: the further ones.
-        named: the arguments that a cluster has by name.
 
     Raises:
         InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit
@@ -65,8 +62,14 @@ def check_settings(
                 f"Cluster takes no {name}: it follows from the model and the call of fit"
             )
         if name not in known:
-            hint = did_you_mean(name, {*known, *named}) or f"; it knows {', '.join(known)}"
+            hint = did_you_mean(name, [*known, *named]) or f"; it knows {', '.join(known)}"
             raise InvalidSetting(f"Cluster has no setting {name}{hint}")
+    for name in ("shards", "workers", "replicas", "batch_hooks_every"):
+        if name in ("shards", "workers") or named[name] is not None:
+            check_integer(name, named[name], 1)
+    mode, replicas = named["mode"], named["replicas"]
+    if mode != "sync" and replicas:
+        raise InvalidSetting(f"replicas is {replicas}, and mode {mode!r}; only sync has replicas")
     given = {name: value for name, value in settings.items() if name in of_job}
     if mode == "sync":
         # By default they follow from the batch size.

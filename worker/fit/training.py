@@ -60,12 +60,15 @@ class Fitting:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         self._callbacks.on_train_end(logs=logs)
 
-    def finish(self) -> None:
-        """Lets a job whose batches are all done end by itself."""
+    def finish(self) -> bool:
+        """Lets a job whose batches are all done end by itself; returns whether they are."""
         hold, total = self._hold, self._course.total
-        if hold is not None and not hold.over and hold.at == total:
+        if hold is None or hold.over:
+            return hold is not None
+        if hold.at == total:
             self._attendant.end_hold(hold.at, total + 1)
             self._attendant.await_hold(hold.at)
+        return hold.at == total
 
     def load_newest(self) -> None:
         """Loads the newest checkpoint of a run that was stopped."""
