@@ -78,6 +78,9 @@ def test_the_notebook_runs_and_its_kept_output_has_the_same_form(tmp_path: Path)
     assert form(notebook) == form(kept)
     shown = [text for cell in form(kept) for _, text in cell]
     assert any('<a href="http://0:0/">dashboard</a>' in text for text in shown)
+    for log in (tmp_path / "runs").glob("fit-*/up.log"):
+        # A kernel has FORCE_COLOR: no terminal is drawn there all the same.
+        assert re.search(r"(?m)^\[ *[\d.]+ s\] ", log.read_text())
     assert not processes_of(tmp_path / "runs")
 
 

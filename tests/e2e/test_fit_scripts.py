@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cluster import EXAMPLES, LIMIT_S, ROOT, environment, processes_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
 SPREAD = {
     "autoencoder": {"loss": 0.0014, "val_loss": 0.0010, "val_mse": 0.0004},
@@ -35,7 +35,8 @@ tests.e2e.fit_scripts --seed=N`` prints them; the data is the same with each see
 
 FACTOR = 1.5
 """Times the spread: two runs of the same distribution are further apart once in a hundred times.
-On a cluster a script takes its records in another order, and other masks of dropout."""
+On a cluster a script takes its records in another order, and other masks of dropout. Half a
+learning rate fails all of the five scripts that it was tried with."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dic
     found: dict[str, dict[str, dict[str, float]]] = {}
     try:
         for name, process in processes.items():
-            assert process.wait(LIMIT_S) == 0, (folder / f"{name}.err").read_text()[-3000:]
+            assert process.wait(2 * LIMIT_S) == 0, (folder / f"{name}.err").read_text()[-3000:]
             for line in (folder / name).read_text().splitlines():
                 document = json.loads(line)
                 found.setdefault(document["script"], {})[name] = document["metrics"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -14,6 +15,7 @@ from psrpc.options.config_keys import did_you_mean
 from worker.data.arrays import Arrays
 from worker.job.checks import check_integer
 from worker.job.job import Job
+from worker.runtime.devices import choose_gpu
 
 _UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
 """Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""
@@ -53,6 +55,7 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     Raises:
         InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit
             the mode.
+        InvalidArgument: ``gpu`` is not a choice.
     """
     of_job = [field.name for field in fields(Job) if field.name not in _THE_FITS]
     known = list(dict.fromkeys([*_UP, *of_job]))
@@ -70,6 +73,8 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     mode, replicas = named["mode"], named["replicas"]
     if mode != "sync" and replicas:
         raise InvalidSetting(f"replicas is {replicas}, and mode {mode!r}; only sync has replicas")
+    # Whether there is such a GPU, the workers know.
+    choose_gpu(str(settings.get("gpu", "auto")), sys.maxsize)
     given = {name: value for name, value in settings.items() if name in of_job}
     if mode == "sync":
         # By default they follow from the batch size.

@@ -33,11 +33,12 @@ pytestmark = pytest.mark.slow
         ({"mode": "async", "replicas": 2}, "replicas is 2, and mode 'async'; only sync"),
         ({"aggregate": 3, "replicas": 2}, "aggregate is 3, but a round has only 2 micro-batches"),
         ({"engine": "nump"}, "engine is 'nump' (str); expected keras or numpy"),
+        ({"gpu": "first"}, "--gpu is 'first'; expected auto, none or the index of a GPU"),
         ({"intra_op_threads": 0}, "intra_op_threads is 0 (int); expected a whole number"),
     ],
 )
 def test_an_argument_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidJob) as refused:
+    with pytest.raises((InvalidJob, InvalidArgument)) as refused:
         Cluster(**given)
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
