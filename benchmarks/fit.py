@@ -76,7 +76,7 @@ def data() -> tuple[Any, Any]:
     """Returns MNIST's training images, ``[60000, 784]`` float32, and their labels."""
     import numpy as np
 
-    with np.load(ROOT / "examples" / "data" / "mnist.npz") as file:
+    with np.load(ROOT / "examples" / "data" / "mnist.npz", allow_pickle=False) as file:
         x, y = file["x_train"], file["y_train"]
     return x.reshape(len(x), -1).astype("float32") / 255, y
 
