@@ -17,8 +17,9 @@ from tests.e2e.cluster import until
 
 pytestmark = [
     pytest.mark.slow,
-    # Of packages that these bring.
-    pytest.mark.filterwarnings("default"),
+    # Of Keras, and of packages that these bring.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
 EPOCHS = 2
