@@ -10,8 +10,9 @@ PEERS_INSTALLED := .venv/.installed-bench
 help:
 	@echo "make setup        make .venv and install everything"
 	@echo "make demo         train MNIST on 2 shards and 2 workers"
-	@echo "make test         every test that needs no Docker and no Node"
+	@echo "make test         the tests that need no Docker, no browser and no Node"
 	@echo "make test-fast    those that take no time"
+	@echo "make test-fit     fit on a cluster: scripts, every callback, the notebook"
 	@echo "make test-docker  build the image and train on it"
 	@echo "make test-browser look at the dashboard with a real browser"
 	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"
@@ -48,7 +49,10 @@ test: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not docker and not interop and not browser and not slow"
+	$(PYTEST) -m "not docker and not interop and not browser and not fit and not slow"
+
+test-fit: $(INSTALLED)
+	$(PYTEST) -n 2 --dist loadfile -m fit tests/e2e
 
 test-browser: $(INSTALLED)
 	./scripts/setup-browser
@@ -137,5 +141,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
+.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
 	bench bench-sweep bench-scale protos protos-check clean

@@ -17,6 +17,7 @@ from tests.e2e.cluster import until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.fit,
     # Of Keras, and of packages that these bring.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

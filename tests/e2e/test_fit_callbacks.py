@@ -23,6 +23,7 @@ from worker.handover.spec import read_spec
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.fit,
     # Of Keras, which writes arrays of TensorFlow with h5py.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]

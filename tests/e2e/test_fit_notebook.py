@@ -17,6 +17,7 @@ from tests.e2e.cluster import EXAMPLES, LIMIT_S, environment, processes_of, unti
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.fit,
     pytest.mark.filterwarnings("ignore:.*zmq.*:RuntimeWarning"),
 ]
 

@@ -21,6 +21,7 @@ from tests.e2e.cluster import LIMIT_S, processes_of, until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.fit,
     # Of Keras, which writes arrays of TensorFlow with h5py.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cluster import EXAMPLES, LIMIT_S, ROOT, environment, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.fit, pytest.mark.timeout(3 * LIMIT_S)]
 
 SPREAD = {
     "autoencoder": {"loss": 0.0014, "val_loss": 0.0010, "val_mse": 0.0004},
