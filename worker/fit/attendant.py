@@ -15,7 +15,7 @@ from psrpc.core.names import ADDRESS
 from psrpc.files.run_paths import read_summary
 from psrpc.options.locate import security_of_run
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.fit.processes import UpRun
+from worker.fit.processes import LEAVE_S, UpRun
 
 RETRY_S = 0.02
 """Pause before the coordinator is looked for again, at first."""
@@ -97,22 +97,26 @@ class Attendant:
                 checkpoint = self._run_dir / "checkpoints" / Path(answer.checkpoint).name
                 return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
             if answer.phase == "failed":
-                raise JobFailed(answer.reason)
+                # Where it has stopped the job itself, only ``up`` knows why.
+                status = self._up.wait(LEAVE_S)
+                raise JobFailed(answer.reason if status is None else self._up.why())
 
     def end_hold(self, at: int, until: int, rate: float | None = None, restore: str = "") -> None:
         """Lets the job go on from ``at`` batches until ``until`` are done; see
         :meth:`CoordinatorClient.end_hold`. Raises JobFailed."""
         self._call(lambda client: client.end_hold(at, until, rate=rate, restore=restore))
 
-    def newest_checkpoint(self) -> Path:
-        """Returns the newest checkpoint of a run that has ended."""
-        return self._run_dir / str(read_summary(self._run_dir)["checkpoint"])
+    def newest_checkpoint(self) -> Path | None:
+        """Returns the newest checkpoint of a run that has ended; None if it has none."""
+        name = read_summary(self._run_dir).get("checkpoint")
+        return self._run_dir / str(name) if name else None
 
     def _end(self) -> HeldJob:
         """Returns the end of a job that is done, from its run directory."""
         summary = read_summary(self._run_dir)
         results = dict(summary["eval"] or {})
-        return HeldJob(int(summary["batches"]), self.newest_checkpoint(), results, over=True)
+        checkpoint = self._run_dir / str(summary["checkpoint"])
+        return HeldJob(int(summary["batches"]), checkpoint, results, over=True)
 
     def _call(self, call: Callable[[CoordinatorClient], Answer]) -> Answer | None:
         """Calls the coordinator, as often as it takes while the run goes on; returns None once it

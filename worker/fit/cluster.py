@@ -159,7 +159,7 @@ class Cluster:
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
         )
-        check_epochs(epochs, initial_epoch, validation_freq)
+        epochs = check_epochs(epochs, initial_epoch, validation_freq)
         run_dir = directory_of_call(self._base, "fit")
         with removed_on_error(run_dir):
             call = prepared(

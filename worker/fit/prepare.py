@@ -178,12 +178,15 @@ def directory_of_call(base: Path, method: str) -> Path:
     raise AssertionError("count never ends")
 
 
-def check_epochs(epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
-    """Checks these arguments of ``fit``. Raises InvalidJob."""
+def check_epochs(epochs: Any, initial_epoch: Any, validation_freq: Any) -> int:
+    """Checks these arguments of ``fit``; returns the epochs, at most ``keras.config.max_epochs()``.
+    Raises InvalidJob."""
     check_integer("epochs", epochs, 0)
     check_integer("initial_epoch", initial_epoch, 0)
     if not isinstance(validation_freq, Collection):
         check_integer("validation_freq", validation_freq, 1)
+    most = keras.config.max_epochs()
+    return int(epochs) if most is None else min(int(epochs), int(most))
 
 
 @contextmanager

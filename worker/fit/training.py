@@ -71,8 +71,10 @@ class Fitting:
         return hold.at == total
 
     def load_newest(self) -> None:
-        """Loads the newest checkpoint of a run that was stopped."""
+        """Loads the newest checkpoint of a run that was stopped, if it has one."""
         checkpoint = self._attendant.newest_checkpoint()
+        if checkpoint is None:
+            return
         self._mirror.load(checkpoint)
         if self._hold is not None and not self._is_looked_at:
             self._record(checkpoint)
