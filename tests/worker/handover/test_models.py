@@ -272,7 +272,10 @@ def using_itself(_notebook: Any) -> keras.Model:
 
 REFUSED: list[tuple[Callable[[Any], keras.Model], str]] = [
     (lambda _: compiled(keras.Sequential([keras.layers.Dense(1)])), "has no weights yet; call it"),
-    (layers_of_one_name, "two classes named 'Gate', of tests.worker.fit.*give one of them another"),
+    (
+        layers_of_one_name,
+        "two classes named 'Gate', of tests.worker.handover.*give one of them another",
+    ),
     (using_itself, r"penalized\(\) uses 'model', which is the model"),
     (
         lambda _: compiled(
