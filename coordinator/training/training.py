@@ -97,7 +97,8 @@ class Training:
     @property
     def span(self) -> TrainingPosition:
         """The training position."""
-        begins = TrainingPosition(0, self.run.description.total_updates, 0, 0, 0)
+        total = self.run.description.total_updates
+        begins = TrainingPosition(0, total, 0, 0, 0)
         return begins if self.schedule is None else self.schedule.span
 
     @property
@@ -107,8 +108,7 @@ class Training:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is in flight, nor will be, since :meth:`drain`: all shards have the same
-        batches, and no decision waits for the disk."""
+        """Whether nothing is in flight, nor will be, since :meth:`drain`: all shards agree."""
         return self.schedule is not None and self.schedule.drained and not self.decisions.waits
 
     def begin(
@@ -116,11 +116,8 @@ class Training:
     ) -> None:
         """Starts the generation of ``run``, which all shards have begun. ``applied`` and
         ``skipped`` are their applied-sets and the skipped part of them, per shard and epoch; a
-        batch that all shards have is done. ``version`` is the shards' version, in rounds.
-
-        Raises:
-            sqlite3.Error: the store cannot be read; nothing has changed.
-        """
+        batch that all shards have is done. ``version`` is the shards' version, in rounds. Raises
+        sqlite3.Error, if the store cannot be read; nothing has changed then."""
         orders = self._new_orders(run)
         outset = InitialWork.of(applied, skipped)
         schedule = outset.schedule(run, version, self.tally, self.limit)

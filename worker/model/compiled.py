@@ -102,11 +102,8 @@ def _complete(
 
 def check_sample_weights(job: Job, model: keras.Model, outputs: Any, batch: Batch) -> None:
     """Refuses sample weights that do not match the outputs with losses by name and shape, if Keras
-    multiplies them; see :func:`worker.model.labels.check_weights`.
-
-    Raises:
-        InvalidJob: names the output and the expected shape.
-    """
+    multiplies them; see :func:`worker.model.labels.check_weights`. Raises InvalidJob, which names
+    the output and the expected shape."""
     if len(batch) < 3 or overrides_loss(model):
         return
     check_weight_names(job, model, outputs, batch[2])
