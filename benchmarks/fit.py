@@ -1,4 +1,4 @@
-"""What ``model.fit`` costs on a cluster, beside ``coordinator up`` and plain ``fit``.
+"""Measures ``model.fit`` on a cluster beside ``coordinator up`` and plain ``fit``.
 
     python -m benchmarks.fit [--runs 3] [--json FILE] [--readme]
 

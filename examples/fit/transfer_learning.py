@@ -1,4 +1,4 @@
-"""What is learnt from the digits 0 to 4, frozen, helps to tell 5 to 9 apart from few pictures.
+"""Layers learnt from the digits 0 to 4, frozen, help to tell 5 to 9 apart from few pictures.
 
 python examples/fit/transfer_learning.py [--cluster]
 """

@@ -122,7 +122,7 @@ def data(records: int = RECORDS) -> tuple[Any, Any]:
 
 
 Fit = tuple[keras.Model, Sequence[Any], Recorder]
-"""What a fit leaves: the model, its callbacks, and what they saw."""
+"""A finished fit: the model, its callbacks, and their records."""
 
 
 class Both:
@@ -246,7 +246,7 @@ def saved(folder: Path) -> dict[str, list[Any]]:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's files show, without times."""
+    """Returns the content of TensorBoard's files, without times."""
     found = {}
     for part in ("train", "validation"):
         events = EventAccumulator(str(folder / part)).Reload()

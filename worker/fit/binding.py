@@ -16,7 +16,7 @@ from worker.model.loss_scale import inner
 from worker.model.variables import model_variables
 
 Key = tuple[str, str]
-"""What a part of a state is: the slot, empty for a variable's value, and the name of the variable,
+"""Names a part of a state: the slot, empty for a variable's value, and the name of the variable,
 empty for a scalar of the optimizer."""
 
 

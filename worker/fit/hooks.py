@@ -1,4 +1,4 @@
-"""Which callbacks look at the model, and when."""
+"""Tells the callbacks that look at the model, and when they do."""
 
 from __future__ import annotations
 

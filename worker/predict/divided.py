@@ -58,7 +58,7 @@ HandOver = Callable[[Path, keras.Model, Any, Collection[str]], None]
 
 @dataclass(frozen=True)
 class _Result:
-    """What the part with the batches ``first`` to ``last`` has returned."""
+    """The result of the part with the batches ``first`` to ``last``."""
 
     first: int
     last: int

@@ -1,4 +1,4 @@
-"""Which batches of a job the epochs and steps of a ``fit`` are."""
+"""The batches of a job for the epochs and steps of a ``fit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which callbacks look at the model, and how often."""
+"""Callbacks that look at the model, and how often they do."""
 
 from __future__ import annotations
 
