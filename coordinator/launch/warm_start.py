@@ -35,7 +35,7 @@ from psrpc.ops.fork_server import (
 from psrpc.ops.process import module_command
 
 WORKER, SHARD, COORDINATOR = "worker.cli", "pserver.cli", "coordinator.cli"
-PART = "worker.fit.part"
+PART = "worker.predict.part"
 
 _READY = "ready"
 _STATUS_BYTES = 1024

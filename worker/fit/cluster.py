@@ -28,7 +28,6 @@ from worker.fit.prepare import (
 from worker.fit.processes import LEAVE_S, STOP_S, Host, UpRun
 from worker.fit.settings import check_settings, job_fields, up_flags
 from worker.fit.training import Fitting
-from worker.handover.models import hand_over
 from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
 from worker.predict.divided import Divided
 from worker.stored.arguments import training_data
@@ -233,7 +232,7 @@ class Cluster:
     def _divided(self) -> Divided:
         start = self._entered().parts
         new_directory = partial(directory_of_call, self._base)
-        return Divided(self.workers, self.settings, new_directory, hand_over, start)
+        return Divided(self.workers, self.settings, new_directory, start)
 
     def _train(self, call: FitCall) -> None:
         arguments = self._arguments(call.run_dir, call.course.per_step)

@@ -24,7 +24,6 @@ from worker.handover.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
 from worker.model.loss_scale import inner
 from worker.model.metrics import made_anew
-from worker.predict.spec import MEASURES
 from worker.stored.objects import load_object, save_object
 
 MODEL = "model.keras"
@@ -32,6 +31,9 @@ MODEL = "model.keras"
 
 OBJECTS = "objects.pkl"
 PATHS = "paths.json"
+
+MEASURES = ("loss", "loss_weights", "metrics", "weighted_metrics")
+"""Arguments of ``compile`` that ``evaluate`` needs."""
 
 _COMPILED = (*MEASURES, "optimizer")
 """Arguments of ``compile`` that a job honours. ``steps_per_execution`` and ``jit_compile`` change

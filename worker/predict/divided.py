@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from psrpc.core.errors import JobFailed
 from worker.data.source import Batch, arrays_of, map_arrays
+from worker.handover.models import MEASURES, hand_over
 from worker.job.loader import user_code
 from worker.model.metrics import PART, is_kerass_own, not_summable, parts
 from worker.predict.results import (
@@ -26,7 +27,7 @@ from worker.predict.results import (
     result_is_there,
 )
 from worker.predict.shares import as_keras
-from worker.predict.spec import DATA, MEASURES, PartsSpec, What, share, write_parts_spec
+from worker.predict.spec import DATA, PartsSpec, What, share, write_parts_spec
 from worker.stored.arguments import FitData, prediction_data
 from worker.stored.stored_data import open_stored, store
 
@@ -52,10 +53,6 @@ class PartsRun(Protocol):
         """Ends them now if they have not ended."""
 
 
-HandOver = Callable[[Path, keras.Model, Any, Collection[str]], None]
-"""Writes a model to a folder, with some arguments of ``compile``; takes a few records, too."""
-
-
 @dataclass(frozen=True)
 class _Result:
     """The result of the part with the batches ``first`` to ``last``."""
@@ -72,7 +69,6 @@ class Divided:
         workers: processes at most; less data takes fewer.
         settings: fields of :class:`worker.predict.spec.PartsSpec` by name; others are left out.
         new_directory: makes the directory of a call, by the name of the method.
-        hand_over: see :data:`HandOver`.
         start: starts the parts of a folder; takes their number and the file for their output.
     """
 
@@ -81,7 +77,6 @@ class Divided:
         workers: int,
         settings: Mapping[str, Any],
         new_directory: Callable[[str], Path],
-        hand_over: HandOver,
         start: Callable[[Path, int, Path], PartsRun],
     ) -> None:
         self._workers = workers
@@ -91,7 +86,6 @@ class Divided:
             if name in settings
         }
         self._new_directory = new_directory
-        self._hand_over = hand_over
         self._start = start
 
     def evaluate(
@@ -163,7 +157,7 @@ class Divided:
             stored = store(folder / DATA, data)
             records = min(2 * PART if what == "evaluate" else 2, stored["records"])
             sample = open_stored(folder / DATA, stored).read_range(0, records)
-            self._hand_over(folder, model, sample[0], MEASURES if what == "evaluate" else ())
+            hand_over(folder, model, sample[0], MEASURES if what == "evaluate" else ())
             count = min(self._workers, stored["steps"])
             if what == "evaluate" and not _adds_up(model, sample):
                 count = 1

@@ -14,9 +14,6 @@ DATA = "data"
 
 _FILE = "parts.json"
 
-MEASURES = ("loss", "loss_weights", "metrics", "weighted_metrics")
-"""Arguments of ``compile`` that ``evaluate`` needs."""
-
 What = Literal["evaluate", "predict"]
 
 

@@ -1,4 +1,4 @@
-"""One part of an ``evaluate`` or ``predict``: ``python -m worker.fit.part FOLDER INDEX COUNT``.
+"""One part of an ``evaluate`` or ``predict``: ``python -m worker.predict.part FOLDER INDEX COUNT``.
 
 The caller has written the folder: ``worker.handover.models.hand_over`` the model,
 ``worker.predict.spec.write_parts_spec`` the rest. ``coordinator.launch.parts`` starts it, and
