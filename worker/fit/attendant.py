@@ -15,7 +15,7 @@ from psrpc.core.names import ADDRESS
 from psrpc.files.run_paths import read_summary
 from psrpc.options.locate import security_of_run
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.fit.processes import LEAVE_S, UpRun
+from worker.fit.processes import LEAVE_S, HostRun
 
 RETRY_S = 0.02
 """Pause before the coordinator is looked for again, at first."""
@@ -53,7 +53,7 @@ class HeldJob:
 class Attendant:
     """The attendant of one run. Not thread-safe."""
 
-    def __init__(self, run_dir: Path, up: UpRun) -> None:
+    def __init__(self, run_dir: Path, up: HostRun) -> None:
         self._run_dir = run_dir
         self._up = up
         self._client: CoordinatorClient | None = None

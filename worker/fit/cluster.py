@@ -25,7 +25,7 @@ from worker.fit.prepare import (
     prepared,
     removed_on_error,
 )
-from worker.fit.processes import LEAVE_S, STOP_S, Host, UpRun
+from worker.fit.processes import LEAVE_S, STOP_S, Host, HostRun
 from worker.fit.settings import check_settings, job_fields, up_flags
 from worker.fit.training import Fitting
 from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
@@ -84,7 +84,7 @@ class Cluster:
         self.run_dir: Path | None = None  # of the run under way, or of the last one
         self._base = Path("runs") if run_dir is None else Path(run_dir)
         self._host: Host | None = None
-        self._up: UpRun | None = None
+        self._up: HostRun | None = None
         self._held = ExitStack()
         # Keras's own functions.
         self._plain: Mapping[str, Callable[..., Any]] = {}

@@ -62,23 +62,23 @@ class Host:
         """The process id of the host."""
         return self._process.pid
 
-    def up(self, arguments: Sequence[str], output: Path) -> UpRun:
+    def up(self, arguments: Sequence[str], output: Path) -> HostRun:
         """Starts ``coordinator up``; the run before has ended. Raises JobFailed if the host is
         gone."""
         return self._run(UpRequest(list(arguments), str(output)), output)
 
-    def parts(self, folder: Path, count: int, output: Path) -> UpRun:
+    def parts(self, folder: Path, count: int, output: Path) -> HostRun:
         """Starts the processes of a prediction, as :meth:`up` does."""
         return self._run(PartsRequest(str(folder), count, str(output)), output)
 
-    def _run(self, request: HostRequest, output: Path) -> UpRun:
+    def _run(self, request: HostRequest, output: Path) -> HostRun:
         try:
             os.write(self._requests, encode_request(request).encode())
         except BrokenPipeError:
             raise JobFailed(
                 "the processes of the cluster are gone; enter the cluster anew"
             ) from None
-        return UpRun(self._process.pid, self._replies, output)
+        return HostRun(self._process.pid, self._replies, output)
 
     def close(self) -> None:
         """Ends all processes of the cluster. May be repeated."""
@@ -98,7 +98,7 @@ class Host:
         os.close(self._replies)
 
 
-class UpRun:
+class HostRun:
     """A run of ``coordinator up``, or of the parts of a prediction, in the host."""
 
     def __init__(self, host: int, replies: int, output: Path) -> None:

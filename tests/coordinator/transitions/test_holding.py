@@ -42,6 +42,15 @@ def end(coordinator: Coordinator, until: int, **more: Any) -> HoldEnd:
     return ended
 
 
+def replace_a_lost_shard(coordinator: Coordinator) -> None:
+    """Kills one of two shards, and lets another process take its place once that was noticed."""
+    lost, kept = coordinator.shards
+    lost.kill()
+    coordinator.tick(60.0)
+    coordinator.add(lost.index, 20)
+    kept.beat()
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_a_job_holds_before_its_first_step_and_at_each_limit(
     tmp_path: Path, policy: Policy
@@ -198,11 +207,7 @@ def test_a_hold_comes_again_once_a_lost_shard_is_replaced(tmp_path: Path) -> Non
     end(coordinator, 4)
     work(coordinator, worker, 4)
     hold = hold_of(coordinator, after=0)
-    lost, kept = coordinator.shards
-    lost.kill()
-    coordinator.tick(60.0)
-    coordinator.add(lost.index, 20)
-    kept.beat()
+    replace_a_lost_shard(coordinator)
     assert coordinator.course.phase == "recovering"
     coordinator.settle()
     assert coordinator.course.run.generation == 2
@@ -218,11 +223,7 @@ def test_a_hold_keeps_its_checkpoint_whichever_generations_begin(
     end(coordinator, 4)
     work(coordinator, worker, 4)
     hold = hold_of(coordinator, after=0)
-    lost, kept = coordinator.shards
-    lost.kill()
-    coordinator.tick(60.0)
-    coordinator.add(lost.index, 20)
-    kept.beat()
+    replace_a_lost_shard(coordinator)
     coordinator.settle()
     coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
     coordinator.settle()
@@ -259,11 +260,7 @@ def test_a_hold_may_be_ended_while_a_lost_shard_is_replaced(tmp_path: Path) -> N
     end(coordinator, 4)
     work(coordinator, worker, 4)
     hold_of(coordinator, after=0)
-    lost, kept = coordinator.shards
-    lost.kill()
-    coordinator.tick(60.0)
-    coordinator.add(lost.index, 20)
-    kept.beat()
+    replace_a_lost_shard(coordinator)
     assert coordinator.course.holding.end(HoldEnd(4, 8, rate=0.5))
     coordinator.settle()
     assert coordinator.course.run.followed[-1].rate == 0.5
