@@ -222,8 +222,8 @@ class Holding:
             raise InvalidArgument(f"the job holds at batch {hold.at}, and not at {end.at}")
         if end.until <= hold.at:
             raise InvalidArgument(f"until is {end.until}; expected more than {hold.at} batches")
-        if end.rate is not None and not 0 < end.rate < math.inf:
-            raise InvalidArgument(f"rate is {end.rate:g}; expected a factor above 0")
+        if end.rate is not None and not 0 <= end.rate < math.inf:
+            raise InvalidArgument(f"rate is {end.rate:g}; expected a factor of at least 0")
         # A shard that was lost since may have restored the copy already.
         original = hold.checkpoint.rpartition("/")[2]
         if end.restore not in ("", original) and not end.restore.startswith(f"{original}."):

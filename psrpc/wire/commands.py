@@ -218,7 +218,7 @@ def from_begin(message: pb.Begin) -> Begin:
         decision=from_decision(message.decision) if message.HasField("decision") else None,
         settings=_from_settings(message.settings),
         version=message.version if message.HasField("version") else None,
-        rate_scale=message.rate_scale or 1.0,
+        rate_scale=message.rate_scale if message.HasField("rate_scale") else 1.0,
         warmup_updates=message.warmup_updates,
         keys=Keys(message.verify_key, message.grant_key),
     )

@@ -122,7 +122,8 @@ def prepared(
             steps=steps,
             model=model,
         )
-    hand_over(folder, model, sample[0])
+    with _base_rate(model) as base_rate:
+        hand_over(folder, model, sample[0])
     replicas = per_step(stored["batch_size"])
     micro = stored["batch_size"] // replicas
     spec = FitSpec(
@@ -151,7 +152,7 @@ def prepared(
         validated=validation is not None,
         validation_freq=validation_freq,
     )
-    return FitCall(model, run_dir, course, hooks, _base_rate(model), validator)
+    return FitCall(model, run_dir, course, hooks, base_rate, validator)
 
 
 def directory_of_call(base: Path, method: str) -> Path:
@@ -199,7 +200,19 @@ def removed_on_error(path: Path) -> Iterator[None]:
         raise
 
 
-def _base_rate(model: keras.Model) -> float:
-    rate = inner(model.optimizer)._learning_rate
-    scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return math.nan if scheduled else float(rate)
+@contextmanager
+def _base_rate(model: keras.Model) -> Iterator[float]:
+    """Yields the learning rate that the block hands over with the model; NaN under a schedule. A
+    rate of 0, of which no other one is a multiple, is 1 in the block."""
+    optimizer = inner(model.optimizer)
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        yield math.nan
+    elif float(rate) != 0.0:
+        yield float(rate)
+    else:
+        rate.assign(1.0)
+        try:
+            yield 1.0
+        finally:
+            rate.assign(0.0)

@@ -195,10 +195,4 @@ class Fitting:
         """Returns the present learning rate as a factor of the job's; None under a schedule."""
         if math.isnan(self._base_rate):
             return None
-        rate = float(self._model.optimizer.learning_rate)
-        if not rate or not self._base_rate:
-            raise InvalidArgument(
-                "optimizer.learning_rate is 0, and a cluster changes it by a factor; compile with "
-                "a rate above 0, and let callbacks set none of 0: 1e-30 does the same"
-            )
-        return rate / self._base_rate
+        return float(self._model.optimizer.learning_rate) / self._base_rate

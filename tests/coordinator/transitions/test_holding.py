@@ -146,7 +146,7 @@ def test_the_end_of_a_hold_may_be_repeated_and_not_be_changed(tmp_path: Path) ->
     [
         (HoldEnd(1, 4), "holds at batch 0, and not at 1"),
         (HoldEnd(0, 0), "until is 0; expected more than 0 batches"),
-        (HoldEnd(0, 1, 0.0), "rate is 0; expected a factor above 0"),
+        (HoldEnd(0, 1, -0.5), "rate is -0.5; expected a factor of at least 0"),
         (HoldEnd(0, 1, float("nan")), "rate is nan"),
         (HoldEnd(0, 1, None, "other"), "restore is 'other'; expected .* 'step-00000000.'"),
     ],
@@ -172,13 +172,13 @@ def test_a_job_that_is_not_attended_has_no_hold_to_end(tmp_path: Path) -> None:
 def test_a_rate_is_a_factor_of_the_jobs_own(tmp_path: Path, policy: Policy) -> None:
     coordinator, worker = attend(tmp_path, policy)
     scales = []
-    for until, rate in ((2, 0.5), (4, 0.25), (6, None), (8, 1.0)):
+    for until, rate in ((2, 0.5), (4, 0.0), (6, None), (8, 1.0)):
         end(coordinator, until, rate=rate)
         coordinator.settle()
         worker.join()
         work(coordinator, worker, 2)
         scales.append(coordinator.shards[0].begins[-1].rate_scale)
-    assert scales == [0.5, 0.25, 0.25, 1.0]
+    assert scales == [0.5, 0.0, 0.0, 1.0]
     assert coordinator.course.run.policy == 4
     assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
 

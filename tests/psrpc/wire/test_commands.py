@@ -43,7 +43,9 @@ KEEP = Begin(
     2, 3, True, "", DECISION, Policy(mode="ssp", staleness=4), 40, 3.0, warmup_updates=9, keys=KEYS
 )
 RESTORE = dataclasses.replace(KEEP, keep=False, restore="checkpoints/step-1", version=None)
-FRESH = dataclasses.replace(KEEP, keep=False, decision=None, settings=None, version=0)
+FRESH = dataclasses.replace(
+    KEEP, keep=False, decision=None, settings=None, version=0, rate_scale=0.0
+)
 COMMANDS: dict[str, Command] = {
     "decision": DECISION,
     "rounds_ahead": RoundsAhead((DECISION, dataclasses.replace(DECISION, round=6))),
