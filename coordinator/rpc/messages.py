@@ -265,6 +265,7 @@ def write_hold(hold: JobHold | None, course: JobRun) -> pb.AwaitHoldResponse:
         epoch=stands.epoch,
         phase=course.phase,
         reason=course.reason,
+        warnings=course.warnings.kept,
     )
     if hold is not None or course.phase == "done":
         response.checkpoint = stands.checkpoint

@@ -714,7 +714,7 @@ class AwaitHoldRequest(_message.Message):
     def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class AwaitHoldResponse(_message.Message):
-    __slots__ = ("held", "at", "global_step", "epoch", "checkpoint", "evaluation", "phase", "reason")
+    __slots__ = ("held", "at", "global_step", "epoch", "checkpoint", "evaluation", "phase", "reason", "warnings")
     class EvaluationEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -730,6 +730,7 @@ class AwaitHoldResponse(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     held: bool
     at: int
     global_step: int
@@ -738,7 +739,8 @@ class AwaitHoldResponse(_message.Message):
     evaluation: _containers.ScalarMap[str, float]
     phase: str
     reason: str
-    def __init__(self, held: _Optional[bool] = ..., at: _Optional[int] = ..., global_step: _Optional[int] = ..., epoch: _Optional[int] = ..., checkpoint: _Optional[str] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, held: _Optional[bool] = ..., at: _Optional[int] = ..., global_step: _Optional[int] = ..., epoch: _Optional[int] = ..., checkpoint: _Optional[str] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndHoldRequest(_message.Message):
     __slots__ = ("at", "until", "rate", "restore")

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 import pserver
 from tests.e2e.cluster import LIMIT_S, members, processes_of, until
@@ -162,6 +163,16 @@ def test_a_callback_that_raises_ends_the_run_and_not_the_cluster(cluster: pserve
     assert cluster.run_dir is not None
     assert not processes_of(cluster.run_dir)
     assert model.fit(x, y, verbose=0).epoch == [0]
+
+
+def test_the_caller_sees_warnings_of_the_job_once(cluster: pserver.Cluster) -> None:
+    model, x, y = small()
+    with capture_logs() as logs:
+        history = model.fit(x * np.nan, y, verbose=0)
+    assert np.isnan(history.history["loss"]).all()
+    warned = [line["event"] for line in logs if line["log_level"] == "warning"]
+    assert len(set(warned)) == len(warned)
+    assert any(line.startswith("PS603: ") for line in warned)
 
 
 def test_nothing_is_left_of_a_cluster_whose_caller_is_killed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +13,12 @@ from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import DeadlinePassed, JobFailed, NotReady, PsError
 from psrpc.core.names import ADDRESS
 from psrpc.files.run_paths import read_summary
+from psrpc.ops.logs import get_logger
 from psrpc.options.locate import security_of_run
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.fit.processes import LEAVE_S, HostRun
+
+log = get_logger()
 
 RETRY_S = 0.02
 """Pause before the coordinator is looked for again, at first."""
@@ -51,12 +54,13 @@ class HeldJob:
 
 
 class Attendant:
-    """The attendant of one run. Not thread-safe."""
+    """The attendant of one run. Logs the job's warnings, each once. Not thread-safe."""
 
     def __init__(self, run_dir: Path, up: HostRun) -> None:
         self._run_dir = run_dir
         self._up = up
         self._client: CoordinatorClient | None = None
+        self._warnings: list[str] = []
 
     def close(self) -> None:
         """Closes the connection."""
@@ -93,6 +97,7 @@ class Attendant:
             answer = self._call(ask)
             if answer is None:
                 return self._end()
+            self._warn(answer.warnings)
             if answer.held or answer.phase == "done":
                 checkpoint = self._run_dir / "checkpoints" / Path(answer.checkpoint).name
                 return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
@@ -110,6 +115,12 @@ class Attendant:
         """Returns the newest checkpoint of a run that has ended; None if it has none."""
         name = read_summary(self._run_dir).get("checkpoint")
         return self._run_dir / str(name) if name else None
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        before, self._warnings = self._warnings, list(warnings)
+        for warning in self._warnings:
+            if warning not in before:
+                log.warning(warning, run=self._run_dir.name)
 
     def _end(self) -> HeldJob:
         """Returns the end of a job that is done, from its run directory."""

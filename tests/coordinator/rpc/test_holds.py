@@ -60,7 +60,10 @@ def test_an_attendant_sees_and_ends_holds(job: Job) -> None:
 
 
 def test_the_end_of_the_job_is_told_to_an_attendant_that_waits(job: Job) -> None:
-    job.client.end_hold(job.client.await_hold(-1).at, 8)
+    job.served.do(job.served.course.warnings.add, "look here")
+    first = job.client.await_hold(-1)
+    assert list(first.warnings) == ["look here"]
+    job.client.end_hold(first.at, 8)
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(job.client.await_hold, 0)
         [attempt, *_] = job.worker.lease().train.batches
