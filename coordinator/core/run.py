@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from coordinator.core.description import JobDescription, PolicyChange
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
+
+MOST_POLICIES = 100
+"""Policies of a run that are kept, where a callback changes the learning rate again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,20 @@ class Run:
     def followed(self) -> tuple[Followed, ...]:
         """All policies so far, including the first."""
         return (Followed(1, self.first or self.description.policy), *self.policies)
+
+    def policies_with(self, followed: Followed) -> tuple[Followed, ...]:
+        """Returns the policies after the first, with one more. Beyond ``MOST_POLICIES`` the oldest
+        that no count of steps needs is left out: one that has changed the learning rate alone."""
+        policies = (*self.policies, followed)
+        if len(policies) <= MOST_POLICIES:
+            return policies
+        for index, (before, one) in enumerate(pairwise((self.followed[0], *policies[:-1]))):
+            taken = updates(
+                before.settings, before.batches, one.batches, self.description.per_epoch
+            )
+            if one.settings == before.settings and one.step == before.step + taken:
+                return policies[:index] + policies[index + 1 :]
+        return policies
 
     @property
     def policy(self) -> int:

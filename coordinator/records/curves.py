@@ -179,10 +179,11 @@ class Curves:
         self._try(self._writer.flush)
 
     def _new_policies(self, policies: Sequence[Followed]) -> None:
-        for policy in policies[self._policies :]:
-            words = f"policy {policy.number} from global step {policy.step}: `{policy.words}`"
-            self._text("policy", words, policy.step)
-        self._policies = len(policies)
+        for policy in policies:
+            if policy.number > self._policies:
+                words = f"policy {policy.number} from global step {policy.step}: `{policy.words}`"
+                self._text("policy", words, policy.step)
+                self._policies = policy.number
 
     def _gauge(self, gauges: Gauges, step: int) -> None:
         self._scalar("shards/version_skew", gauges.version_skew, step)

@@ -116,7 +116,7 @@ class Generations:
 
     def _follow(self, followed: Followed) -> bool:
         run = replace(
-            self.run, policies=(*self.run.policies, followed), since=self.run.generation + 1
+            self.run, policies=self.run.policies_with(followed), since=self.run.generation + 1
         )
         policies = [one.to_json() for one in run.policies]
         try:

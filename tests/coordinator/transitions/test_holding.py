@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints.choice import Chosen
-from coordinator.core.run import RestoredCheckpoint
+from coordinator.core.run import RestoredCheckpoint, global_step
 from coordinator.core.work import Train, Wait
 from coordinator.transitions.holding import HoldEnd, JobHold
 from psrpc.core.errors import CheckpointError, InvalidArgument, JobFailed, NotReady
@@ -233,6 +233,27 @@ def test_a_hold_keeps_its_checkpoint_whichever_generations_begin(
     assert (coordinator.course.run.generation, coordinator.course.run.policy) == (3, 2)
     assert hold_of(coordinator, after=0) == hold
     assert coordinator.course.checkpoints.newest == hold.checkpoint
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_few_of_many_rates_are_kept_and_all_steps_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
+) -> None:
+    monkeypatch.setattr("coordinator.core.run.MOST_POLICIES", 2)
+    coordinator, worker = attend(tmp_path, policy)
+    for until, rate in ((2, 0.5), (4, 0.25), (6, 0.5), (8, 0.125)):
+        end(coordinator, until, rate=rate)
+        coordinator.settle()
+        worker.join()
+        work(coordinator, worker, 2)
+    followed = coordinator.course.run.followed
+    assert [(one.number, one.rate) for one in followed] == [(1, 1.0), (4, 0.5), (5, 0.125)]
+    per_epoch = coordinator.course.run.description.per_epoch
+    taken = 2 if policy.rounds else 1
+    assert [global_step(followed, done, per_epoch) for done in (2, 4, 6, 8)] == [
+        done // taken for done in (2, 4, 6, 8)
+    ]
+    assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
 
 
 def test_a_hold_ends_with_a_rate_once_another_change_of_the_policy_is_over(tmp_path: Path) -> None:
