@@ -48,6 +48,10 @@ class Steps(keras.callbacks.Callback):
 
 
 with pserver.Cluster(workers=2, run_dir="runs") as cluster:
+    if not os.fork():
+        # As a process of multiprocessing, it outlives a caller that is killed.
+        os.read(0, 1)
+        os._exit(0)
     try:
         model.fit(x, x[:, :1], epochs=100_000, verbose=0, callbacks=[Steps()])
     except KeyboardInterrupt:
@@ -206,7 +210,12 @@ def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
     with (
         (folder / "stderr").open("w") as stderr,
         subprocess.Popen(
-            [sys.executable, script], cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True
+            [sys.executable, script],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         ) as caller,
     ):
         try:

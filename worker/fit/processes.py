@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class Host:
             os.close(replies)
         self._closed = threading.Lock()
         atexit.register(self.close)
+        _hosts.add(self)
 
     @property
     def pid(self) -> int:
@@ -80,15 +82,21 @@ class Host:
             ) from None
         return HostRun(self._process.pid, self._replies, output)
 
-    def close(self) -> None:
-        """Ends all processes of the cluster. May be repeated."""
+    def let_go(self) -> bool:
+        """Closes what keeps the cluster alive; returns False where that was done before."""
         if not self._closed.acquire(blocking=False):
-            return
+            return False
         atexit.unregister(self.close)
         os.close(self._requests)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        return True
+
+    def close(self) -> None:
+        """Ends all processes of the cluster. May be repeated."""
+        if not self.let_go():
+            return
         try:
             self._process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -96,6 +104,18 @@ class Host:
             self._process.kill()
             self._process.wait()
         os.close(self._replies)
+
+
+_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+
+
+def _let_all_go() -> None:
+    for host in _hosts:
+        host.let_go()
+
+
+# A child, such as one of multiprocessing, may outlive a caller that is killed.
+os.register_at_fork(after_in_child=_let_all_go)
 
 
 class HostRun:
