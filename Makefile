@@ -14,6 +14,7 @@ help:
 	@echo "make test-fast    those that take no time"
 	@echo "make test-fit     fit on a cluster: scripts, every callback, the notebook"
 	@echo "make test-docker  build the image and train on it"
+	@echo "make test-launchers  clusters under a real Slurm, and under mpirun"
 	@echo "make test-browser look at the dashboard with a real browser"
 	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"
 	@echo "make test-interop let a client of another language speak to a shard"
@@ -49,7 +50,7 @@ test: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not docker and not interop and not browser and not fit and not slow"
+	$(PYTEST) -m "not docker and not interop and not browser and not fit and not launchers and not slow"
 
 test-fit: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile -m fit tests/e2e
@@ -64,6 +65,10 @@ screenshots: $(INSTALLED)
 
 test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
+
+test-launchers: $(INSTALLED)
+	./scripts/setup-launchers
+	$(PYTEST) -m launchers tests/launchers
 
 test-interop: $(INSTALLED) $(NODE_MODULES)
 	$(PYTEST) -m interop tests/interop
@@ -141,5 +146,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
+.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop test-launchers sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
 	bench bench-sweep bench-scale protos protos-check clean

@@ -119,6 +119,12 @@ class JobMismatch(PsError):
     code = "PS130"
 
 
+class LaunchFailed(PsError):
+    """An engine cannot start the cluster. Nothing was started."""
+
+    code = "PS140"
+
+
 class StaleGeneration(PsError):
     """The message belongs to an older generation, policy or incarnation: pull and lease again."""
 

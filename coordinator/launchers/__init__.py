@@ -1,0 +1,1 @@
+"""Starts clusters on engines that own the machines: Slurm and MPI."""

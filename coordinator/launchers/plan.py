@@ -1,0 +1,123 @@
+"""A cluster that an engine is to start: what its launcher is told, and what each role is told."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from psrpc.core.errors import InvalidArgument, InvalidJob
+from psrpc.core.policy import MODES
+from psrpc.options.declaration import option, positive, run_path
+from psrpc.options.settings import SecurityOptions
+
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Below those that Linux gives to connections."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(SecurityOptions):
+    """The options of every launcher."""
+
+    run_dir: Path = option(
+        "a directory that all nodes see; the same command again goes on with its run",
+        convert=run_path,
+    )
+    shards: int = option("default: 1", 1, metavar="K", convert=positive)
+    workers: int = option("default: 1", 1, metavar="N", convert=positive)
+    mode: str | None = option("overrides the job's mode", None, choices=MODES)
+    replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")
+    overrides: tuple[str, ...] = option(
+        "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
+    )
+    gpu: str = option("for the workers; default: auto", "auto", metavar="auto|none|INDEX")
+    connect_timeout_s: float = option(
+        "how long processes look for each other; default: 300",
+        300.0,
+        flag="--connect-timeout",
+        metavar="SECONDS",
+    )
+    port: int | None = option(
+        "where the coordinator listens; default: follows from the run directory",
+        None,
+        metavar="PORT",
+        convert=positive,
+    )
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A cluster to start: the job file, and the options of its launcher; paths are absolute.
+
+    The arguments of a role lack only what the engine knows: addresses, and the index of a shard.
+    """
+
+    job: Path
+    options: ClusterOptions
+
+    @property
+    def tasks(self) -> int:
+        """The number of its processes."""
+        return 1 + self.options.shards + self.options.workers
+
+    @property
+    def port(self) -> int:
+        """The coordinator's port, the same each time."""
+        chosen = self.options.port
+        path = os.fsencode(self.options.run_dir)
+        return _FIRST_PORT + zlib.crc32(path) % _PORTS if chosen is None else chosen
+
+    @property
+    def coordinator(self) -> list[str]:
+        """The arguments of ``coordinator serve``."""
+        options = self.options
+        said = ["serve", "--job", str(self.job), "--shards", str(options.shards)]
+        said += ["--run-dir", str(options.run_dir), "--resume", "auto"]
+        if options.mode is not None:
+            said += ["--mode", options.mode]
+        if options.replicas is not None:
+            said += ["--replicas", str(options.replicas)]
+        for override in options.overrides:
+            said += ["--set", override]
+        return said + self._security
+
+    @property
+    def shard(self) -> list[str]:
+        """The arguments of ``pserver serve``."""
+        return ["serve", "--run-dir", str(self.options.run_dir), *self._member]
+
+    @property
+    def worker(self) -> list[str]:
+        """The arguments of ``worker run``."""
+        return ["run", "--job", str(self.job), "--gpu", self.options.gpu, *self._member]
+
+    @property
+    def _member(self) -> list[str]:
+        return ["--connect-timeout", f"{self.options.connect_timeout_s:g}", *self._security]
+
+    @property
+    def _security(self) -> list[str]:
+        options = self.options
+        said = ["--certs", str(options.certs.absolute())] if options.certs else []
+        if options.token_file:
+            said += ["--token-file", str(options.token_file.absolute())]
+        return said + ["--insecure"] * options.insecure
+
+
+def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
+    """Checks what can be checked on this machine.
+
+    Raises:
+        InvalidJob: there is no such job file.
+        InvalidArgument: the cluster would be open to others and the user has not said so; names
+            the options.
+    """
+    if not job.is_file():
+        raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
+    if not (options.certs or options.insecure):
+        raise InvalidArgument(
+            "a cluster on several machines needs --certs DIR (coordinator certs init DIR makes "
+            "them), or --insecure where everybody on the network may change the model"
+        )
+    return LaunchPlan(job.absolute(), options)

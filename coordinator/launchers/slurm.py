@@ -1,0 +1,209 @@
+"""A cluster as one batch script, which Slurm and ``mpirun`` run alike."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from coordinator.launchers.plan import LaunchPlan
+from psrpc.core.errors import LaunchFailed
+from psrpc.core.text import counted
+from psrpc.ops.process import module_command
+
+SCRIPT = "launch.sbatch"
+"""In the run directory, since each node has to read it."""
+
+SUBMIT_S = 60.0
+"""How long ``sbatch`` and ``sinfo`` may take."""
+
+REQUEUES = 5
+"""How often a batch job that has not ended well begins again by itself."""
+
+_TEMPLATE = Template("""\
+#!/bin/bash
+# Made by `coordinator launch slurm`. Submit it:  sbatch $script
+# Without Slurm:  mpirun -n $tasks [--hostfile FILE -x LAUNCH_HEAD=HOST] bash $script
+# HOST is the first one of the file, as the others reach it.
+#SBATCH --job-name=$name
+#SBATCH --ntasks=$tasks
+#SBATCH --output=$log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=TERM@120
+$directives
+set -u
+script=$script
+
+if [ -n "$${LAUNCH_TASK:-}" ]; then
+  rank=$$SLURM_PROCID
+elif [ -n "$${OMPI_COMM_WORLD_RANK:-}" ]; then
+  rank=$$OMPI_COMM_WORLD_RANK
+  if [ -z "$${LAUNCH_HEAD:-}" ]; then
+    if [ "$$OMPI_COMM_WORLD_SIZE" != "$$OMPI_COMM_WORLD_LOCAL_SIZE" ]; then
+      echo "error PS140: several hosts, and LAUNCH_HEAD is not set; name the host of rank 0:" \\
+        "mpirun -x LAUNCH_HEAD=HOST" >&2
+      exit 2
+    fi
+    LAUNCH_HEAD=127.0.0.1
+  fi
+elif [ -n "$${SLURM_JOB_ID:-}" ]; then
+  # The batch job itself, on the first node: starts the tasks, and sees to what has ended them.
+  first=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | head -n 1)
+  LAUNCH_HEAD=$$(scontrol show node "$$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+  export LAUNCH_HEAD LAUNCH_TASK=1
+  rm -f "$$script.refused"
+  # A lost task ends all: what holds no more is drained and saved, and the whole begins again.
+  srun --kill-on-bad-exit=1 bash -c '[ -r "$$1" ] || {
+    echo "error PS141: node $$(hostname) does not see $$1; the run directory has to lie on a" \\
+      "file system that all nodes share" >&2
+    exit 2
+  }
+  exec bash "$$1"' task "$$script"
+  status=$$?
+  # Of the tasks' statuses srun returns the highest.
+  [ ! -e "$$script.refused" ] || exit 2
+  case $$status in 0 | 2 | 130) exit $$status ;; esac
+  if [ "$${SLURM_RESTART_COUNT:-0}" -lt $requeues ]; then
+    echo "ended with status $$status: begins again" >&2
+    scontrol requeue "$$SLURM_JOB_ID" && sleep infinity
+  fi
+  exit $$status
+else
+  echo "error PS140: neither Slurm nor mpirun runs this; submit it: sbatch $$script" >&2
+  exit 2
+fi
+
+cd $directory || exit 2
+# All processes of a task get its signals; this one waits for what the others make of them.
+trap : TERM
+case $$rank in
+  0)
+    $coordinator --bind "$$LAUNCH_HEAD:$port" ;;
+  $shard_ranks)
+    $shard --shard $$((rank - 1)) --coordinator "$$LAUNCH_HEAD:$port" ;;
+  *)
+    $worker --coordinator "$$LAUNCH_HEAD:$port" ;;
+esac
+status=$$?
+[ $$status != 2 ] || touch "$$script.refused"
+exit $$status
+""")
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Options of ``sbatch``, by name without dashes, such as ``{"time": "1:00:00"}``."""
+
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def directives(self) -> str:
+        """The lines of the script."""
+        return "\n".join(
+            f"#SBATCH --{name}={shlex.quote(value)}" for name, value in self.given.items()
+        )
+
+
+def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
+    """Returns the script, whose processes run in ``directory``."""
+    run_dir, options = plan.options.run_dir, plan.options
+    python = {
+        "coordinator": module_command("coordinator.cli", *plan.coordinator),
+        "shard": module_command("pserver.cli", *plan.shard),
+        "worker": module_command("worker.cli", *plan.worker),
+    }
+    return _TEMPLATE.substitute(
+        {role: shlex.join(command) for role, command in python.items()},
+        script=shlex.quote(str(run_dir / SCRIPT)),
+        name=shlex.quote(run_dir.name),
+        tasks=plan.tasks,
+        log=shlex.quote(str(run_dir / "slurm-%j.log")),
+        directives=batch.directives,
+        directory=shlex.quote(str(directory)),
+        port=plan.port,
+        requeues=REQUEUES,
+        shard_ranks=" | ".join(str(rank) for rank in range(1, options.shards + 1)),
+    )
+
+
+def write_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> Path:
+    """Writes the script to the run directory. Raises LaunchFailed if that cannot be written to."""
+    path = plan.options.run_dir / SCRIPT
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(batch_script(plan, batch, directory))
+    except OSError as error:
+        raise LaunchFailed(f"{str(path)!r} cannot be written: {error.strerror}") from None
+    return path
+
+
+def submit(path: Path) -> int:
+    """Submits a script; returns the number of the batch job.
+
+    Raises:
+        LaunchFailed: there is no Slurm here, or it refuses the script; has its words.
+    """
+    told = _run(["sbatch", "--parsable", str(path)])
+    number = told.strip().partition(";")[0]
+    if not number.isdecimal():
+        raise LaunchFailed(f"sbatch answered {told.strip()!r}; expected the number of a job")
+    return int(number)
+
+
+def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
+    """Checks that all processes find a place at the same time: Slurm lets others wait without end.
+
+    Raises:
+        LaunchFailed: Slurm has no such partition, or too few cores; says what it has.
+    """
+    rows = [line.split() for line in _run(["sinfo", "-hN", "--format=%P %N %c"]).splitlines()]
+    cores: dict[str, list[int]] = {}
+    for partition, _, count in rows:
+        cores.setdefault(partition, []).append(int(count))
+    default = next((name for name in cores if name.endswith("*")), "")
+    named = batch.given.get("partition", default.rstrip("*"))
+    nodes = cores.get(named) or cores.get(f"{named}*")
+    if nodes is None:
+        known = ", ".join(name.rstrip("*") for name in cores)
+        raise LaunchFailed(f"Slurm has no partition {named!r}; it has {known}")
+    said = batch.given.get("cpus-per-task", "1")
+    each = max(int(said), 1) if said.isdecimal() else 1
+    room = sum(count // each for count in nodes)
+    if room < plan.tasks:
+        raise LaunchFailed(
+            f"the cluster has {plan.tasks} processes with {counted(each, 'core')} each, and "
+            f"partition {named!r} has room for {room} ({counted(sum(nodes), 'core')} on "
+            f"{counted(len(nodes), 'node')}); ask for fewer --workers or --cpus-per-task"
+        )
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_S)
+    except FileNotFoundError:
+        raise LaunchFailed(
+            f"there is no {command[0]} here; run this on a login node of the cluster, or with "
+            "--dry-run to see the script"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchFailed(
+            f"{command[0]} has not answered for {SUBMIT_S:g} s; see whether slurmctld is up: "
+            "scontrol ping"
+        ) from None
+    if done.returncode:
+        words = done.stderr.strip().removeprefix(f"{command[0]}: error: ").splitlines()
+        why = "; ".join(words) or f"status {done.returncode}"
+        raise LaunchFailed(f"{command[0]} refuses: {why}{_advice(why)}")
+    return done.stdout
+
+
+def _advice(why: str) -> str:
+    if "time limit" in why.lower():
+        return "; give a --time that the partition allows: `scontrol show partition`"
+    if "unable to contact" in why.lower():
+        return "; `scontrol ping` says whether slurmctld is up"
+    return ""

@@ -1,0 +1,1 @@
+"""Clusters that real engines start: Slurm and MPI."""

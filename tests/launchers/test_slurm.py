@@ -1,0 +1,152 @@
+"""The batch script of ``coordinator launch slurm`` under a real Slurm, and under ``mpirun``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import EXAMPLES, command, environment, members, processes_of, until
+from tests.launchers.slurm_engine import slurm
+
+pytestmark = pytest.mark.launchers
+
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with slurm(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def launch(run_dir: Path, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+    words: list[str | Path] = [
+        "--run-dir",
+        run_dir,
+        "--shards",
+        "2",
+        "--workers",
+        "2",
+        "--set",
+        "epochs=4",
+        *more,
+    ]
+    return subprocess.run(
+        command("coordinator", "launch", "slurm", EXAMPLES / "mnist_dnn.py", *words),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(**env),
+    )
+
+
+def submitted(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the number of the batch job."""
+    found = re.search(r"submitted batch job (\d+)", done.stdout)
+    assert found, done.stderr
+    return found[1]
+
+
+def state(number: str, env: Mapping[str, str]) -> str:
+    """Returns the state of a batch job, such as ``RUNNING`` or ``PENDING``; empty once it ended."""
+    said = subprocess.run(
+        ["squeue", "-h", "-j", number, "-t", "PD,R,CG", "-o", "%T"],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    return said.stdout.strip()
+
+
+def counted(run_dir: Path) -> Mapping[str, Any]:
+    """Returns the counts of batches of a job that is done, each once."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["phase"] == "done"
+    found = summary["counted"]
+    assert (found["counted"], found["twice"], found["skipped"]) == (found["batches"], 0, 0)
+    return dict(found)
+
+
+def epochs(run_dir: Path) -> int:
+    """Returns how many epochs are done."""
+    history = run_dir / "history.csv"
+    return len(history.read_text().splitlines()) - 1 if history.exists() else 0
+
+
+def begin_again_now(number: str, env: Mapping[str, str]) -> None:
+    """Slurm waits for two minutes before it starts a job once more."""
+    until(lambda: state(number, env) == "PENDING", "the batch job to be queued again")
+    subprocess.run(["scontrol", "update", f"jobid={number}", "starttime=now"], check=True, env=env)
+
+
+def test_a_killed_task_and_a_preempted_job_cost_no_batch(
+    tmp_path: Path, engine: Mapping[str, str]
+) -> None:
+    run = tmp_path / "run"
+    number = submitted(launch(run, "--insecure", "--mode", "sync", **engine))
+    until(lambda: epochs(run) > 0, "the first epoch")
+    os.kill(members(run, "pserver")[0], signal.SIGKILL)
+    begin_again_now(number, engine)
+    before = epochs(run)
+    until(lambda: epochs(run) > before, "another epoch")
+    # As Slurm does before it gives the nodes to another job.
+    subprocess.run(["scancel", "--signal=TERM", number], check=True, env=engine)
+    begin_again_now(number, engine)
+    until(lambda: not state(number, engine), "the batch job to end")
+    log = (run / f"slurm-{number}.log").read_text()
+    assert re.findall(r"(?m)^ended with status (\d+)", log) == ["137", "75"], log
+    assert counted(run)["batches"] == 4800
+    assert not processes_of(run)
+
+
+def test_the_script_runs_under_mpirun(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = launch(run, "--insecure", "--dry-run").stdout
+    run.mkdir()
+    (run / "launch.sbatch").write_text(script)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "5"]
+    done = subprocess.run(
+        [*mpirun, "bash", run / "launch.sbatch"], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert counted(run)["batches"] == 4800
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--sbatch", "time=x"], "error PS140: sbatch refuses: Invalid --time specification"),
+        (["--partition", "fast"], "error PS140: Slurm has no partition 'fast'; it has all"),
+        (["--cpus-per-task", "3"], "partition 'all' has room for 2 (8 cores on 2 nodes); ask"),
+    ],
+)
+def test_slurm_refuses_in_one_line(
+    tmp_path: Path, engine: Mapping[str, str], more: list[str], said: str
+) -> None:
+    done = launch(tmp_path / "run", "--insecure", *more, **engine)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_node_that_does_not_see_the_run_directory_says_so(
+    tmp_path: Path, engine: Mapping[str, str]
+) -> None:
+    """The node reads a copy of the script, whose run directory is not there."""
+    run, other = tmp_path / "run", tmp_path / "other.sbatch"
+    script = launch(run, "--insecure", "--dry-run").stdout
+    log = tmp_path / "log"
+    other.write_text(script.replace(f"{run}/slurm-%j.log", str(log)))
+    done = subprocess.run(
+        ["sbatch", "--parsable", other], capture_output=True, text=True, check=True, env=engine
+    )
+    until(lambda: not state(done.stdout.strip(), engine), "the batch job to end")
+    assert "error PS141: node " in log.read_text()
