@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.cluster import EXAMPLES, command, environment, members, processes_of, until
 from tests.launchers.slurm_engine import slurm
 
-pytestmark = pytest.mark.launchers
+pytestmark = [pytest.mark.launchers, pytest.mark.timeout(900)]
 
 LIMIT_S = 240.0
 
@@ -84,7 +84,14 @@ def epochs(run_dir: Path) -> int:
 def begin_again_now(number: str, env: Mapping[str, str]) -> None:
     """Slurm waits for two minutes before it starts a job once more."""
     until(lambda: state(number, env) == "PENDING", "the batch job to be queued again")
-    subprocess.run(["scontrol", "update", f"jobid={number}", "starttime=now"], check=True, env=env)
+
+    def begun() -> bool:
+        # Slurm sets the time after the state.
+        now = ["scontrol", "update", f"jobid={number}", "starttime=now"]
+        subprocess.run(now, stderr=subprocess.DEVNULL, env=env)
+        return state(number, env) == "RUNNING"
+
+    until(begun, "the batch job to begin again")
 
 
 def test_a_killed_task_and_a_preempted_job_cost_no_batch(
