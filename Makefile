@@ -32,7 +32,6 @@ help:
 	@echo "make lint types   ruff, mypy"
 	@echo "make docs         the documentation as a site in build/docs, links checked"
 	@echo "make test-docs    the commands of README, tutorial and how-to pages, as written: minutes"
-	@echo "make test-alerts  the alert rules, with Prometheus' promtool"
 	@echo "make bench        ours beside TensorFlow, PyTorch and Ray, and the modes: over an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
 	@echo "make bench-scale  one coordinator with 1000 workers, 64 workers on one machine: ten minutes"
@@ -123,6 +122,9 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
+test-docs: $(INSTALLED)
+	$(PYTEST) -n 2 --durations 0 -m docs tests/docs/test_commands.py
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -157,4 +159,4 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak \
-	docs lint types bench bench-sweep bench-scale protos protos-check clean
+	docs test-docs lint types bench bench-sweep bench-scale protos protos-check clean
