@@ -32,6 +32,7 @@ help:
 	@echo "make lint types   ruff, mypy"
 	@echo "make docs         the documentation as a site in build/docs, links checked"
 	@echo "make test-docs    the commands of README, tutorial and how-to pages, as written: minutes"
+	@echo "make test-alerts  the alert rules, with Prometheus' promtool"
 	@echo "make bench        ours beside TensorFlow, PyTorch and Ray, and the modes: over an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
 	@echo "make bench-scale  one coordinator with 1000 workers, 64 workers on one machine: ten minutes"
@@ -125,6 +126,12 @@ $(DOCS_INSTALLED): $(INSTALLED)
 test-docs: $(INSTALLED)
 	$(PYTEST) -n 2 --durations 0 -m docs tests/docs/test_commands.py
 
+test-alerts: $(INSTALLED)
+	./scripts/setup-promtool
+	.venv/bin/promtool check rules docs/alerts.yml
+	.venv/bin/promtool check config --syntax-only docker/prometheus.yml
+	.venv/bin/promtool test rules tests/alerts/alerts.test.yml
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -159,4 +166,4 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak \
-	docs test-docs lint types bench bench-sweep bench-scale protos protos-check clean
+	docs test-docs test-alerts lint types bench bench-sweep bench-scale protos protos-check clean
