@@ -124,7 +124,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	touch $@
 
 test-docs: $(INSTALLED)
-	$(PYTEST) -n 2 --durations 0 -m docs tests/docs/test_commands.py
+	$(PYTEST) -n 2 --durations 0 -m docs tests/docs/test_host.py tests/docs/test_commands.py
 
 test-alerts: $(INSTALLED)
 	./scripts/setup-promtool

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.test_architecture import ROOT
 
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 """How long a block may take."""
 
 ADDRESS = "10.99.0.1"

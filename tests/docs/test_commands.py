@@ -59,7 +59,7 @@ def follow(block: Block, host: Host) -> list[Ended]:
     return [host.run(block.code)]
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_followed(page: str, tmp_path: Path) -> None:
     if why := unsupported():
