@@ -6,6 +6,7 @@ PYTEST := $(PY) -m pytest
 INSTALLED := .venv/.installed
 NODE_MODULES := tests/interop/node_modules/.package-lock.json
 PEERS_INSTALLED := .venv/.installed-bench
+DOCS_INSTALLED := .venv/.installed-docs
 
 help:
 	@echo "make setup        make .venv and install everything"
@@ -30,6 +31,9 @@ help:
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
+	@echo "make docs         the documentation as a site in build/docs, links checked"
+	@echo "make test-docs    the commands of README, tutorial and how-to pages, as written: minutes"
+	@echo "make test-alerts  the alert rules, with Prometheus' promtool"
 	@echo "make bench        ours beside TensorFlow, PyTorch and Ray, and the modes: over an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
 	@echo "make bench-scale  one coordinator with 1000 workers, 64 workers on one machine: ten minutes"
@@ -50,7 +54,7 @@ test: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not docker and not interop and not browser and not fit and not launchers and not slow"
+	$(PYTEST) -m "not docker and not interop and not browser and not fit and not launchers and not docs and not slow"
 
 test-fit: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile -m fit tests/e2e
@@ -113,13 +117,33 @@ options: $(INSTALLED)
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)
 
+# A link that leads nowhere is a warning, and -W makes it an error. Hosts elsewhere are not asked.
+docs: $(DOCS_INSTALLED)
+	rm -rf build/docs
+	$(PY) -m sphinx -q -E -W -c docs/site -d build/doctrees . build/docs
+	$(PYTEST) -m docs tests/docs/test_site.py
+	@echo 'the site begins with build/docs/index.html'
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+test-docs: $(INSTALLED)
+	$(PYTEST) -n 2 --durations 0 -m docs tests/docs/test_host.py tests/docs/test_commands.py
+
+test-alerts: $(INSTALLED)
+	./scripts/setup-promtool
+	.venv/bin/promtool check rules docs/alerts.yml
+	.venv/bin/promtool check config --syntax-only docker/prometheus.yml
+	.venv/bin/promtool test rules tests/alerts/alerts.test.yml
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
 types: $(INSTALLED)
 	$(PY) -m mypy
-	$(PY) -m mypy scripts/generate_protos.py
+	$(PY) -m mypy scripts/generate_protos.py docs/site/conf.py
 
 # A peer that cannot be installed is shown as missing. ARGS="--only CASE --runs 1" and the like.
 bench: $(PEERS_INSTALLED)
@@ -146,5 +170,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop test-launchers sim sim-scale chaos fuzz planted mistakes keras matrix job-fields options soak lint types \
-	bench bench-sweep bench-scale protos protos-check clean
+.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop test-launchers sim sim-scale chaos fuzz planted mistakes keras matrix job-fields \
+	options soak docs test-docs test-alerts lint types bench bench-sweep bench-scale protos protos-check clean

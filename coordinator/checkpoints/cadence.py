@@ -111,6 +111,8 @@ class Cadence:
         """The debt, and the time that it is of; it is paid since then."""
         self._next_at = 0.0
         """Earliest time of the next order, by cost."""
+        self._gap_s = 0.0
+        """Least seconds between the last committed order and the next, by cost."""
         self._since: float | None = None
         """Time of the last order, or of the start of training."""
         self._before: float | None = None
@@ -127,6 +129,14 @@ class Cadence:
     def cost_s(self) -> float:
         """The duration of a checkpoint; 0 before the first is committed."""
         return median_low(self._recent) if self._recent else 0.0
+
+    def interval_s(self, steps_per_s: float) -> float | None:
+        """Returns the longest time from one periodic order to the next while all goes well; None
+        for an interval in steps of which none are done."""
+        if self.every.seconds is not None:
+            return max(self.every.seconds, self._gap_s)
+        assert self.every.steps is not None
+        return self.every.steps / steps_per_s if steps_per_s > 0 else None
 
     def stepped(self, before: int, after: int) -> None:
         """Notes that the global step went from ``before`` to ``after``."""
@@ -164,7 +174,8 @@ class Cadence:
         owed_s = max(0.0, self._owed_s - paid_s) + COST_FACTOR * took_s
         self._owed_s = min(owed_s, PAY_IN * COST_FACTOR * self._longest_s)
         self._owed_at = max(self._owed_at, at)
-        self._next_at = at + max(COST_FACTOR * self.cost_s, self._owed_s / PAY_IN)
+        self._gap_s = max(COST_FACTOR * self.cost_s, self._owed_s / PAY_IN)
+        self._next_at = at + self._gap_s
         self._failures, self._pause_until = 0, 0.0
 
     def failed(self, name: str) -> None:

@@ -55,6 +55,8 @@ class Membership:
         self.workers: dict[str, Worker] = {}
         self.active_workers = 0
         """Number of active workers."""
+        self.joined_workers = 0
+        """Number of workers that have registered, the departed ones too."""
         self._sessions: dict[bytes, str] = {}
         self._processes: dict[int, list[Worker]] = {}
         """The workers that are remembered, by incarnation."""
@@ -132,6 +134,7 @@ class Membership:
         self.workers[name] = worker
         self._processes.setdefault(incarnation, []).append(worker)
         self.active_workers += 1
+        self.joined_workers += 1
         gone = [w.name for w in self.workers.values() if w.state != "active"]
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
             forgotten = self.workers.pop(old)

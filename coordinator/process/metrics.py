@@ -30,6 +30,16 @@ _GAUGES: dict[str, tuple[str, str]] = {
     "insecure": ("insecure", "Whether the job may speak in plaintext with other machines."),
 }
 
+_WHERE_KNOWN = {
+    "checkpoint_age_seconds": ("checkpoint_age_s", "Of the newest."),
+    "checkpoint_interval_seconds": (
+        "checkpoint_interval_s",
+        "Longest time between two checkpoints while all goes well.",
+    ),
+    "free_bytes": ("free_nbytes", "On the disk of the run directory."),
+}
+"""Negative in the status where they are not known."""
+
 _COUNTERS = {
     "examples": ("examples", "Examples that were trained."),
     "batches": ("batches", "Micro-batches that were done."),
@@ -40,6 +50,8 @@ _COUNTERS = {
     "commits_superseded": ("superseded", "Commits that another attempt came before."),
     "commits_late": ("late", "Commits of gradients of an older round."),
     "rounds_overdue": ("overdue", "Rounds that lasted longer than round_deadline_s."),
+    "workers_joined": ("workers_joined", "Workers that have registered."),
+    "workers_departed": ("workers_departed", "Workers that have left or were taken for gone."),
     "pushes_refused": ("refused", "Pushes that shards have refused."),
 }
 
@@ -75,14 +87,9 @@ def families(status: pb.GetJobStatusResponse) -> Iterator[Family]:
     for name, (field, meaning) in _COUNTERS.items():
         yield CounterMetricFamily(f"coordinator_{name}", meaning, value=getattr(status, field))
     yield from _where_known("loss", "Training loss of late.", status.loss)
-    age_s = status.checkpoint_age_s
-    yield from _where_known(
-        "checkpoint_age_seconds", "Of the newest.", age_s if age_s >= 0 else math.nan
-    )
-    free = status.free_nbytes
-    yield from _where_known(
-        "free_bytes", "On the disk of the run directory.", free if free >= 0 else math.nan
-    )
+    for name, (field, meaning) in _WHERE_KNOWN.items():
+        value = getattr(status, field)
+        yield from _where_known(name, meaning, value if value >= 0 else math.nan)
     yield histogram(
         "coordinator_staleness_versions",
         "Of all gradients that were applied, over the present processes of all shards.",

@@ -49,6 +49,7 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
         loss=math.nan,
         newest_checkpoint=summary.get("checkpoint") or "",
         checkpoint_age_s=-1,
+        checkpoint_interval_s=-1,
         run_dir=str(run_dir),
         free_nbytes=-1,
     )

@@ -91,6 +91,8 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
     run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span
     generation, step = course.standing
+    members, steps_per_s = course.members, progress.steps.rate(now)
+    interval_s = training.cadence.interval_s(steps_per_s)
     slow, counted, pushed = ratios(course), counts(course), counts_by_worker(course)
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
@@ -104,7 +106,7 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         epochs=description.epochs,
         examples=span.examples,
         batches=span.batches,
-        steps_per_s=progress.steps.rate(now),
+        steps_per_s=steps_per_s,
         batches_per_s=progress.batch_rate.rate(now),
         examples_per_s=progress.records.rate(now),
         loss=training.watch.loss,
@@ -148,6 +150,9 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         late=counted["late"],
         overdue=counted["overdue"],
         steps_done=progress.steps_done,
+        workers_joined=members.joined_workers,
+        workers_departed=members.joined_workers - members.active_workers,
+        checkpoint_interval_s=UNKNOWN if interval_s is None else interval_s,
         stragglers=name_stragglers(slow) + late(course),
         stuck=course.stuck.lines(now),
     )

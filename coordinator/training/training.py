@@ -53,7 +53,7 @@ class Training:
         """``send`` reaches every shard; ``clock`` times checkpoints; ``history`` is the file of all
         epochs, or None; an ``attended`` job trains nothing before :meth:`allow`."""
         self._store, self._send, self._disk = store, send, disk
-        self._cadence = Cadence(run.description.checkpoint_every, clock)
+        self.cadence = Cadence(run.description.checkpoint_every, clock)
         self.progress = Progress()
         self.tally = Tally()
         self._warnings = warnings
@@ -288,7 +288,7 @@ class Training:
         return self.rounds is not None and self.decisions.hold(self.rounds, worker)
 
     def _new_orders(self, run: Run) -> Orders:
-        return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)
+        return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self.cadence)
 
     def waiting_for(self) -> str:
         """Says what the next step waits for; empty when there is work."""

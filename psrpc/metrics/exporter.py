@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -142,7 +142,7 @@ class _Pages:
     ) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(_Collector(collect))
+        self._registry.register(_Collector(lambda: [*collect(), *certificate_families(security)]))
         self._security = security
         self._encrypted = encrypted
         # In plaintext a page of another site can point its own name here. With certificates it
@@ -210,6 +210,17 @@ class _Pages:
 
 def _words(status: int, text: str) -> Answer:
     return Answer(status, f"{text}\n".encode())
+
+
+def certificate_families(security: Security) -> Iterator[Family]:
+    """Yields ``psrpc_*``, the metrics of the certificates of any process; none in plaintext."""
+    if security.encrypted:
+        expires = security.files.certificates().expires
+        yield GaugeMetricFamily(
+            "psrpc_certificate_expiry_timestamp_seconds",
+            "Seconds since 1970 until which certificate and authority are valid.",
+            value=expires.timestamp(),
+        )
 
 
 def histogram(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 import ssl
@@ -120,6 +121,20 @@ def test_certificates_are_replaced_while_it_runs(certs: Path, tmp_path: Path) ->
         assert b"pserver_version" in get(server, mine, Role.SHARD, mine)
         renew_certificates(mine, NOW)
         assert b"pserver_version" in get(server, mine, Role.SHARD, mine)
+
+
+def test_it_says_until_when_the_certificate_is_valid(mine: Path) -> None:
+    security = Security.from_options(Role.SHARD, mine)
+    found = []
+    with MetricsServer(EVERYWHERE, families, security) as server:
+        for days in (20, 40):
+            renew_certificates(mine, NOW, days=days)
+            answer = get(server, mine, Role.SHARD, mine).decode()
+            [expiry] = re.findall(
+                r"^psrpc_certificate_expiry_timestamp_seconds (\S+)", answer, re.M
+            )
+            found.append(float(expiry) - NOW.timestamp())
+    assert found == [pytest.approx(days * 86400, abs=1) for days in (20, 40)]
 
 
 @pytest.mark.parametrize("address", [EVERYWHERE, ":0", "[::]:0", "192.0.2.1:0"])

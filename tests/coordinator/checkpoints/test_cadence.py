@@ -229,3 +229,22 @@ def test_one_that_was_under_way_when_the_generation_ended_does_not_count() -> No
     saved.cadence.ordered("step-2")
     saved.cadence.given_up()
     assert saved.train(1.0), "shards that are lost every now and then do not put it off for ever"
+
+
+def test_the_interval_is_what_was_asked_for_or_what_checkpoints_cost() -> None:
+    saved = Saved(SaveInterval(seconds=60.0))
+    assert saved.cadence.interval_s(steps_per_s=0.0) == 60.0
+    saved.train(60.0)
+    saved.save(takes_s=1.0)
+    assert saved.cadence.interval_s(steps_per_s=5.0) == 60.0
+    saved.train(60.0)
+    saved.save(takes_s=40.0)
+    saved.train(800.0)
+    saved.save(takes_s=40.0)
+    assert saved.cadence.interval_s(steps_per_s=5.0) == COST_FACTOR * 40.0
+
+
+def test_an_interval_in_steps_takes_as_long_as_they_do() -> None:
+    cadence = Saved(SaveInterval(steps=500)).cadence
+    assert cadence.interval_s(steps_per_s=5.0) == 100.0
+    assert cadence.interval_s(steps_per_s=0.0) is None

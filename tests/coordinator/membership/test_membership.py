@@ -163,3 +163,14 @@ def test_two_lost_heartbeats_and_the_wait_for_a_third_fit_into_any_lease(calm: f
     worker.calm = calm
     pause_s = HEARTBEAT_S * calm
     assert 2 * (pause_s + HEARTBEAT_CALL_S) + pause_s < members.allowed_s(worker)
+
+
+def test_workers_that_come_and_go_are_counted() -> None:
+    members = make()
+    for incarnation in (5, 6, 6):
+        members.register_worker(incarnation, "host", 1, "cpu", 0.0)
+    assert (members.joined_workers, members.active_workers) == (2, 2)
+    assert members.leave_worker("worker-0")
+    ticks(members, 0, 12)
+    members.register_worker(6, "host", 1, "cpu", 13.0)
+    assert (members.joined_workers, members.active_workers) == (3, 1)

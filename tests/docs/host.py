@@ -1,0 +1,172 @@
+"""A host for the commands of a page: a copy of the repository, and a network of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.test_architecture import ROOT
+
+LIMIT_S = 600.0
+"""How long a block may take."""
+
+ADDRESS = "10.99.0.1"
+
+_ENTER = f"""
+ip link set lo up
+ip address add {ADDRESS}/32 dev lo
+mount --bind "$0" /etc/hosts
+echo ready
+exec cat
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended: its exit status, and all that it printed."""
+
+    command: str
+    status: int
+    output: str
+
+
+class Host:
+    """Runs scripts of the shell as a user of the host ``host`` would, as a context manager.
+
+    Every port of the host is free and nothing leaves it. One thread uses it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "repository"
+        self._hosts = folder / "hosts"
+        self._holder: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Host:
+        _copy_repository(self.folder)
+        self._hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} host\n")
+        user = ["--map-root-user"] if os.geteuid() else []
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", *user, "bash", "-euc", _ENTER, self._hosts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._holder is not None
+        # Closes its input, at which it ends.
+        self._holder.communicate(timeout=30)
+
+    def run(self, script: str) -> Ended:
+        """Runs a script to its end."""
+        return Terminal(self._inside(script), script).wait()
+
+    def run_together(self, scripts: Sequence[str]) -> list[Ended]:
+        """Runs scripts at the same time, each in a terminal of its own, to their ends."""
+        terminals = [Terminal(self._inside(script), script) for script in scripts]
+        return [terminal.wait() for terminal in terminals]
+
+    def run_until(self, text: str, script: str) -> Ended:
+        """Runs a script until it has printed ``text``, and then presses Ctrl-C.
+
+        The exit status is 0 if it came so far and ended by that.
+        """
+        return Terminal(self._inside(script), script, text).wait()
+
+    def _inside(self, script: str) -> list[str]:
+        assert self._holder is not None
+        user = ["--user", "--preserve-credentials"] if os.geteuid() else []
+        return [
+            *("nsenter", "--target", str(self._holder.pid), "--net", "--mount", *user),
+            *("bash", "-euo", "pipefail", "-c", f'cd "$0"\n{script}', str(self.folder)),
+        ]
+
+
+class Terminal:
+    """A command in a process group of its own, as in a terminal."""
+
+    def __init__(self, line: list[str], command: str, awaited: str = "") -> None:
+        """Interrupts the command once it has printed ``awaited``, where given."""
+        self._command = command
+        self._awaited = awaited
+        self._interrupted = False
+        self._printed: list[str] = []
+        path = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PATH": path}
+        self._process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> Ended:
+        """Waits for its end, and kills it after :data:`LIMIT_S`."""
+        limit = threading.Timer(LIMIT_S, self._signal, [signal.SIGKILL])
+        limit.start()
+        status = self._process.wait()
+        limit.cancel()
+        # What it has started in the background holds the output open.
+        self._signal(signal.SIGKILL)
+        self._reader.join(10)
+        if self._awaited:
+            status = 0 if self._interrupted and status in (0, 130, -signal.SIGINT) else status or 1
+        return Ended(self._command, status, "".join(self._printed))
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as printed:
+            for line in printed:
+                self._printed.append(line)
+                if self._awaited and self._awaited in line and not self._interrupted:
+                    self._interrupted = True
+                    self._signal(signal.SIGINT)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def unsupported() -> str:
+    """The reason why this machine cannot make a :class:`Host`, empty if it can."""
+    missing = [name for name in ("unshare", "nsenter", "ip", "git") if not shutil.which(name)]
+    if missing:
+        return f"no {', '.join(missing)} here"
+    user = ["--map-root-user"] if os.geteuid() else []
+    command = ["unshare", "--net", "--mount", *user, "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return tried.stderr.strip()
+
+
+def _copy_repository(to: Path) -> None:
+    """Copies what git knows or would add, and links ``.venv`` to the present one."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+    (to / ".venv").symlink_to(sys.prefix)
