@@ -150,11 +150,8 @@ class Embedding(TableLayer):
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Returns the rows of ``inputs``; see the class."""
-        if training and self._held is None and present() is None and self.trained is not None:
-            raise self.refused(
-                "does not train outside of a cluster, which alone updates rows; call fit within "
-                "pserver.Cluster"
-            )
+        if training:
+            self.check_trains()
         if isinstance(inputs, tf.RaggedTensor):
             return self._ragged(inputs)
         if isinstance(inputs, tf.SparseTensor):

@@ -19,6 +19,7 @@ from psrpc.core.errors import InvalidJob
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import map_arrays
 from worker.embedding.lookups import NoRows, look_up
+from worker.embedding.trained import rows_left_out
 from worker.handover.construction import Maker, has_no_config, with_state
 from worker.handover.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
@@ -72,6 +73,7 @@ def hand_over(
     folder: Path, model: keras.Model, sample: Any = None, arguments: Collection[str] = _COMPILED
 ) -> None:
     """Writes a model, so that :func:`take_over` in another process makes one that trains alike.
+    Leaves the rows of embedding tables out.
 
     Args:
         folder: a folder that exists, without another model.
@@ -246,7 +248,8 @@ def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
     optimizer = attributes.pop("optimizer", None)
     attributes["compiled"] = False
     try:
-        with with_state(model._flatten_layers(), held), _writing(f"model {model.name!r}"):
+        layers = model._flatten_layers()
+        with rows_left_out(), with_state(layers, held), _writing(f"model {model.name!r}"):
             keras.saving.save_model(model, path, overwrite=True)
     finally:
         attributes.update(compiled=compiled, optimizer=optimizer)
