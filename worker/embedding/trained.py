@@ -70,7 +70,12 @@ def find_known(known: Callable[[], KnownRows], asked: LookUpCall) -> Found:
         rows = known()
         # An eager call gives a tensor.
         array = np.asarray(given)
-        flat, kept = checked_ids(rows.spec, rule, array.reshape(-1), array.shape)
+        try:
+            flat, kept = checked_ids(rows.spec, rule, array.reshape(-1), array.shape)
+        except InvalidJob as error:
+            # Keras adds its own text to a message without this mark.
+            error._keras_call_info_injected = True  # type: ignore[attr-defined]
+            raise
         values = rows.read(flat)
         there = np.ones(flat.size, np.bool_) if kept is None else kept
         values[~there] = 0
