@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pserver.Cluste
 
 
 def fit(cluster: pserver.Cluster, model: keras.Model, epochs: int, **options: Any) -> Any:
-    given = {"batch_size": BATCH, "verbose": 0, **options}
+    given: dict[str, Any] = {"batch_size": BATCH, "verbose": 0, **options}
     return cluster.fit(model, rated.x, rated.y, epochs=epochs, **given)
 
 
@@ -184,20 +184,22 @@ def test_rows_that_are_not_fetched_are_said_to_be_missing(
 ) -> None:
     model = small()
     why = r"layer 'words' is a pserver.Embedding that has not been trained yet; call model.fit"
-    for use in (cluster.predict, cluster.evaluate, lambda model, *_: cluster.fetch(model)):
-        with pytest.raises(InvalidJob, match=why):
-            use(model, *HELD_OUT)
+    for method in ("predict", "evaluate", "fetch"):
+        given = [] if method == "fetch" else HELD_OUT[:1]
+        with pytest.raises(InvalidJob, match=f"{why}.* before {method}"):
+            getattr(cluster, method)(model, *given)
     x, y = rated.x, rated.y[:, :1]
     cluster.fit(model, x, y, batch_size=BATCH, verbose=0)
     why = r"layer 'words' has no rows in this process: .*; call cluster.fetch\(model\)"
     plain = cluster._plain
-    for use in (
+    uses: list[Callable[[], Any]] = [
         lambda: model(x[:5]),
         lambda: plain["predict"](model, x, verbose=0),
         lambda: plain["evaluate"](model, x, y, verbose=0),
         lambda: model.save(tmp_path / "model.keras"),
         lambda: model.save_weights(tmp_path / "model.weights.h5"),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(InvalidJob, match=why):
             use()
     cluster.fetch(model)
@@ -255,6 +257,8 @@ def test_weights_that_a_callback_sets_leave_rows_as_they_are(cluster: pserver.Cl
 class Later(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the weights back to those of the epoch before."""
 
+    weights: Any = None
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch:
             self.model.set_weights(self.weights)
@@ -263,7 +267,8 @@ class Later(keras.callbacks.Callback):  # type: ignore[misc]
 
 def test_callbacks_that_keep_weights_keep_rows(cluster: pserver.Cluster, tmp_path: Path) -> None:
     x, y = rated.x, rated.y[:, :1]
-    given = {"batch_size": BATCH, "verbose": 0, "validation_data": (x[:200], y[:200])}
+    given: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
+    given["validation_data"] = x[:200], y[:200]
     model = small()
     # The first epoch is the best.
     stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=2, restore_best_weights=1)

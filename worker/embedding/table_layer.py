@@ -64,6 +64,15 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
             )
         self.take_trained(TrainedTable(state.spec, None, state))
 
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
+        """Refuses a SavedModel, which would ask this process for rows. For TensorFlow."""
+        if save_type == "savedmodel" and self.trained is not None:
+            raise self.refused(
+                "has rows that a SavedModel of model.export would not have; say `coordinator "
+                "export RUN --to DIR/`, with the directory of the fit's run, or use model.save"
+            )
+        return super()._trackable_children(save_type, **options)
+
     def take_trained(self, table: TrainedTable) -> None:
         """Makes ``table`` the layer's rows. Ids without a row keep their initial values, whatever
         the seed of the next job."""

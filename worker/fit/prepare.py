@@ -22,7 +22,7 @@ from worker.fit.course import Course
 from worker.fit.hooks import PARTS, check_saves_tables, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
-from worker.handover.fitted import write_job_file
+from worker.handover.fitted import write_job_file, write_sample
 from worker.handover.models import hand_over
 from worker.handover.refusals import check_has_labels
 from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
@@ -127,6 +127,7 @@ def prepared(
     with _base_rate(model) as base_rate:
         check_saves_tables(model, hooks.callbacks)
     hand_over(folder, model, sample[0])
+    write_sample(folder, sample)
     replicas = per_step(stored["batch_size"])
     micro = stored["batch_size"] // replicas
     spec = FitSpec(

@@ -213,6 +213,11 @@ def test_rows_are_fetched_when_asked_or_for_callbacks(tmp_path: Path) -> None:
         fetch_tables(model)
 
 
+def test_a_saved_model_without_the_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"'words' has rows that a SavedModel .* --to DIR/"):
+        with_rows().export(tmp_path / "model", verbose=False)
+
+
 def test_a_model_without_tables_has_nothing_to_fetch() -> None:
     with pytest.raises(InvalidJob, match=r"has no pserver.Embedding; there is nothing to fetch"):
         fetch_tables(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))

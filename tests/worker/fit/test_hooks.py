@@ -68,7 +68,7 @@ def test_a_job_has_the_epochs_that_a_callback_may_go_back_to(tmp_path: Path) -> 
     assert earliest_epoch(model, 3, []) == 2
 
 
-class Orbax(kept.OrbaxCheckpoint):  # type: ignore[misc]
+class Orbax(kept.OrbaxCheckpoint):  # type: ignore[misc, name-defined]
     """Made without the package that Keras asks for."""
 
     def __init__(self) -> None:
