@@ -9,13 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import pserver
 from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.core.errors import CheckpointError, InvalidJob
-from tests.e2e.cluster import up
+from tests.e2e.cluster import ended, up
 from tests.e2e.jobs import rated
 from tests.e2e.test_fit import Killing
 from tests.e2e.test_tables import RATED
@@ -228,26 +229,40 @@ class Changing(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self.outputs: list[Any] = []
         self.values: list[Any] = []
         self.files: list[set[int]] = []
+        self.copies: list[Path] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # Of the rows of the fit before.
+        self.outputs.append(self.model.predict(rated.x[:5], verbose=0))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         checkpoint = checkpoint_of(self.model)
+        self.copies.append(checkpoint.with_name(f"{checkpoint.name}.set"))
         self.values.append(tables_of(checkpoint)["words"].values)
         self.files.append({path.stat().st_ino for path in checkpoint.glob("rows-*")})
         self.outputs.append(self.model.predict(rated.x[:5], verbose=0))
         if epoch == 0:
             self.model.set_weights([each / 2 for each in self.model.get_weights()])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        (self.checkpoints,) = {checkpoint_of(self.model).parent}
 
-
-def test_weights_that_a_callback_sets_leave_rows_as_they_are(cluster: pserver.Cluster) -> None:
+def test_weights_that_a_callback_sets_leave_rows_as_they_are(
+    cluster: pserver.Cluster, tmp_path: Path
+) -> None:
     model, changing = small(), Changing()
     x, y = rated.x, rated.y[:, :1]
+    cluster.fit(model, x, y, batch_size=BATCH, verbose=0)
+    begun = cluster.predict(model, x[:5], verbose=0)
     cluster.fit(model, x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[changing])
-    (copy,) = changing.checkpoints.glob("*.set")
+    assert cluster.run_dir is not None
+    # Of the run alone, and for programs without this package.
+    exported = ended("coordinator", "export", cluster.run_dir, "--to", f"{tmp_path}/saved/")
+    assert exported.returncode == 0, exported.stderr
+    served = tf.saved_model.load(f"{tmp_path}/saved")
+    np.testing.assert_allclose(served.serve(x[:5]), changing.outputs[2], rtol=1e-5)
     # The same files, and not others of the same content.
-    assert {path.stat().st_ino for path in copy.glob("rows-*")} == changing.files[0]
+    copied = changing.copies[0].glob("rows-*")
+    assert {path.stat().st_ino for path in copied} == changing.files[0]
+    np.testing.assert_allclose(changing.outputs.pop(0), begun, rtol=1e-6)
     one, other = changing.values
     assert (one != other).any()
     assert (changing.outputs[0] != changing.outputs[1]).any()

@@ -37,12 +37,17 @@ def place_tables(
     """Makes the rows in ``checkpoint``, whose plan has the tables ``specs``, those of the model,
     whose layers fetch them when they need them. Reads none. Returns the tables by name."""
     tables = {spec.name: TrainedTable(spec, checkpoint) for spec in specs}
-    for table in tables.values():
-        table.fetches_itself = True
     for layer in table_layers(model):
         if layer.options.name in tables:
             layer.take_trained(tables[layer.options.name])
+    serve_callbacks(model)
     return tables
+
+
+def serve_callbacks(model: keras.Model) -> None:
+    """Makes layers fetch the rows that they need: callbacks run."""
+    for table in trained_tables(model).values():
+        table.fetches_itself = True
 
 
 def leave_tables(model: keras.Model) -> None:

@@ -124,9 +124,9 @@ def prepared(
             steps=steps,
             model=model,
         )
+    check_saves_tables(model, hooks.callbacks)
     with _base_rate(model) as base_rate:
-        check_saves_tables(model, hooks.callbacks)
-    hand_over(folder, model, sample[0])
+        hand_over(folder, model, sample[0])
     write_sample(folder, sample)
     replicas = per_step(stored["batch_size"])
     micro = stored["batch_size"] // replicas

@@ -11,7 +11,7 @@ import keras
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import HISTORY
-from worker.embedding.model_tables import trained_tables
+from worker.embedding.model_tables import serve_callbacks, trained_tables
 from worker.fit.attendant import Attendant, HeldJob
 from worker.fit.hooks import BestTables, looking
 from worker.fit.mirror import Mirror
@@ -54,6 +54,7 @@ class Fitting:
         if not int(model.optimizer.iterations) and not trained_tables(model):
             # The job has begun with the same: nothing goes back unless a callback changes it.
             self._mirror.load(self._hold.checkpoint)
+        serve_callbacks(model)
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
         self._course = self._course.begun_at(model._initial_epoch)
