@@ -9,16 +9,12 @@ Unlike .npz they can be mapped into memory, and a table is written without holdi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-
-import numpy as np
-import numpy.typing as npt
 
 from coordinator.checkpoints.evicted import evicted_of
 from psrpc.checkpoint.checkpoint import exported_variables
@@ -26,15 +22,14 @@ from psrpc.checkpoint.evicted_file import evicted_ids, fill_evicted
 from psrpc.checkpoint.manifest import Manifest
 from psrpc.checkpoint.rows_chain import fill_rows, table_ids
 from psrpc.checkpoint.safetensors_form import Placed, header_bytes
-from psrpc.core.errors import CheckpointError, InvalidArgument, disk_code, disk_reason
+from psrpc.checkpoint.table_file import TableValues, placed_whole, write_table_file
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.tables import Ids, TableSpec
-
-Values = npt.NDArray[np.float32]
 
 VARIABLES = "model.safetensors"
 """The file of the variables that are not tables. Load-bearing."""
 
-Fill = Callable[[str, Ids, Values], None]
+Fill = Callable[[str, Ids, TableValues], None]
 """Writes the rows of a table, by name, into an array, in the order of ids."""
 
 
@@ -72,7 +67,7 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
         CheckpointError: its files are damaged, or the operating system refused.
     """
 
-    def fill(table: str, ids: Ids, into: Values) -> None:
+    def fill(table: str, ids: Ids, into: TableValues) -> None:
         fill_rows(directory, table, ids, into)
 
     return _export(manifest, manifest.plan.tables, to, partial(table_ids, directory), fill)
@@ -89,7 +84,7 @@ def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedV
     values = exported_variables(directory, manifest)
     tensors = [Placed(name, array.dtype.name, array.shape) for name, array in values.items()]
     path = to / VARIABLES
-    with _placed(path) as unfinished, unfinished.open("wb") as file:
+    with placed_whole(path) as unfinished, unfinished.open("wb") as file:
         file.write(header_bytes(_origin(manifest), tensors))
         for array in values.values():
             file.write(array.tobytes())
@@ -116,7 +111,7 @@ def export_evicted(
         )
     sources, remarks = evicted_of(directory.absolute(), manifest)
 
-    def fill(table: str, ids: Ids, into: Values) -> None:
+    def fill(table: str, ids: Ids, into: TableValues) -> None:
         fill_evicted(sources, table, ids, into)
 
     exported = _export(manifest, tables, to, partial(evicted_ids, sources), fill)
@@ -132,28 +127,10 @@ def _export(
 ) -> list[ExportedTable]:
     found = []
     for spec in tables:
-        path = to / table_file_name(spec.name)
-        with _placed(path) as unfinished:
-            rows = _write(manifest, spec, ids_of(spec.name), fill, unfinished)
-        found.append(ExportedTable(spec.name, path, rows, spec.width))
+        path, ids = to / table_file_name(spec.name), ids_of(spec.name)
+        write_table_file(path, spec, _origin(manifest), ids, partial(fill, spec.name, ids))
+        found.append(ExportedTable(spec.name, path, ids.size, spec.width))
     return found
-
-
-@contextmanager
-def _placed(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and moves its file to ``path`` at the end, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield unfinished
-        unfinished.replace(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {disk_reason(error)}", code=disk_code(error)
-        ) from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _origin(manifest: Manifest) -> dict[str, Any]:
@@ -162,24 +139,3 @@ def _origin(manifest: Manifest) -> dict[str, Any]:
         "checkpoint": manifest.name,
         "global_step": manifest.global_step,
     }
-
-
-def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path) -> int:
-    tensors = [
-        Placed("ids", "int64", ids.shape),
-        Placed("rows", "float32", (ids.size, spec.width)),
-    ]
-    head = header_bytes({"table": spec.to_json(), **_origin(manifest)}, tensors)
-    with path.open("w+b") as file:
-        file.write(head)
-        file.write(ids.data)
-        # Allocated at once, so that a full disk fails here and not in a mapped page.
-        os.posix_fallocate(file.fileno(), 0, len(head) + sum(t.nbytes for t in tensors))
-        file.flush()
-        if ids.size:
-            at = len(head) + tensors[0].nbytes
-            into = np.memmap(file, np.float32, "r+", at, (ids.size, spec.width))
-            fill(spec.name, ids, into)
-            into.flush()
-        os.fsync(file.fileno())
-    return ids.size

@@ -8,11 +8,12 @@ import keras
 import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
-from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import STRINGS, Eviction
 from worker.embedding.lookups import Found, HeldRows, LookUpCall, held, present
 from worker.embedding.rows import IdRule, OutOfVocabulary
+from worker.embedding.table_layer import TableLayer
 from worker.embedding.table_options import TableOptions, table_initializer, table_optimizer
+from worker.embedding.trained import find_known
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 
@@ -33,7 +34,7 @@ def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
 
 
 @keras.saving.register_keras_serializable("worker")
-class Embedding(keras.layers.Layer):  # type: ignore[misc]
+class Embedding(TableLayer):
     """Turns ids into rows of a table that only the shards store; the layer has no weights.
 
     Ids are integers or strings, in a dense tensor ``[...]``, a ``tf.RaggedTensor`` or a
@@ -48,8 +49,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     ids must not depend on parameters or rows, and a layer must not be called inside a loop or a
     condition that TensorFlow runs.
 
-    Calling the layer outside of a job is an error. ``coordinator export`` writes models that have
-    the rows: a fixed vocabulary in a ``keras.layers.Embedding``, a growing table in a SavedModel.
+    Calling the layer outside of a job is an error, unless its rows are there: after ``fit`` within
+    a :class:`worker.fit.cluster.Cluster`, ``cluster.fetch(model)`` brings them, and files that the
+    model is saved to have them then. ``coordinator export`` writes models that do without this
+    layer: a fixed vocabulary in a ``keras.layers.Embedding``, a growing table in a SavedModel.
 
     Args:
         width: elements of a row.
@@ -69,6 +72,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         padding: the id, or string, that means no id and is dropped; without a combiner the layer
             masks it for the layers that follow.
         table: the table's name; None takes the layer's. Layers with the same table share it.
+        seed: of the initial values; None takes the job's.
 
     Raises:
         InvalidJob: an argument or the ids are invalid; names which.
@@ -89,32 +93,34 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         out_of_vocabulary: OutOfVocabulary = "error",
         padding: int | str | None = None,
         table: str | None = None,
+        seed: int | None = None,
         **layer: Any,
     ) -> None:
         others = [name for name in _OF_KERAS if layer.pop(name, None)]
         super().__init__(**layer)
         if others:
-            raise self._refused(
+            raise self.refused(
                 f"has {others[0]}, as keras.layers.Embedding has; here say {_OF_KERAS[others[0]]}"
             )
-        self._check_whole("width", width)
-        self._check_whole("vocabulary", vocabulary, none=True)
-        self._check_whole("min_count", min_count)
-        self._check_whole("max_rows", max_rows, none=True)
-        self._check_choice("combiner", combiner, (*get_args(Combiner), None))
-        self._check_choice("evict", evict, (*get_args(Eviction), None))
-        self._check_choice("keep_evicted", keep_evicted, (False, True))
-        self._check_choice("out_of_vocabulary", out_of_vocabulary, get_args(OutOfVocabulary))
+        self.check_whole("width", width)
+        self.check_whole("vocabulary", vocabulary, none=True)
+        self.check_whole("min_count", min_count)
+        self.check_whole("max_rows", max_rows, none=True)
+        self.check_whole("seed", seed, none=True, least=0)
+        self.check_choice("combiner", combiner, (*get_args(Combiner), None))
+        self.check_choice("evict", evict, (*get_args(Eviction), None))
+        self.check_choice("keep_evicted", keep_evicted, (False, True))
+        self.check_choice("out_of_vocabulary", out_of_vocabulary, get_args(OutOfVocabulary))
         if evict is not None and max_rows is None:
-            raise self._refused(f"has evict={evict!r}, but no max_rows; nothing would be evicted")
+            raise self.refused(f"has evict={evict!r}, but no max_rows; nothing would be evicted")
         if keep_evicted and evict is None:
-            raise self._refused("has keep_evicted, but no evict; nothing would be evicted")
+            raise self.refused("has keep_evicted, but no evict; nothing would be evicted")
         if out_of_vocabulary != "error" and vocabulary is None:
-            raise self._refused(
+            raise self.refused(
                 f"has out_of_vocabulary={out_of_vocabulary!r}, but no vocabulary; every id is in it"
             )
         if isinstance(padding, bool) or not isinstance(padding, int | str | None):
-            raise self._refused(f"has padding={padding!r}; expected an id or a string")
+            raise self.refused(f"has padding={padding!r}; expected an id or a string")
         self.width = width
         self.vocabulary = vocabulary
         self.combiner = combiner
@@ -130,6 +136,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             max_rows=max_rows,
             eviction=evict,
             keep_evicted=keep_evicted,
+            seed=seed,
             layer=self.name,
         )
         self.supports_masking = padding is not None and combiner is None
@@ -141,8 +148,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self._rows = None if self._held is None else self._held.rows
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any, training: Any = None) -> Any:
         """Returns the rows of ``inputs``; see the class."""
+        if training:
+            self.check_trains()
         if isinstance(inputs, tf.RaggedTensor):
             return self._ragged(inputs)
         if isinstance(inputs, tf.SparseTensor):
@@ -197,6 +206,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             "out_of_vocabulary": self.out_of_vocabulary,
             "padding": self.padding,
             "table": options.name,
+            "seed": options.seed,
         }
 
     @classmethod
@@ -211,14 +221,14 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if self.combiner is None:
             return inputs.with_flat_values(tf.cast(found[0], self.compute_dtype))
         if inputs.ragged_rank != 1 or inputs.flat_values.shape.rank != 1:
-            raise self._refused(
+            raise self.refused(
                 f"was given ragged ids of shape {inputs.shape}; expected [batch, None] to combine"
             )
         return self._segments(found, inputs.value_rowids(), inputs.nrows(), inputs.shape[0])
 
     def _sparse(self, inputs: tf.SparseTensor) -> Any:
         if self.combiner is None or inputs.shape.rank != 2:
-            raise self._refused(
+            raise self.refused(
                 f"was given sparse ids of shape {inputs.shape}; expected [batch, n] and a combiner"
             )
         found, batch = self._find(inputs.values), inputs.dense_shape[0]
@@ -256,23 +266,23 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
                 ids = tf.where(inputs == str(padding), tf.constant(-1, tf.int64), ids)
                 padding = -1
         elif isinstance(padding, str):
-            raise self._refused(f"has padding={padding!r}, but was given numbers; give the id")
+            raise self.refused(f"has padding={padding!r}, but was given numbers; give the id")
         else:
             ids = tf.cast(inputs, tf.int64)
         rule = IdRule(self.name, self.out_of_vocabulary, padding, inputs.dtype == tf.string)
+        asked = LookUpCall(self.options, rule, ids)
         source = self._held or present()
-        if source is None:
-            raise self._refused(
-                f"has no rows here: those of table {self.options.name!r} live on the shards of a "
-                "running job; `coordinator export` writes a model that has them"
-            )
-        return source.find(LookUpCall(self.options, rule, ids))
+        if source is not None:
+            return source.find(asked)
+        # Before anything is traced, for an error in plain words.
+        self.known()
+        return find_known(self.known, asked)
 
     def _check_dtype(self, dtype: str) -> None:
         # Not in an exported model: Keras traces subclassed models with floats for any inputs, and
         # its own layer casts these too.
         if self._rows is None and dtype != "string" and not dtype.startswith(("int", "uint")):
-            raise self._refused(
+            raise self.refused(
                 f"was given ids of dtype {dtype}; expected integers or strings: let the model, a "
                 "Sequential one too, begin with keras.Input(shape, dtype='int64'), or cast them "
                 "before anything makes them floats, which are not exact above 2^24"
@@ -280,19 +290,4 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _check_rank(self, rank: int | None) -> None:
         if self.combiner is not None and not rank:
-            raise self._refused("was given a scalar; there is nothing to combine")
-
-    def _check_whole(self, what: str, value: Any, *, none: bool = False) -> None:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not whole and not (none and value is None):
-            raise self._refused(f"has {what} {value!r}; expected a whole number of at least 1")
-
-    def _check_choice(self, what: str, value: Any, choices: tuple[Any, ...]) -> None:
-        if value not in choices:
-            raise self._refused(f"has {what} {value!r}; expected {' or '.join(map(repr, choices))}")
-
-    def _refused(self, why: str) -> InvalidJob:
-        error = InvalidJob(f"layer {self.name!r} {why}")
-        # Keras adds its own text to a message without this mark.
-        error._keras_call_info_injected = True  # type: ignore[attr-defined]
-        return error
+            raise self.refused("was given a scalar; there is nothing to combine")

@@ -169,6 +169,13 @@ def holding(
         held.tables, held.grown, held.held = None, {}, []
 
 
+class GivenRows(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
+    """Rows of a checkpoint. A file with the rest of the model has neither them nor this layer."""
+
+    def load_own_variables(self, _store: Any) -> None:
+        """Keeps the rows."""
+
+
 class HeldRows:
     """Returns rows that a layer holds itself, in a model for export. Only within :func:`holding`.
 
@@ -186,9 +193,7 @@ class HeldRows:
         if table.vocabulary is None:
             ids = np.append(held.grown[table.name], np.iinfo(np.int64).max)
             self._ids = tf.constant(ids, tf.int64)
-        self.rows = keras.layers.Embedding(
-            len(values), table.width, name=table.layer, dtype="float32"
-        )
+        self.rows = GivenRows(len(values), table.width, name=table.layer, dtype="float32")
         self.rows.build((None,))
         self.rows.set_weights([values])
         held.held.append((self.rows, table.name))

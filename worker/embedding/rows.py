@@ -160,7 +160,7 @@ def _joined(table: TableSpec, rules: Sequence[IdRule], found: Sequence[Ids]) -> 
     row."""
     flat, kept = [], []
     for rule, given in zip(rules, found, strict=True):
-        each, counts = _checked(table, rule, given.reshape(-1), given.shape)
+        each, counts = checked_ids(table, rule, given.reshape(-1), given.shape)
         flat.append(each)
         kept.append(counts)
     if len(flat) == 1:
@@ -206,7 +206,9 @@ def _by_shard(unique: Ids, by: ByRow, shards: int) -> tuple[Ids, ByRow, tuple[in
     return unique[rows], ByRow(by.order[moved], starts), (0, *np.cumsum(sizes).tolist())
 
 
-def _checked(table: TableSpec, rule: IdRule, ids: Ids, shape: tuple[int, ...]) -> tuple[Ids, Kept]:
+def checked_ids(
+    table: TableSpec, rule: IdRule, ids: Ids, shape: tuple[int, ...]
+) -> tuple[Ids, Kept]:
     """Checks flat ``ids`` against the vocabulary; also returns which have a row. ``shape`` is that
     of the layer's ids."""
     kept = None if rule.padding is None else ids != rule.padding

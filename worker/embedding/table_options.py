@@ -27,7 +27,8 @@ class TableOptions:
     """One table, as a layer describes it; see :class:`worker.embedding.embedding.Embedding`.
 
     ``initializer`` is that of :class:`psrpc.core.tables.TableSpec`; ``optimizer`` is serialized,
-    None takes the job's. ``layer`` is the name of the describing layer, for messages.
+    None takes the job's, as of ``seed``. ``layer`` is the name of the describing layer, for
+    messages.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TableOptions:
     max_rows: int | None
     eviction: Eviction | None
     keep_evicted: bool
+    seed: int | None
     layer: str = field(compare=False)
 
     def rows_of(
@@ -75,6 +77,7 @@ class TableOptions:
 
         Args:
             optimizer: the job's, serialized.
+            seed: the job's.
 
         Raises:
             InvalidJob: the chosen optimizer cannot update rows.
@@ -86,7 +89,7 @@ class TableOptions:
             vocabulary=self.vocabulary,
             initializer=dict(self.initializer),
             optimizer={"class_name": chosen["class_name"], "config": dict(chosen["config"])},
-            seed=seed,
+            seed=seed if self.seed is None else self.seed,
             min_count=self.min_count,
             max_rows=self.max_rows,
             eviction=self.eviction,

@@ -31,7 +31,7 @@ class Binding:
 
     def __init__(self, model: keras.Model, plan: Plan) -> None:
         self.optimizer = inner(model.optimizer)
-        self.whole = make_plan(plan.variables, 1, plan.placement)
+        self.whole = make_plan(plan.variables, 1, plan.placement, plan.tables)
         named = _named(model, plan)
         self.variables: dict[Key, Any] = {
             ("", spec.name): named[spec.name] for spec in plan.variables if spec.size
@@ -108,7 +108,7 @@ def _named(model: keras.Model, plan: Plan) -> dict[str, Any]:
     Raises:
         InvalidJob: the variables are others; names the first.
     """
-    if not model.built or not model.weights:
+    if not model.built or not (model.weights or plan.tables):
         raise InvalidJob(
             f"model {model.name!r} has no variables yet; call it on a batch, or give it an Input"
         )

@@ -14,6 +14,7 @@ import keras
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
+from worker.embedding.model_tables import fetch_tables
 from worker.fit.attendant import Attendant
 from worker.fit.interception import calls_sent
 from worker.fit.prepare import (
@@ -223,6 +224,13 @@ class Cluster:
         check_predict_model(model)
         return self._divided.predict(model, *given)
 
+    def fetch(self, model: keras.Model) -> None:
+        """Reads the rows of all tables of a trained ``model`` into it, for ``save`` and for calls
+        outside of the cluster. May be called after the with block. Raises InvalidJob if the model
+        has no :class:`pserver.Embedding` or an untrained one, CheckpointError if the run is gone.
+        """
+        fetch_tables(model)
+
     @property
     def _is_busy(self) -> bool:
         """Whether the host runs a job, which a callback must not wait for."""
@@ -254,7 +262,7 @@ class Cluster:
                 attendant.stop()
             attendant.close()
             up.end()
-            call.remove_data()
+            call.end()
 
     def _arguments(self, run_dir: Path, replicas: int) -> list[str]:
         """Returns the command line of ``coordinator up``."""

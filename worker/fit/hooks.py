@@ -1,11 +1,19 @@
-"""Tells the callbacks that look at the model, and when they do."""
+"""Tells the callbacks that look at the model, when they do, and whose tables they see."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+
+from psrpc.checkpoint.manifest import read_manifest
+from psrpc.core.errors import InvalidJob
+from worker.embedding.model_tables import place_tables, table_layers
+from worker.embedding.row_copies import link_checkpoint
 
 BATCH_HOOKS = (
     "on_train_batch_begin",
@@ -54,3 +62,65 @@ def earliest_epoch(model: keras.Model, initial_epoch: int, callbacks: Sequence[A
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         return 0
     return min(initial_epoch, model._initial_epoch or initial_epoch)
+
+
+def check_saves_tables(model: keras.Model, callbacks: Sequence[Any]) -> None:
+    """Refuses a callback that would save a model without the rows of its tables. Raises
+    InvalidJob."""
+    tables = table_layers(model)
+    for each in callbacks if tables else ():
+        if isinstance(each, keras.callbacks.OrbaxCheckpoint):
+            raise InvalidJob(
+                f"callback {type(each).__name__} saves variables alone, and the rows of layer "
+                f"{tables[0].name!r}, a pserver.Embedding, are none; use ModelCheckpoint or "
+                "BackupAndRestore, which save them",
+                code="PS108",
+            )
+
+
+class BestTables:
+    """The rows of the epochs whose weights ``EarlyStopping(restore_best_weights=True)`` keeps."""
+
+    def __init__(self, model: keras.Model, callbacks: Sequence[Any], folder: Path) -> None:
+        """``folder`` is for checkpoints with these rows; it need not be there."""
+        self._model = model
+        self._folder = folder
+        self._kept: list[tuple[Any, Any, Path]] = []
+        """Callbacks, the weights that they keep, and the checkpoint with the rows."""
+        if table_layers(model):
+            self._kept = [
+                (each, None, folder / str(number))
+                for number, each in enumerate(callbacks)
+                if isinstance(each, keras.callbacks.EarlyStopping) and each.restore_best_weights
+            ]
+
+    def keep(self, checkpoint: Path) -> None:
+        """Keeps the rows of ``checkpoint``, at the end of its epoch, if a callback has kept the
+        weights. Raises CheckpointError."""
+        for number, (callback, weights, before) in enumerate(self._kept):
+            if callback.best_weights is weights:
+                continue
+            to = self._folder / str(number) / checkpoint.name
+            if to != before:
+                link_checkpoint(checkpoint, to)
+                if weights is not None:
+                    shutil.rmtree(before)
+            self._kept[number] = (callback, callback.best_weights, to)
+
+    def restore(self) -> bool:
+        """Gives the model the rows that belong to its weights, if a callback has restored these;
+        returns whether."""
+        for _, weights, kept in self._kept:
+            if weights is not None and _same(weights, self._model.get_weights()):
+                place_tables(self._model, kept, read_manifest(kept).plan.tables)
+                return True
+        return False
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    if len(some) != len(others):
+        return False
+    return all(
+        np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+        for one, other in zip(some, others, strict=True)
+    )

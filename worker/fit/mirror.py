@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,13 @@ from psrpc.checkpoint.shard_file import NDArray, ShardState, shard_file_name, wr
 from psrpc.core.errors import CheckpointError, InvalidJob, disk_code, disk_reason
 from psrpc.core.plan import Plan
 from psrpc.files.storage import DISK
-from worker.embedding.embedding import Embedding
+from worker.embedding.model_tables import (
+    place_tables,
+    table_layers,
+    trained_tables,
+)
+from worker.embedding.row_copies import link_rows, write_rows
+from worker.embedding.trained import TableState, TrainedTable
 from worker.fit.binding import Binding, Key
 from worker.model.loss_scale import inner
 from worker.model.variables import derive
@@ -30,20 +37,23 @@ class Mirror:
 
     A checkpoint holds the model's weights and the state of its optimizer, not the learning rate,
     the states of seed generators (workers derive them from the batch) and the scale of a
-    ``LossScaleOptimizer`` (workers begin each batch with the same): those stay as they are. Not
-    thread-safe.
+    ``LossScaleOptimizer`` (workers begin each batch with the same): those stay as they are. Rows of
+    embedding tables stay in the checkpoint; the layers know where that is. Not thread-safe.
     """
 
     def __init__(self, model: keras.Model) -> None:
         """Takes a compiled model; it has to be built by the first :meth:`load` or :meth:`save`.
 
         Raises:
-            InvalidJob: it is not compiled with an optimizer that shards can run, or one of its
-                layers has its rows on shards.
+            InvalidJob: it is not compiled with an optimizer that shards can run.
         """
         check_mirrored(model)
         self._model = model
         self._bound: Binding | None = None
+        self._tables: dict[str, TrainedTable] = {}
+        """What :meth:`load` has given to the model's layers, by the table's name."""
+        self._earlier: set[bytes] = set()
+        """Digests of the weights of earlier calls of :meth:`load`, where there are tables."""
         self._loaded: list[tuple[Any, NDArray]] = []
         """Each variable with what :meth:`load` has assigned to it."""
 
@@ -69,18 +79,25 @@ class Mirror:
         assign(bound.variables.values(), arrays)
         bound.follow_constants()
         derive(self._model)
+        if bound.whole.tables:
+            self._earlier.add(_digest(bound))
+        self._tables = place_tables(self._model, checkpoint, bound.whole.tables)
 
     def changed(self) -> bool:
         """Whether a variable of the model or a slot of the optimizer differs, bit for bit, from
-        what :meth:`load` has assigned, or the model was compiled anew since."""
+        what :meth:`load` has assigned, a table has other rows, or the model was compiled anew
+        since."""
         if self._bound is None or not self._bound.holds(self._model):
+            return True
+        if self._changed_tables():
             return True
         return not all(_same_bits(view(variable), array) for variable, array in self._loaded)
 
     def save(self, checkpoint: Path, to: Path) -> None:
         """Writes a checkpoint ``to``, a directory that is not there yet in one that is: that of
         ``checkpoint`` with the present values of the model and its optimizer. All else, such as the
-        step and what was applied, is that of ``checkpoint``. Shards restore it as any other.
+        step and what was applied, is that of ``checkpoint``. Shards restore it as any other. Files
+        of rows are hard links, unless a table of the model has other rows than ``checkpoint``.
 
         Raises:
             CheckpointError: ``checkpoint`` cannot be read, or ``to`` not be written.
@@ -96,7 +113,51 @@ class Mirror:
             for key, elements, part in _parts(plan, shard, state):
                 if key in values:
                     np.copyto(part, values[key][elements], casting="unsafe")
-        _write(manifest, states, to)
+        tables: dict[str, TableState] = {}
+        if self._changed_tables():
+            changed = trained_tables(self._model)
+            here = {spec.name: TrainedTable(spec, checkpoint) for spec in plan.tables}
+            tables = {name: changed.get(name, table).read() for name, table in here.items()}
+        go_on = bool(int(bound.optimizer.iterations))
+
+        def rows(file: ManifestFile, folder: Path) -> ManifestFile:
+            if tables:
+                return write_rows(checkpoint, manifest, file, tables, folder, keep_slots=go_on)
+            link_rows(checkpoint, file, folder)
+            return file
+
+        _write(manifest, states, rows, to)
+
+    def check_not_set_back(self) -> None:
+        """Refuses weights that a callback has kept and set again, while tables have gone on: of
+        another batch than their rows, they would be no state that ever was.
+
+        Raises:
+            InvalidJob: says what to use instead.
+        """
+        if self._bound is None or not self._tables or not self._bound.holds(self._model):
+            return
+        same = all(_same_bits(view(variable), array) for variable, array in self._weights())
+        if not same and not self._changed_tables() and _digest(self._bound) in self._earlier:
+            raise InvalidJob(
+                "a callback has set the model's weights back to those of an earlier batch, which "
+                f"leaves the rows of table {next(iter(self._tables))!r} as they are; use "
+                "EarlyStopping(restore_best_weights=True), or load_weights of a file, which take "
+                "rows along",
+                code="PS108",
+            )
+
+    def _weights(self) -> list[tuple[Any, NDArray]]:
+        assert self._bound is not None
+        return [
+            loaded
+            for (slot, _), loaded in zip(self._bound.variables, self._loaded, strict=True)
+            if not slot
+        ]
+
+    def _changed_tables(self) -> bool:
+        layers = table_layers(self._model)
+        return any(layer.trained is not self._tables.get(layer.options.name) for layer in layers)
 
 
 def check_mirrored(model: keras.Model) -> None:
@@ -107,14 +168,6 @@ def check_mirrored(model: keras.Model) -> None:
             f"model {model.name!r} is not compiled with an optimizer; call compile() first"
         )
     inner(model.optimizer)
-    for layer in model._flatten_layers():
-        if isinstance(layer, Embedding):
-            raise InvalidJob(
-                f"layer {layer.name!r} is a pserver.Embedding, whose rows only shards have; fit on "
-                "a cluster does not bring them back: write a job file, see docs/jobs.md, or use "
-                "keras.layers.Embedding",
-                code="PS108",
-            )
 
 
 def _parts(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[Key, slice, NDArray]]:
@@ -135,13 +188,28 @@ def _parts(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[Key, sli
         yield (name, ""), slice(1), array.reshape(-1)
 
 
+def _digest(bound: Binding) -> bytes:
+    """Returns a digest of the weights of now."""
+    found = hashlib.blake2b()
+    for (slot, _), variable in bound.variables.items():
+        if not slot:
+            found.update(view(variable).tobytes())
+    return found.digest()
+
+
 def _same_bits(one: NDArray, other: NDArray) -> bool:
     kind = f"u{one.itemsize}"
     return np.array_equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
 
 
-def _write(manifest: Manifest, states: Sequence[ShardState], to: Path) -> None:
-    """Writes a checkpoint like that of ``manifest``, with other states. Raises CheckpointError."""
+def _write(
+    manifest: Manifest,
+    states: Sequence[ShardState],
+    rows: Callable[[ManifestFile, Path], ManifestFile],
+    to: Path,
+) -> None:
+    """Writes a checkpoint like that of ``manifest``, with other states. ``rows`` writes the rows of
+    a shard into a directory, and returns the shard's entry with them. Raises CheckpointError."""
     if to.exists():
         raise CheckpointError(f"checkpoint {to} is there already")
     temporary = to.with_name(f"{TEMPORARY}{to.name}")
@@ -155,6 +223,9 @@ def _write(manifest: Manifest, states: Sequence[ShardState], to: Path) -> None:
         ) from error
     files = []
     for shard, state in enumerate(states):
+        (file,) = (file for file in manifest.files if file.shard == shard)
+        if manifest.plan.tables:
+            file = rows(file, temporary)
         written = write_shard_file(
             temporary / shard_file_name(shard, manifest.plan.shards),
             manifest.plan,
@@ -164,7 +235,5 @@ def _write(manifest: Manifest, states: Sequence[ShardState], to: Path) -> None:
             generation=manifest.generation,
             global_step=manifest.global_step,
         )
-        files.append(
-            ManifestFile(shard, written.name, written.nbytes, written.sha256, state.version)
-        )
+        files.append(replace(file, name=written.name, nbytes=written.nbytes, sha256=written.sha256))
     commit(temporary, to, replace(manifest, name=to.name, files=tuple(files)))

@@ -17,11 +17,12 @@ import keras
 
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidArgument
+from worker.embedding.model_tables import leave_tables
 from worker.fit.course import Course
-from worker.fit.hooks import PARTS, earliest_epoch, has_batch_hooks
+from worker.fit.hooks import PARTS, check_saves_tables, earliest_epoch, has_batch_hooks
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
-from worker.handover.fitted import write_job_file
+from worker.handover.fitted import write_job_file, write_sample
 from worker.handover.models import hand_over
 from worker.handover.refusals import check_has_labels
 from worker.handover.spec import EVAL, TRAIN, FitSpec, write_spec
@@ -65,8 +66,9 @@ class FitCall:
     base_rate: float
     validation: Validation | None
 
-    def remove_data(self) -> None:
-        """Removes the data from the directory of the run, which keeps all else."""
+    def end(self) -> None:
+        """Ends the call. Its data goes from the directory of the run, which keeps all else."""
+        leave_tables(self.model)
         for name in (TRAIN, EVAL):
             shutil.rmtree(self.run_dir / FOLDER / name, ignore_errors=True)
 
@@ -122,8 +124,10 @@ def prepared(
             steps=steps,
             model=model,
         )
+    check_saves_tables(model, hooks.callbacks)
     with _base_rate(model) as base_rate:
         hand_over(folder, model, sample[0])
+    write_sample(folder, sample)
     replicas = per_step(stored["batch_size"])
     micro = stored["batch_size"] // replicas
     spec = FitSpec(

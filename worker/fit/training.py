@@ -11,8 +11,9 @@ import keras
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import HISTORY
+from worker.embedding.model_tables import serve_callbacks, trained_tables
 from worker.fit.attendant import Attendant, HeldJob
-from worker.fit.hooks import looking
+from worker.fit.hooks import BestTables, looking
 from worker.fit.mirror import Mirror
 from worker.fit.prepare import FitCall
 from worker.fit.progress import EpochProgress
@@ -36,6 +37,7 @@ class Fitting:
         self._base_rate = call.base_rate
         self._validation = call.validation
         self._mirror = Mirror(call.model)
+        self._best = BestTables(call.model, call.hooks.callbacks, call.run_dir / "best")
         self._hold: HeldJob | None = None
         self._unsummed: Collection[str] = ()
 
@@ -49,9 +51,10 @@ class Fitting:
         model.stop_training = False
         self._hold = self._attendant.await_hold(-1)
         self._unsummed = unsummed_metrics(self._run_dir)
-        if not int(model.optimizer.iterations):
+        if not int(model.optimizer.iterations) and not trained_tables(model):
             # The job has begun with the same: nothing goes back unless a callback changes it.
             self._mirror.load(self._hold.checkpoint)
+        serve_callbacks(model)
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
         self._course = self._course.begun_at(model._initial_epoch)
@@ -59,6 +62,8 @@ class Fitting:
         if self._course.epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         self._callbacks.on_train_end(logs=logs)
+        if not self._best.restore():
+            self._mirror.check_not_set_back()
 
     def finish(self) -> bool:
         """Lets a job whose batches are all done end by itself; returns whether they are."""
@@ -93,6 +98,8 @@ class Fitting:
             self._callbacks.on_epoch_begin(epoch)
             logs = self._epoch(epoch)
             self._callbacks.on_epoch_end(epoch, logs)
+            if self._hold is not None:
+                self._best.keep(self._hold.checkpoint)
             if self._model.stop_training:
                 break
         return logs
@@ -169,6 +176,8 @@ class Fitting:
         assert self._hold is not None
         begun = hold = self._hold
         changed = self._mirror.changed()
+        if changed:
+            self._mirror.check_not_set_back()
         while not hold.over and hold.at < until:
             restore = ""
             if changed and hold.checkpoint == begun.checkpoint:

@@ -20,6 +20,7 @@ from psrpc.core.names import JOB
 from psrpc.files.storage import DISK, read_json
 from worker.data.ragged import as_tensor
 from worker.data.source import map_arrays
+from worker.embedding.lookups import NoRows, look_up
 from worker.model.build import layer_metrics, loss_trackers
 
 
@@ -67,8 +68,9 @@ def build_as_fit(model: keras.Model, batch: tuple[object, ...]) -> None:
     Args:
         batch: some records: inputs, labels and maybe sample weights, as arrays or tensors.
     """
-    # Keras knows no type of an array of strings.
-    model._symbolic_build(data_batch=map_arrays(as_tensor, batch))
+    with look_up(NoRows()):
+        # Keras knows no type of an array of strings.
+        model._symbolic_build(data_batch=map_arrays(as_tensor, batch))
 
 
 def merged_metrics(

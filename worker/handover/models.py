@@ -18,7 +18,8 @@ from pserver.updates.allowlist import weight_decay_exclusions
 from psrpc.core.errors import InvalidJob
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import map_arrays
-from worker.embedding.lookups import NoRows, look_up
+from worker.embedding.lookups import GivenRows, NoRows, look_up
+from worker.embedding.trained import rows_left_out
 from worker.handover.construction import Maker, has_no_config, with_state
 from worker.handover.custom import check_functions, named_apart, user_objects
 from worker.model.inputs import first_call
@@ -72,6 +73,7 @@ def hand_over(
     folder: Path, model: keras.Model, sample: Any = None, arguments: Collection[str] = _COMPILED
 ) -> None:
     """Writes a model, so that :func:`take_over` in another process makes one that trains alike.
+    Leaves the rows of embedding tables out.
 
     Args:
         folder: a folder that exists, without another model.
@@ -162,9 +164,14 @@ def take_over(folder: Path) -> keras.Model:
     }
     model = keras.saving.load_model(folder / MODEL, makers, compile=False, safe_mode=False)
     layers = model._flatten_layers()
+    # Of an export, which has given the model rows.
+    rows = [layer for layer in layers if isinstance(layer, GivenRows)]
+    given = {id(variable) for layer in rows for variable in layer.weights}
+    layers = [layer for layer in layers if layer not in rows]
+    weights = [variable for variable in model.weights if id(variable) not in given]
     for name, there, here in (
         ("layers", len(handover.trainable), len(layers)),
-        ("weights", len(handover.weights), len(model.weights)),
+        ("weights", len(handover.weights), len(weights)),
     ):
         if there != here:
             raise InvalidJob(
@@ -176,14 +183,15 @@ def take_over(folder: Path) -> keras.Model:
         # Layers come before their parts, which an assignment changes too.
         if layer.trainable != trainable:
             layer.trainable = trainable
-    for variable, (path, trainable) in zip(model.weights, handover.weights, strict=True):
+    for variable, (path, trainable) in zip(weights, handover.weights, strict=True):
         variable._path = path
         if variable.trainable != trainable:
             variable.trainable = trainable
     compiled = {name: _unpacked(value, classes) for name, value in handover.compiled.items()}
     optimizer = compiled.pop("optimizer", None)
     if handover.undecayed:
-        variables = [model.trainable_variables[place] for place in handover.undecayed]
+        trained = [variable for variable in weights if variable.trainable]
+        variables = [trained[place] for place in handover.undecayed]
         inner(optimizer).exclude_from_weight_decay(var_list=variables)
     if handover.compiled:
         model.compile(optimizer, **compiled)
@@ -246,7 +254,8 @@ def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
     optimizer = attributes.pop("optimizer", None)
     attributes["compiled"] = False
     try:
-        with with_state(model._flatten_layers(), held), _writing(f"model {model.name!r}"):
+        layers = model._flatten_layers()
+        with rows_left_out(), with_state(layers, held), _writing(f"model {model.name!r}"):
             keras.saving.save_model(model, path, overwrite=True)
     finally:
         attributes.update(compiled=compiled, optimizer=optimizer)

@@ -9,7 +9,7 @@ import keras
 from pserver.updates.allowlist import check_optimizer
 from psrpc.core.errors import InvalidData, InvalidJob
 from worker.data.source import Batch, arrays_of
-from worker.embedding.embedding import Embedding
+from worker.embedding.model_tables import check_trained
 from worker.embedding.table_options import plain_json
 from worker.model.compiled import check_supported, overrides_loss
 from worker.model.loss_scale import inner
@@ -53,7 +53,6 @@ def check_fit_model(model: keras.Model) -> None:
         )
     _check_not_overridden(model, _NOT_CALLED)
     check_supported(model)
-    _check_layers(model)
     check_optimizer(plain_json(keras.optimizers.serialize(inner(model.optimizer))))
 
 
@@ -85,13 +84,13 @@ def check_evaluate_model(model: keras.Model) -> None:
             f"model {model.name!r} is not compiled; call model.compile(loss=...) before evaluate"
         )
     _check_not_overridden(model, _NOT_EVALUATED)
-    _check_layers(model)
+    check_trained(model, "evaluate")
 
 
 def check_predict_model(model: keras.Model) -> None:
-    """Refuses what is no model, or has rows on shards. Raises as :func:`check_fit_model`."""
+    """Refuses what is no model, or has tables without rows. Raises as :func:`check_fit_model`."""
     _check_is_model(model, "predict")
-    _check_layers(model)
+    check_trained(model, "predict")
 
 
 def _check_is_model(model: object, method: str) -> None:
@@ -105,15 +104,5 @@ def _check_not_overridden(model: keras.Model, names: Mapping[str, str]) -> None:
         if getattr(kind, name) is not getattr(keras.Model, name):
             raise InvalidJob(
                 f"{kind.__name__} overrides {name}(), which workers do not call; {instead}",
-                code="PS108",
-            )
-
-
-def _check_layers(model: keras.Model) -> None:
-    for layer in model._flatten_layers():
-        if isinstance(layer, Embedding):
-            raise InvalidJob(
-                f"layer {layer.name!r} is a pserver.Embedding, whose rows only a job has; write a "
-                "job file (docs/jobs.md), or take keras.layers.Embedding",
                 code="PS108",
             )

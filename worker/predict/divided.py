@@ -17,6 +17,8 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from psrpc.core.errors import JobFailed
 from worker.data.source import Batch, arrays_of, map_arrays
+from worker.embedding.lookups import NoRows, look_up
+from worker.embedding.model_tables import write_tables
 from worker.handover.models import MEASURES, hand_over
 from worker.job.loader import user_code
 from worker.model.metrics import PART, is_kerass_own, not_summable, parts
@@ -27,7 +29,7 @@ from worker.predict.results import (
     result_is_there,
 )
 from worker.predict.shares import as_keras
-from worker.predict.spec import DATA, PartsSpec, What, share, write_parts_spec
+from worker.predict.spec import DATA, TABLES, PartsSpec, What, share, write_parts_spec
 from worker.stored.arguments import FitData, prediction_data
 from worker.stored.stored_data import open_stored, store
 
@@ -158,6 +160,7 @@ class Divided:
             records = min(2 * PART if what == "evaluate" else 2, stored["records"])
             sample = open_stored(folder / DATA, stored).read_range(0, records)
             hand_over(folder, model, sample[0], MEASURES if what == "evaluate" else ())
+            write_tables(folder / TABLES, model)
             count = min(self._workers, stored["steps"])
             if what == "evaluate" and not _adds_up(model, sample):
                 count = 1
@@ -233,7 +236,7 @@ def _adds_up(model: keras.Model, sample: tuple[Any, ...]) -> bool:
     whether their states for some batches add up to those for all."""
     records = len(next(arrays_of(sample)))
     batches = [_rows(sample, at, at + PART) for at in range(0, records, PART)]
-    with user_code("evaluate()"):
+    with user_code("evaluate()"), look_up(NoRows()):
         model.test_step(as_keras(batches[0]))
         model.reset_metrics()
         tried = parts(model.metrics)

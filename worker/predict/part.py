@@ -45,11 +45,13 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     import keras
     import tensorflow as tf
 
+    from worker.embedding.lookups import look_up
+    from worker.embedding.model_tables import MappedTables
     from worker.handover.models import take_over
     from worker.job.loader import user_code
     from worker.predict.results import metric_states, save_result
     from worker.predict.shares import Share
-    from worker.predict.spec import DATA, read_parts_spec, share
+    from worker.predict.spec import DATA, TABLES, read_parts_spec, share
     from worker.runtime.devices import configure_devices
     from worker.stored.stored_data import open_stored
 
@@ -66,7 +68,8 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     batches = share(spec.data["steps"], index, count)
     source = open_stored(folder / DATA, spec.data)
     data = Share(source, batches, spec.data["batch_size"], spec.data["records"])
-    with user_code(f"{spec.what}()"):
+    tables = MappedTables(folder / TABLES)
+    with user_code(f"{spec.what}()"), look_up(tables):
         if spec.what == "predict":
             # By name: an override has run in the caller.
             result = keras.Model.predict(model, data, verbose=0)

@@ -12,6 +12,9 @@ from typing import Any, Literal
 DATA = "data"
 """Directory of the data, beside it."""
 
+TABLES = "tables"
+"""Directory of the rows of embedding tables; none without tables."""
+
 _FILE = "parts.json"
 
 What = Literal["evaluate", "predict"]

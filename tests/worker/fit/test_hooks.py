@@ -8,7 +8,17 @@ from typing import Any
 import keras
 import pytest
 
-from worker.fit.hooks import earliest_epoch, has_batch_hooks, looking
+from psrpc.core.errors import InvalidJob
+from tests.psrpc.rows import chain, plan_of
+from worker import Embedding
+from worker.embedding.model_tables import place_tables, trained_tables
+from worker.fit.hooks import (
+    BestTables,
+    check_saves_tables,
+    earliest_epoch,
+    has_batch_hooks,
+    looking,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +66,47 @@ def test_a_job_has_the_epochs_that_a_callback_may_go_back_to(tmp_path: Path) -> 
     # Keras begins every later fit of the model there.
     model._initial_epoch = 2
     assert earliest_epoch(model, 3, []) == 2
+
+
+class Orbax(kept.OrbaxCheckpoint):  # type: ignore[misc, name-defined]
+    """Made without the package that Keras asks for."""
+
+    def __init__(self) -> None:
+        kept.Callback.__init__(self)
+
+
+def with_table() -> keras.Model:
+    ids = keras.Input((), dtype="int64")
+    return keras.Model(ids, keras.layers.Dense(1)(Embedding(3, name="user")(ids)))
+
+
+def test_a_callback_that_saves_no_rows_is_refused() -> None:
+    with pytest.raises(InvalidJob, match=r"Orbax saves variables alone, .* layer 'user'"):
+        check_saves_tables(with_table(), [kept.History(), Orbax()])
+    check_saves_tables(with_table(), [kept.ModelCheckpoint("a.keras")])
+    check_saves_tables(keras.Sequential([keras.layers.Dense(1)]), [Orbax()])
+
+
+def test_rows_of_the_best_epoch_are_kept_and_restored(tmp_path: Path) -> None:
+    checkpoints, _ = chain(tmp_path, plan_of(1))
+    model = with_table()
+    stop = kept.EarlyStopping("loss", restore_best_weights=True)
+    stop.set_model(model)
+    best = BestTables(model, [kept.EarlyStopping(), stop], tmp_path / "best")
+    stop.on_train_begin()
+    weights = model.get_weights()
+    for loss, checkpoint in zip((2.0, 1.0, 3.0), checkpoints, strict=True):
+        place_tables(model, checkpoint, plan_of(1).tables)
+        model.set_weights([each + loss for each in weights])
+        stop.on_epoch_end(int(loss), {"loss": loss})
+        best.keep(checkpoint)
+    assert not best.restore()
+    stop.on_train_end()
+    assert best.restore()
+    (table,) = trained_tables(model).values()
+    # Only that is left of those that were kept.
+    assert [table.checkpoint] == list(tmp_path.glob("best/0/*"))
+    assert table.checkpoint is not None
+    assert table.checkpoint.name == checkpoints[1].name
+    for path in checkpoints[1].iterdir():
+        assert (table.checkpoint / path.name).samefile(path)

@@ -20,7 +20,6 @@ from psrpc.core.plan import MEAN_SQUARE
 from tests.pserver.engine_cases import Shards, gradients, serialized
 from tests.pserver.updates.test_engine_equality import CUT, IN_NUMPY_TOO, NAMED, WHOLE
 from tests.psrpc.builders import write_and_commit
-from worker import Embedding
 from worker.fit.mirror import Mirror
 from worker.model.loss_scale import inner
 from worker.model.variables import model_variables
@@ -411,14 +410,10 @@ def test_another_optimizer_is_refused(tmp_path: Path, theirs: str, mine: str, sa
         Mirror(model).save(checkpoint, checkpoint.with_name("copy"))
 
 
-def test_models_that_no_checkpoint_can_mirror_are_refused() -> None:
+def test_a_model_that_no_checkpoint_can_mirror_is_refused() -> None:
     model = dense()
     with pytest.raises(InvalidJob, match="is not compiled with an optimizer; call compile"):
         Mirror(model)
-    rows = keras.Sequential([keras.Sequential([Embedding(4, name="words")]), layers.Dense(1)])
-    rows.compile("adam", "mse")
-    with pytest.raises(InvalidJob, match=r"layer 'words' is a pserver.Embedding.*docs/jobs.md"):
-        Mirror(rows)
 
 
 def test_a_layer_unfrozen_after_the_optimizer_was_built_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from psrpc.core.errors import InvalidJob
 from worker.embedding.embedding import Embedding
-from worker.handover.refusals import check_fit_model
+from worker.handover.refusals import check_evaluate_model, check_fit_model, check_predict_model
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: compiled(run_eagerly=True), "run_eagerly=True"),
     (lambda: compiled(OwnOptimizer(0.1)), "OwnOptimizer.* cannot be built by the shards"),
     (lambda: compiled(keras.optimizers.SGD(OwnRate())), "schedule OwnRate.* cannot be built"),
-    (with_table, r"is a pserver.Embedding.*write a job file \(docs/jobs.md\)"),
 ]
 
 
@@ -98,7 +97,17 @@ class OwnLoss(keras.Model):  # type: ignore[misc]
         lambda: compiled(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))),
         lambda: compiled(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
         lambda: compiled(model=OwnLoss()),
+        with_table,
     ],
 )
 def test_what_a_job_honours_passes(make: Callable[[], keras.Model]) -> None:
     check_fit_model(make())
+
+
+@pytest.mark.parametrize(
+    ("check", "method"), [(check_evaluate_model, "evaluate"), (check_predict_model, "predict")]
+)
+def test_a_table_without_rows_is_refused(check: Callable[[keras.Model], None], method: str) -> None:
+    says = f"layer 'embedding.*' is a pserver.Embedding that has not been trained.* {method}"
+    with pytest.raises(InvalidJob, match=says):
+        check(with_table())
