@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument, PsError, error_line
 from psrpc.core.policy import MODES
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import leave, quiet_grpc, while_read
 from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser

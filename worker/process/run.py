@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     AccessDenied,
     InvalidArgument,
@@ -26,7 +27,6 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.core.version import SOFTWARE
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED, after_signal
