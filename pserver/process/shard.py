@@ -27,10 +27,10 @@ from psrpc.core.names import TOKEN
 from psrpc.core.plan import Plan
 from psrpc.files.run_paths import LONGEST_TOKEN
 from psrpc.files.storage import cause_of, read_bounded
-from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer, histogram
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation
+from psrpc.options.settings import OFF
 
 _COUNTERS = {
     "pushes_applied": ("applied", "Gradients that were applied."),

@@ -147,7 +147,7 @@ def _check_health(args: argparse.Namespace) -> int:
     import http.client
     import urllib.request
 
-    from psrpc.metrics.address import HEALTH
+    from psrpc.metrics.http_head import HEALTH
     from psrpc.net.channel import format_address, is_loopback, parse_address
     from psrpc.security.https import reader_context
 
