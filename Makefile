@@ -49,9 +49,12 @@ demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
 	@echo 'coordinator is on the PATH after: . .venv/bin/activate'
 
+# On two cores: clusters of tests wait for over a third of their time, for processes and deadlines.
+TEST_PROCESSES ?= 3
+
 # In the order of the files: by default those with few tests come last, and they are the slow ones.
 test: $(INSTALLED)
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not docker and not interop and not browser and not fit and not launchers and not docs and not slow"

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from benchmarks.memory import MB, available_bytes, cluster_bytes
 from benchmarks.steps import Steps, read_steps
@@ -30,6 +31,17 @@ _ARGUMENTS: dict[Transport, tuple[str, ...]] = {
     "tcp": ("--no-shm",),
     "tcp_bf16": ("--no-shm", "--set", "wire_dtype=bfloat16"),
 }
+
+
+def start(arguments: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts ``coordinator``. Tests replace it."""
+    # Job files import this package from the working directory.
+    return subprocess.Popen(
+        [sys.executable, "-m", "coordinator.cli", *arguments],
+        cwd=ROOT,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
 
 
 class RunFailed(Exception):
@@ -67,14 +79,10 @@ class Cluster:
         job = self._job
         if isinstance(job, Dense):
             job = write_job(self._folder / "dense.py", job)
-        command = [sys.executable, "-m", "coordinator.cli", "up", str(job)]
-        command += ["--shards", str(self._shards), "--workers", str(self._workers)]
+        command = ["up", str(job), "--shards", str(self._shards), "--workers", str(self._workers)]
         command += ["--run-dir", str(self.run_dir), "--step-times", "--gpu", "none"]
         with self._output.open("wb") as output:
-            # Job files import this package from the working directory.
-            self._process = subprocess.Popen(
-                [*command, *self._options], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-            )
+            self._process = start([*command, *self._options], output)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -115,8 +123,8 @@ class Cluster:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 # Its children go when it goes.
-                self._process.kill()
-                self._process.wait()
+                self._process.send_signal(signal.SIGKILL)
+                self._process.wait(STOP_S)
 
     @property
     def running(self) -> bool:

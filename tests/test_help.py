@@ -14,7 +14,7 @@ import pytest
 import coordinator.cli.__main__
 import pserver.cli.__main__
 import worker.cli.__main__
-from psrpc.core.version import SOFTWARE
+from psrpc import SOFTWARE
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.scale.calls import AGAIN_S, CallBook, MemberCalls
+from psrpc import SOFTWARE
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import PsError
 from psrpc.core.intervals import IntervalSet
@@ -23,7 +24,6 @@ from psrpc.core.shard_reports import (
     ShardHeartbeat,
     ShardRegistration,
 )
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import incarnation
 from psrpc.security.signatures import GRANT_BYTES, receipts_of
 from psrpc.v1 import coordinator_pb2 as pb

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import JobFailed, PsError, error_line
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import quiet_grpc, while_read
 from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coordinator.client.absence import check_way
-from coordinator.dashboard.options import DEFAULT_PORT
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument, PsError
 from psrpc.options import locate as whereabouts
+from psrpc.options.settings import DASHBOARD_PORT
 
 if TYPE_CHECKING:
     from coordinator.client.client import CoordinatorClient
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whereabouts.add_arguments(parser)
     parser.add_argument(
         "--bind",
-        default=f"127.0.0.1:{DEFAULT_PORT}",
+        default=f"127.0.0.1:{DASHBOARD_PORT}",
         metavar="HOST:PORT",
         help="where browsers find the page; port 0 is any; default: %(default)s",
     )

@@ -14,11 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from psrpc import SOFTWARE
 from psrpc.core.document import anything, mapped
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import JOB
 from psrpc.core.text import HIDDEN, document_without_secrets, is_secret_name, without_secrets
-from psrpc.core.version import SOFTWARE
 from psrpc.files.storage import cause_of, read_json
 from psrpc.options.declaration import run_path
 

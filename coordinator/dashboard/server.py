@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator.dashboard.options import DEFAULT_PORT
 from psrpc.core.errors import InvalidArgument, PortInUse
 from psrpc.net.channel import format_address, parse_address
 from psrpc.ops.logs import get_logger
+from psrpc.options.settings import DASHBOARD_PORT
 
 if TYPE_CHECKING:
     import uvicorn
@@ -92,7 +92,7 @@ class DashboardServer:
 
         from coordinator.dashboard.app import make_app
 
-        host, port = parse_address(self._address, default_port=DEFAULT_PORT)
+        host, port = parse_address(self._address, default_port=DASHBOARD_PORT)
         self._socket = _listen(host, port, self._insecure, self._option, self._instead)
         port = self._socket.getsockname()[1]
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -140,7 +140,7 @@ class DashboardServer:
 def check_address(address: str, insecure: bool) -> None:
     """Checks that the dashboard of a job can be served at HOST:PORT now. Raises as
     :meth:`DashboardServer.start`."""
-    host, port = parse_address(address, default_port=DEFAULT_PORT)
+    host, port = parse_address(address, default_port=DASHBOARD_PORT)
     _listen(host, port, insecure, _OPTION, ELSEWHERE).close()
 
 

@@ -11,6 +11,7 @@ from coordinator.checkpoints.checkpoints import RESERVE_NBYTES
 from coordinator.client.client import CALL_S, CoordinatorClient
 from coordinator.core.wording import whence
 from coordinator.records.run_directory import LEDGER
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
@@ -25,7 +26,6 @@ from psrpc.core.errors import (
     disk_reason,
 )
 from psrpc.core.text import counted
-from psrpc.core.version import SOFTWARE
 from psrpc.net.health import why_unhealthy
 from psrpc.net.reach import Step, reach
 from psrpc.security.credentials import Security

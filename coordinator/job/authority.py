@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.core.run import Run
 from coordinator.core.work import Report
+from psrpc import SOFTWARE
 from psrpc.core.commands import KEY_BYTES, Attempt, Begin, Command, Keys, WorkerClock
 from psrpc.core.errors import JobMismatch
-from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
     DECISION,
     INITIALIZE,

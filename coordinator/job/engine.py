@@ -11,10 +11,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.core.figures import WorkerHeartbeat
+from coordinator.core.figures import Position, WorkerHeartbeat
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
-from coordinator.core.standstill import Position
 from coordinator.core.work import MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority
 from coordinator.job.job_run import JobRun

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from coordinator.launch.options import UpArguments
 from psrpc.core.names import CERTS
-from psrpc.metrics.address import OFF
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
 from psrpc.options import config_tf
 from psrpc.options.config_keys import is_a_setting
+from psrpc.options.settings import OFF
 from psrpc.security.credentials import PLAINTEXT, Security
 
 

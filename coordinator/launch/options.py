@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from coordinator.dashboard.options import add_dashboard_arguments
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.policy import MODES
-from psrpc.metrics.address import TRACE_HELP
 from psrpc.options.config import add_options
 from psrpc.options.declaration import option, run_path
-from psrpc.options.settings import ListenerSecurityOptions
+from psrpc.options.settings import TRACE_HELP, ListenerSecurityOptions
+
+ANYWHERE = "127.0.0.1:0"
+"""A free port of this machine, reachable from this machine alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,4 +90,17 @@ def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, UpArguments)
     parser.set_defaults(**{**vars(UpArguments()), "overrides": []})
-    add_dashboard_arguments(parser)
+    _add_dashboard(parser)
+
+
+def _add_dashboard(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--dashboard",
+        default=ANYWHERE,
+        metavar="HOST:PORT",
+        help="where browsers can look at the job; default: a free port, for this machine alone",
+    )
+    where.add_argument(
+        "--no-dashboard", dest="dashboard", action="store_const", const=None, help="nowhere"
+    )

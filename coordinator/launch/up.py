@@ -17,12 +17,11 @@ from rich.console import Console
 
 from coordinator.certificates.authority import RENEW_BEFORE, certificates_of_run
 from coordinator.certificates.members import member_of_run
-from coordinator.dashboard.options import ANYWHERE
 from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters, reserved_address, with_metrics
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
 from coordinator.launch.fleet import stamp
-from coordinator.launch.options import UpArguments
+from coordinator.launch.options import ANYWHERE, UpArguments
 from coordinator.launch.supervisor import Supervisor
 from coordinator.launch.warm_start import WarmStart
 from coordinator.membership.membership import MAX_ACTIVE

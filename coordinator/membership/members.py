@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
-from coordinator.core.figures import ReportedTransport, WorkerTimes
-from coordinator.core.standstill import Position
+from coordinator.core.figures import Position, ReportedTransport, WorkerTimes
 from coordinator.membership.progress import TotalsMeter
 from psrpc.core.shard_reports import ShardFigures
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.dashboard.options import DEFAULT_PORT as DASHBOARD_PORT
 from psrpc.core.errors import InvalidArgument
-from psrpc.metrics.address import OFF
 from psrpc.net.channel import parse_address
 from psrpc.options.security_options import from_arguments
-from psrpc.options.settings import CoordinatorOptions
+from psrpc.options.settings import DASHBOARD_PORT, OFF, CoordinatorOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 

@@ -41,12 +41,12 @@ from psrpc.core.names import HISTORY
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, unfinished_run
-from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.ops.logs import get_logger
+from psrpc.options.settings import OFF
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()

@@ -15,10 +15,10 @@ from typing import Any
 
 from coordinator.core.description import JobDescription
 from coordinator.core.description_reader import read_description
+from psrpc import SOFTWARE
 from psrpc.core.document import anything, mapped
 from psrpc.core.errors import AlreadyExists, InvalidJob, disk_code
 from psrpc.core.names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN
-from psrpc.core.version import SOFTWARE
 from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import LONGEST_TOKEN, is_running, newest_run
 from psrpc.files.storage import make_private, read_bounded, read_json, replace_text

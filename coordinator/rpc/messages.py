@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 
 from coordinator.core.figures import (
     CAUSES,
+    Phase,
+    Position,
     ReportedTransport,
     WorkerHeartbeat,
     WorkerRegistration,
     WorkerTimes,
 )
 from coordinator.core.run import Run
-from coordinator.core.standstill import Phase, Position
 from coordinator.core.work import (
     EvaluationWork,
     InitializationWork,
@@ -31,11 +32,11 @@ from coordinator.job.authority import Authority
 from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Shard, Worker
 from coordinator.transitions.holding import HoldEnd, JobHold
+from psrpc import SOFTWARE
 from psrpc.core.commands import Attempt, Ended
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.names import check_file_name
 from psrpc.core.text import NAME_CHARS, sanitize
-from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

@@ -25,8 +25,8 @@ from coordinator.training.gauges import (
     staleness_counts,
     version_skew,
 )
+from psrpc import SOFTWARE
 from psrpc.checkpoint.manifest import MANIFEST
-from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 
 UNKNOWN = -1

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from coordinator.core.figures import stands_still
 from coordinator.core.lifecycle import FORMING
-from coordinator.core.standstill import stands_still
 from coordinator.core.wording import duration, shards
 from coordinator.membership.members import Shard, Worker
 from coordinator.training.job_state import JobState

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument, error_line
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED
 from psrpc.ops.process import (
     apply_malloc_settings,

@@ -7,9 +7,8 @@ import socket
 from dataclasses import dataclass, field
 
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument
-from psrpc.metrics.address import OFF
 from psrpc.net.channel import COORDINATOR_PORT, format_address, is_loopback, parse_address
-from psrpc.options.settings import ShardOptions
+from psrpc.options.settings import OFF, ShardOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 
 

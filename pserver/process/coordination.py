@@ -16,6 +16,7 @@ from pserver.engine.engine import ShardEngine
 from pserver.process.commands import obey
 from pserver.process.ending import Ending
 from pserver.process.heartbeats import Heartbeats, replaced
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     AlreadyExists,
     CoordinatorUnreachable,
@@ -29,7 +30,6 @@ from psrpc.core.errors import (
 )
 from psrpc.core.plan import Plan
 from psrpc.core.shard_reports import HeldState, ShardRegistration, SnapshotReport
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer, RetryPolicy
 from psrpc.ops.threads import THREADS, Threads

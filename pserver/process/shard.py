@@ -20,17 +20,17 @@ from pserver.server.server import ShardServer
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
 from pserver.tables.tables import TableFigures
 from pserver.updates.factory import make_engine
+from psrpc import SOFTWARE
 from psrpc.core.encoding import wire_encoding
 from psrpc.core.errors import InvalidJob
 from psrpc.core.names import TOKEN
 from psrpc.core.plan import Plan
-from psrpc.core.version import SOFTWARE
 from psrpc.files.run_paths import LONGEST_TOKEN
 from psrpc.files.storage import cause_of, read_bounded
-from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer, histogram
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation
+from psrpc.options.settings import OFF
 
 _COUNTERS = {
     "pushes_applied": ("applied", "Gradients that were applied."),

@@ -19,11 +19,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from psrpc.core.errors import PortInUse
-from psrpc.metrics.address import HEALTH, OFF
-from psrpc.metrics.http_head import Head, known_host
+from psrpc.metrics.http_head import HEALTH, Head, known_host
 from psrpc.metrics.http_server import BOUNDS, Answer, Bounds, HttpServer
 from psrpc.net.channel import check_metrics_address, format_address, is_loopback, parse_address
 from psrpc.ops.logs import get_logger
+from psrpc.options.settings import OFF
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.https import ServerContext
 from psrpc.security.identity import may_read_metrics

@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+HEALTH = "/healthz"
+"""Path beside ``/metrics`` that returns the process's role without collecting figures."""
+
 _LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}|\*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 

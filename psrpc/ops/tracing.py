@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.version import SOFTWARE
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -2,9 +2,6 @@
 
 One environment and one TOML file serve a whole cluster, so each command must tell another
 command's setting from a misspelt one: all declarations are here. Imports nothing slow.
-
-One environment and one TOML file serve a whole cluster, so each command has to tell a setting of
-another one from one that is misspelt: all declarations stand here. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -15,10 +12,25 @@ from pathlib import Path
 from typing import Literal
 
 from psrpc.core.policy import MODES
-from psrpc.metrics.address import METRICS, TRACE_HELP
 from psrpc.options.declaration import duration_s, factor, fraction, option, positive, run_path
 
 Resumption = Literal["always", "auto", "never"]
+
+OFF = "off"
+"""In place of an address: not at all."""
+
+METRICS = "127.0.0.1:0"
+"""Default of ``--metrics``: every process is observable, only from its own machine, and processes
+on one machine do not collide. A scraper on another machine needs a fixed port."""
+
+TRACE_HELP = (
+    "send OpenTelemetry spans of push, pull, apply and checkpoint to this OTLP endpoint, such as "
+    "http://localhost:4318/v1/traces (default: none)"
+)
+"""Help of ``--trace``."""
+
+DASHBOARD_PORT = 5080
+"""Where ``--dashboard`` names a host without a port."""
 
 _SECURITY = "security"
 

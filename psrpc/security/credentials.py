@@ -21,8 +21,7 @@ from psrpc.security.certificates import Certificates
 from psrpc.security.credential_files import CredentialFiles
 from psrpc.security.identity import Identity, Role
 from psrpc.security.peer_certificate import Peer
-from psrpc.security.revocation import Start, on_thread
-from psrpc.security.revocations_in_force import RevocationsInForce
+from psrpc.security.revocation import RevocationsInForce, Start, on_thread
 
 log = get_logger()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
-from psrpc.core.version import SOFTWARE
+from psrpc import SOFTWARE
 from psrpc.net.channel import bind, make_server
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.signatures import SECRET_BYTES, receipt_of

@@ -17,6 +17,7 @@ from coordinator.records.curves import Curves
 from coordinator.records.store import Store
 from coordinator.records.stored_values import GENERATION, POLICIES, SINCE
 from coordinator.training.streams import Stream
+from psrpc import SOFTWARE
 from psrpc.core.commands import Attempt, Begin, Command, Decision, Ended, Revocation, SnapshotOrder
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.shard_reports import (
@@ -29,7 +30,6 @@ from psrpc.core.shard_reports import (
     ShardRegistration,
     SnapshotReport,
 )
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from tests.coordinator.builders import SHA, QueuedDisk, make_run
 

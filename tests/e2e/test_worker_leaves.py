@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import pytest
 
+from psrpc import SOFTWARE
 from psrpc.core.placement import make_plan
-from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.e2e.cluster import JOBS, Gate, Process
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script

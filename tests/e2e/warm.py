@@ -14,11 +14,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from psrpc.ops.fork_server import (
+    FORK_S,
     FORK_SERVER,
     IMPORT_S,
     MESSAGE_BYTES,
@@ -30,8 +32,9 @@ from psrpc.ops.fork_server import (
     module_of,
     status_in,
 )
-from psrpc.ops.process import child_environment, die_with_parent, module_command
+from psrpc.ops.process import PARENT_PID, child_environment, die_with_parent, module_command
 
+NAME = "tests.e2e.warm"
 SERVER = "worker.cli.fork_server"
 COORDINATOR = ("coordinator.launch.up", "coordinator.process.serve")
 """Modules that commands of the coordinator import, and a fork server does not."""
@@ -144,6 +147,8 @@ def _offers_a_server() -> None:
         os.setpgid(0, 0)
         sys.orig_argv = [__name__, "serve"]
         null = os.open(os.devnull, os.O_WRONLY)
+        # Of the coordinator, if it has one to die with.
+        os.environ.pop(PARENT_PID, None)
         die_with_parent()
         fork_server.run_server(theirs.detach(), null, lambda: None)
     theirs.close()
@@ -151,14 +156,18 @@ def _offers_a_server() -> None:
     os.environ[FORK_SERVER] = str(ours.detach())
 
 
-def _starts_servers_as_forks() -> None:
-    """Makes ``coordinator up`` fork its server from itself, which it does before it has threads."""
+def _starts_as_forks() -> None:
+    """Makes ``coordinator up`` fork its server from itself, which it does before it has threads,
+    and ``coordinator serve`` from that server."""
     from worker.cli.forked import Imported, become, open_handles
 
     fresh: Any = subprocess.Popen
     imported = open_handles()
 
     def start(command: Sequence[str], **options: Any) -> Any:
+        if module_of(command) == "coordinator.cli" and options["pass_fds"]:
+            with suppress(ForkFailed):
+                return _fork_coordinator(command, **options)
         if module_of(command) != SERVER:
             return fresh(command, **options)
         pid = os.fork()
@@ -174,6 +183,19 @@ def _starts_servers_as_forks() -> None:
     subprocess.Popen = start  # type: ignore[assignment, misc]
 
 
+def _fork_coordinator(
+    command: Sequence[str], env: Mapping[str, str], stdout: int, pass_fds: Sequence[int], **_: Any
+) -> ForkedProcess:
+    """Starts a coordinator, which makes its own offer in place of the one that it is given."""
+    environment = {name: value for name, value in env.items() if name != FORK_SERVER}
+    request = ForkRequest(NAME, command, command[3:], environment, os.getcwd())  # noqa: PTH109
+    client = ForkClient(socket.socket(fileno=os.dup(pass_fds[0])))
+    with closing(client), client.ask(request, stdout, stdout) as pending:
+        process = ForkedProcess(pending.wait(FORK_S), command)
+        pending.go()
+        return process
+
+
 if __name__ == "__main__":
     _, module, *arguments = sys.argv
     if module == "serve":
@@ -182,5 +204,5 @@ if __name__ == "__main__":
     if module == "coordinator.cli" and arguments[:1] == ["serve"]:
         _offers_a_server()
     elif module == "coordinator.cli":
-        _starts_servers_as_forks()
+        _starts_as_forks()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

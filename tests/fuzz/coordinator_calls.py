@@ -21,8 +21,8 @@ from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.rpc.servicer import Servicer
+from psrpc import SOFTWARE
 from psrpc.core.errors import PsError
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import coordinator_pb2 as pb

@@ -12,8 +12,8 @@ import pytest
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED
+from psrpc import SOFTWARE
 from psrpc.checkpoint.manifest import MANIFEST
-from psrpc.core.version import SOFTWARE
 from tests.coordinator.builders import description_json, make_run
 from tests.coordinator.fixtures import training
 from tests.mistakes.commands import Said, say

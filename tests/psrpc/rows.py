@@ -46,13 +46,11 @@ class Row:
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Row)
-        return (self.count, self.touched) == (other.count, other.touched) and all(
-            np.array_equal(one, two)
-            for one, two in [
-                (self.values, other.values),
-                *((array, other.slots[name]) for name, array in self.slots.items()),
-            ]
-        )
+        if (self.count, self.touched) != (other.count, other.touched):
+            return False
+        pairs = [(array, other.slots[name]) for name, array in self.slots.items()]
+        # As lists, which takes a fifth of the time for rows as short as these.
+        return all(a.tolist() == b.tolist() for a, b in [(self.values, other.values), *pairs])
 
 
 Contents = list[tuple[dict[int, Row], dict[int, tuple[int, int]]]]

@@ -28,11 +28,11 @@ from pserver.client.requests import GradientPush, Source
 from pserver.process.config import ServeConfig
 from pserver.process.ending import Ending
 from pserver.process.shard import serve
+from psrpc import SOFTWARE
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoded, Gradient, plain
 from psrpc.core.errors import PsError
 from psrpc.core.policy import Policy
-from psrpc.core.version import SOFTWARE
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb

@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from pserver.core.assembly import shard_extents
 from pserver.wire import streams
+from psrpc import SOFTWARE
 from psrpc.core.encoding import plain
-from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import parameter_server_pb2 as shard_pb

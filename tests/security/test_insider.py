@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.encoding import plain
 from psrpc.core.errors import (
     AccessDenied,
@@ -22,7 +23,6 @@ from psrpc.core.errors import (
     InvalidArgument,
     StaleGeneration,
 )
-from psrpc.core.version import SOFTWARE
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import PERMISSIONS, Role
 from psrpc.security.signatures import grant_of, receipt_of

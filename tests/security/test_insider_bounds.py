@@ -22,9 +22,9 @@ from prometheus_client.core import GaugeMetricFamily
 from pserver.core.assembly import shard_extents
 from pserver.wire import messages as wire
 from pserver.wire import streams
+from psrpc import SOFTWARE
 from psrpc.core.encoding import plain
 from psrpc.core.errors import InvalidArgument, PsError
-from psrpc.core.version import SOFTWARE
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import open_channel
 from psrpc.security.credentials import Security

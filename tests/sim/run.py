@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 import structlog
@@ -19,9 +20,6 @@ from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
 from tests.sim.options import Options, draw, with_attendant
 from tests.sim.schedule import Livelock
-
-COLLECT_EVERY = 16
-"""Runs leave about 2 MB of garbage each."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,11 @@ def run_attended(seed: int, show: Callable[[str], None] | None = None) -> Verdic
 
 def run_options(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Verdict:
     """Runs a seed with other options than its own."""
+    _freeze()
     cluster = Cluster(seed, options, show)
     failure, began = "", time.process_time()
     # A run is short, and a tenth of it would go into looking for its garbage.
     gc.disable()
-    # A worker that joins anew looks for garbage, which is among what the run has made.
-    gc.freeze()
     try:
         cluster.run()
     except (Violation, Livelock) as broken:
@@ -79,11 +76,7 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
         digest = cluster.schedule.digest()
         cluster.close()
         set_role("")
-        gc.unfreeze()
         gc.enable()
-        # What was frozen counts as old, and Python looks at old garbage too seldom for many runs.
-        if seed % COLLECT_EVERY == 0:
-            gc.collect()
     return Verdict(
         seed,
         options,
@@ -96,6 +89,14 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
         cluster.counts,
         cluster.network.refused,
     )
+
+
+@cache
+def _freeze() -> None:
+    """Keeps what the process has imported out of searches for garbage: a worker that joins anew
+    searches, and so does Python after each run."""
+    gc.collect()
+    gc.freeze()
 
 
 def silence() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from psrpc import SOFTWARE
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Begin, Release, Revocation, SnapshotOrder
 from psrpc.core.errors import JobFailed, NotReady, PsError, StaleGeneration, Unreachable
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.shard_reports import HeldState, ShardFigures, ShardHeartbeat, ShardRegistration
-from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import GRANT_BYTES, SECRET_BYTES, receipts_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.wire.shard_reports import to_heartbeat, to_ready, to_registration, to_watch

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument, PsError, error_line
 from psrpc.core.policy import MODES
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import leave, quiet_grpc, while_read
 from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser
@@ -147,7 +147,7 @@ def _check_health(args: argparse.Namespace) -> int:
     import http.client
     import urllib.request
 
-    from psrpc.metrics.address import HEALTH
+    from psrpc.metrics.http_head import HEALTH
     from psrpc.net.channel import format_address, is_loopback, parse_address
     from psrpc.security.https import reader_context
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     AccessDenied,
     InvalidArgument,
@@ -26,8 +27,6 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.core.version import SOFTWARE
-from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.ops.logs import get_logger
@@ -35,7 +34,7 @@ from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
 from psrpc.options.job_keys import UserCodeFailed, read_job_file
 from psrpc.options.job_source import first_look
-from psrpc.options.settings import WorkerOptions
+from psrpc.options.settings import OFF, WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.job.loader import LoadedJob, load_job, only_while_loading, user_code

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from psrpc import SOFTWARE
 from psrpc.core.errors import StaleGeneration
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.exit_status import DONE, DRAINED
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.protocol.actions import WorkDone

@@ -26,9 +26,9 @@ from coordinator.certificates.authority import make_certificates
 from coordinator.certificates.members import revoke
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import NotReady
 from psrpc.core.names import CERTS
-from psrpc.core.version import SOFTWARE
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.security.peer_certificate import Peer, peer_of_pem

@@ -17,7 +17,7 @@ from coordinator.process.result import as_status
 from coordinator.process.summary import summarize, write_summary
 from coordinator.records.run_directory import Starting
 from coordinator.rpc.status import Surroundings
-from psrpc.core.version import SOFTWARE
+from psrpc import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import make_run
 from tests.coordinator.fixtures import Job, training

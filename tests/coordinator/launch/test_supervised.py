@@ -24,6 +24,7 @@ from coordinator.process.options import ServeOptions
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     CoordinatorRefuses,
     CoordinatorUnreachable,
@@ -32,7 +33,6 @@ from psrpc.core.errors import (
     JobFailed,
     PsError,
 )
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import description_json

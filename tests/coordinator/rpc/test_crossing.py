@@ -16,8 +16,8 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.membership.membership import LEASE_S
 from coordinator.rpc import heartbeat_bridge as crossing
 from coordinator.rpc.heartbeat_bridge import Crossing, LoopThread, Pulse
+from psrpc import SOFTWARE
 from psrpc.core.errors import DeadlinePassed, NotReady
-from psrpc.core.version import SOFTWARE
 from psrpc.net.health import why_unhealthy
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import SECRET_BYTES

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -16,7 +17,6 @@ from psrpc.core.errors import (
     StaleGeneration,
 )
 from psrpc.core.text import WORDS_CHARS
-from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb

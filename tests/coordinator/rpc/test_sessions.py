@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import AccessDenied, InvalidArgument, StaleGeneration
-from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import read_session, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

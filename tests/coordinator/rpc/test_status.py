@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from coordinator.core.figures import Position
 from coordinator.core.run import Followed
-from coordinator.core.standstill import Position
 from coordinator.core.work import Report
 from coordinator.display.status_page import render_page
 from coordinator.doctor.checks import _routes

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.figures import WorkerHeartbeat
-from coordinator.core.standstill import LEAST_S, Phase, Position, stands_still
+from coordinator.core.figures import LEAST_S, Phase, Position, WorkerHeartbeat, stands_still
 from coordinator.core.work import EvaluationWork, InitializationWork, Wait
 from coordinator.membership.members import Shard as Place
 from coordinator.membership.members import Worker as Member

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from psrpc.core.errors import InvalidArgument, PortInUse
-from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer, histogram
+from psrpc.options.settings import OFF
 
 WAIT_S = 30.0
 
