@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from psrpc.core.errors import PsError, SegmentLost
@@ -104,20 +103,20 @@ class FanOut:
         self._unsent = set(self._shards if report_wait else ())
         with self._standing.waits.on(self.awaited):
             futures = [self._pool.submit(self._one, call, shard) for shard in self._shards[1:]]
-            first: Future[Result] = Future()
+            results: list[Result] = []
+            errors: list[BaseException] = []
             try:
-                first.set_result(self._one(call, 0))
-            except PsError as error:
-                first.set_exception(error)
-            try:
-                calls = (first, *futures)
-                errors = [failed for each in calls if (failed := each.exception())]
+                try:
+                    results.append(self._one(call, 0))
+                except PsError as error:
+                    errors.append(error)
+                errors += [failed for each in futures if (failed := each.exception())]
                 if errors:
                     # Did a signal or the end of the job cut a retry short? If not, an error that
                     # no retry can fix has ended the other calls.
                     self._standing.check()
                     raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
-                return [each.result() for each in calls]
+                return results + [each.result() for each in futures]
             finally:
                 self._standing.hurry(False)
                 if report_wait:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan, aligned_empty
-from worker.data.ragged import Ragged, as_tensor
+from worker.data.ragged import as_tensor
 from worker.data.source import Array, Batch, map_arrays
 
 HOST = "/CPU:0"
@@ -51,14 +51,11 @@ class Device:
         """Converts a batch of arrays to tensors on this device, :class:`Ragged` to ragged tensors.
         Any thread may call it."""
 
-        def place_array(array: Array | Ragged) -> Any:
-            with tf.device(HOST):
-                tensor = as_tensor(array)
-            if self.is_host:
-                return tensor
-            return tf.nest.map_structure(self._copy, tensor, expand_composites=True)
-
-        placed: Batch = map_arrays(place_array, batch)
+        # One scope for all: entering it takes as long as converting a small array.
+        with tf.device(HOST):
+            placed: Batch = map_arrays(as_tensor, batch)
+        if not self.is_host:
+            placed = tf.nest.map_structure(self._copy, placed, expand_composites=True)
         return placed
 
     def _copy(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
@@ -15,6 +16,13 @@ PATIENCE_S = 0.01
 """Seconds that reading waits for :meth:`Feed.waiting` while a batch is ready. A longer step mostly
 runs in TensorFlow, which lets other threads run."""
 
+SHORT_S = 0.001
+"""CPU seconds below which reading a batch costs less than waking the thread that reads it. It also
+bounds the memory of batches that are held because of that: to write some megabytes takes longer."""
+
+SHORT_DEPTH = 8
+"""How many batches are held ready where reading one is that short."""
+
 
 class Feed(Generic[Prepared]):
     """Reads the expected batches, in order, on a thread of its own.
@@ -23,15 +31,30 @@ class Feed(Generic[Prepared]):
     thread says that it waits for something else: both need the interpreter, and a short step would
     spend half of its time on getting it back.
 
+    A thread that wakes finds neither code nor data in the caches of its core, which for a small
+    batch costs several times what reading it does. So where reading is ``short``, once awake it
+    reads on while the consuming thread waits, and then sleeps until less than ``depth`` are ready.
+
     Thread-safe; one lock guards expected and ready batches, and is not held while reading.
     """
 
     def __init__(
-        self, read: Callable[[BatchId], Prepared], depth: int = 2, patience_s: float = PATIENCE_S
+        self,
+        read: Callable[[BatchId], Prepared],
+        depth: int = 2,
+        patience_s: float = PATIENCE_S,
+        short: Callable[[float], bool] = lambda cpu_s: cpu_s < SHORT_S,
     ) -> None:
-        """``read`` prepares a batch for the step; any thread may call it."""
+        """Args:
+        read: prepares a batch for the step; any thread may call it.
+        short: whether reading is short that took this CPU time; with a ``depth`` of 1 none is.
+        """
         self._read = read
         self._depth = depth
+        self._short = short
+        self._going_on = False
+        """Whether to read on up to :data:`SHORT_DEPTH`: the thread is awake, and the consuming
+        thread has been waiting since."""
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._expected: deque[BatchId] = deque()
@@ -74,7 +97,8 @@ class Feed(Generic[Prepared]):
             outcome = self._ready.pop(batch, None)
             if outcome is None and batch in self._expected:
                 self._expected.remove(batch)
-            self._changed.notify_all()
+            if self._has_to_do():
+                self._changed.notify_all()
         if outcome is None:
             return self._read(batch)
         if outcome.error is not None:
@@ -86,7 +110,8 @@ class Feed(Generic[Prepared]):
         disturb it."""
         with self._changed:
             self._waiting = now
-            if now and self._expected:
+            self._going_on = self._going_on and now
+            if now and self._has_to_do():
                 self._changed.notify_all()
 
     def peek(self, batch: BatchId) -> Prepared | None:
@@ -106,16 +131,20 @@ class Feed(Generic[Prepared]):
                 if not self._has_to_do():
                     continue
                 batch = self._reading = self._expected.popleft()
+            began = time.thread_time()
             outcome = _Outcome(self._read, batch)
+            short = self._depth > 1 and self._short(time.thread_time() - began)
             with self._changed:
                 # Otherwise the batch was forgotten during the read.
                 if self._reading is batch:
                     self._ready[batch] = outcome
                     self._reading = None
+                self._going_on = short and self._waiting
                 self._changed.notify_all()
 
     def _has_to_do(self) -> bool:
-        return self._stopped or bool(self._expected and len(self._ready) < self._depth)
+        most = SHORT_DEPTH if self._going_on else self._depth
+        return self._stopped or bool(self._expected and len(self._ready) < most)
 
     def _may_begin(self) -> bool:
         return self._stopped or self._waiting or not self._ready

@@ -6,7 +6,7 @@ import pytest
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
-from worker.step.feed import Feed
+from worker.step.feed import SHORT_DEPTH, Feed
 
 
 def batch(index: int) -> BatchId:
@@ -74,7 +74,7 @@ def test_batches_in_another_order_than_expected_do_not_block() -> None:
 
 def test_with_a_batch_ready_the_next_is_read_while_the_worker_waits() -> None:
     source = Source()
-    with Feed(source, depth=2, patience_s=3600) as feed:
+    with Feed(source, depth=2, patience_s=3600, short=lambda _cpu_s: False) as feed:
         feed.expect(batch(i) for i in range(4))
         source.wait_for(1)
         # Nothing is ready after this, so the next is needed at once; but not the one after it.
@@ -89,6 +89,40 @@ def test_with_a_batch_ready_the_next_is_read_while_the_worker_waits() -> None:
         feed.waiting(True)
         source.wait_for(4)
     assert source.read_by[batch(3)] == "feed"
+
+
+def test_short_batches_are_read_on_while_the_worker_waits() -> None:
+    source = Source()
+    with Feed(source, depth=2, patience_s=3600, short=lambda _cpu_s: True) as feed:
+        feed.waiting(True)
+        feed.expect(batch(i) for i in range(12))
+        source.wait_for(SHORT_DEPTH)
+        assert source.comes_to_rest_at(SHORT_DEPTH)
+        feed.waiting(False)
+        for i in range(SHORT_DEPTH - 2):
+            feed.get(batch(i))
+            feed.waiting(True)
+            # With two ready, the thread is not woken for one more.
+            assert source.reads == SHORT_DEPTH
+            feed.waiting(False)
+        feed.get(batch(SHORT_DEPTH - 2))
+        assert source.reads == SHORT_DEPTH
+        feed.waiting(True)
+        source.wait_for(12)
+
+
+def test_short_batches_are_not_read_on_when_the_worker_goes_on() -> None:
+    source = Source()
+    with Feed(source, depth=2, patience_s=3600, short=lambda _cpu_s: True) as feed:
+        source.gate.clear()
+        feed.waiting(True)
+        feed.expect(batch(i) for i in range(4))
+        source.wait_for(1)
+        feed.waiting(False)
+        source.gate.set()
+        feed.get(batch(0))
+        source.wait_for(2)
+        assert source.comes_to_rest_at(2)
 
 
 def test_a_batch_being_read_is_awaited_and_not_read_twice() -> None:
