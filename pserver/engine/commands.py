@@ -1,11 +1,12 @@
-"""The coordinator's commands to a shard: generations, revocations, decided rounds, snapshots."""
+"""The coordinator's commands to a shard: generations, revocations, decided rounds, snapshots; and
+what the shard reports."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
 
-from pserver.core.counters import Rates
+from pserver.core.counters import Counters, Rates, ShardReport
 from pserver.core.requests import Begun, RestoredState
 from pserver.core.step_clocks import StepClocks
 from pserver.engine.gate import Gate
@@ -141,6 +142,26 @@ class ShardCommands:
         """Applies rounds that were decided ahead and are complete. The caller holds the lock."""
         if self._rounds.advance():
             self._changed.notify_all()
+
+    def report(self, counters: Counters) -> ShardReport:
+        """Returns the shard's present state.
+
+        Without the lock, so the values may be of two moments: a status request must not wait for
+        an update of a gigabyte. Revocations first: the version rises no more after one that ends
+        rounds ahead."""
+        revocations = self._gate.revocations
+        revoked = revocations.number
+        standing = self._held.standing
+        return ShardReport(
+            generation=standing.generation,
+            version=standing.version,
+            initialized=standing.initialized,
+            revoked=revoked if revocations.generation == standing.generation else 0,
+            nbytes=self._plan.shard_nbytes(self._gate.identity.shard),
+            counters=counters.reported(),
+            staged_now=len(self._rounds),
+            waiting_for=self._gate.waiting_for(),
+        )
 
     def await_workers(self, awaited: AwaitedWorkers) -> None:
         """Notes which workers others wait for (ssp)."""

@@ -44,6 +44,8 @@ from psrpc.core.tables import Ids
 from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.tracing import span
 
+_Into = tuple[npt.NDArray[np.float32], ...] | None
+
 
 class ShardEngine:
     """Thread-safe. One lock guards all mutable state, including the update engine.
@@ -176,6 +178,19 @@ class ShardEngine:
             waited = self._steps.after(request, result, timeout_s)
             return waited, self._pulls.newest(request, encoding, rows)
 
+    def push_round(
+        self,
+        request: PushRequest,
+        arrival: Arrival,
+        timeout_s: float,
+        pull: PullRequest,
+        into: _Into,
+    ) -> tuple[PushResult, Values]:
+        """Does :meth:`push` and then :meth:`pull`, at once if this push completes the round."""
+        rows = self._pulls.check(pull, into)
+        result, values = self._push(request, arrival, timeout_s, pull.encoding, rows, after=pull)
+        return result, self.pull(pull, timeout_s, into) if values is None else values
+
     def _push(
         self,
         request: PushRequest,
@@ -184,13 +199,22 @@ class ShardEngine:
         pull: Encoding | None,
         rows: RowsRequest | None = None,
         clock: WorkerClock | None = None,
+        after: PullRequest | None = None,
     ) -> tuple[PushResult, Values | None]:
         with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
-            result = self._accept(request, arrived, pulls=pull is not None)
-            if self._steps.count(request, clock) or pull is None:
-                return result, None
-            return result, self._pulls.newest(request, pull, rows)
+            rounds, version = self.identity.settings.rounds, self._held.version
+            try:
+                result = self._accept(request, arrived, pulls=pull is not None)
+                if self._steps.count(request, clock) or pull is None:
+                    return result, None
+                if after is not None and not (rounds and after.source == self._held.version):
+                    return result, None
+                return result, self._pulls.newest(request, pull, rows)
+            finally:
+                # Last: whom this wakes would wait for the lock, and for the interpreter.
+                if rounds and self._held.version != version:
+                    self._changed.notify_all()
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""
@@ -201,17 +225,12 @@ class ShardEngine:
             return PushResult("already_applied", self._held.version, skipped=skipped)
         if self.identity.settings.rounds:
             result = self._rounds.stage(request, arrived)
-            self.commands.advance()
+            self._rounds.advance()
             return result
         with span("apply", shard=self.identity.shard, batch=request.batch):
             return self._pushes.apply(request, arrived, pulls)
 
-    def pull(
-        self,
-        request: PullRequest,
-        timeout_s: float,
-        into: tuple[npt.NDArray[np.float32], ...] | None = None,
-    ) -> Values:
+    def pull(self, request: PullRequest, timeout_s: float, into: _Into = None) -> Values:
         """Returns the requested values; waits for a round at most ``timeout_s``.
 
         Args:
@@ -241,24 +260,8 @@ class ShardEngine:
             return self._pulls.look_up(table, ids)
 
     def report(self) -> ShardReport:
-        """Returns the shard's present state.
-
-        Without the lock, so the values may be of two moments: a status request must not wait for
-        an update of a gigabyte. Revocations first: the version rises no more after one that ends
-        rounds ahead."""
-        revocations = self._gate.revocations
-        revoked = revocations.number
-        standing = self._held.standing
-        return ShardReport(
-            generation=standing.generation,
-            version=standing.version,
-            initialized=standing.initialized,
-            revoked=revoked if revocations.generation == standing.generation else 0,
-            nbytes=self.plan.shard_nbytes(self.identity.shard),
-            counters=self._counters.reported(),
-            staged_now=len(self._rounds),
-            waiting_for=self._gate.waiting_for(),
-        )
+        """See :meth:`ShardCommands.report`."""
+        return self.commands.report(self._counters)
 
     def table_figures(self) -> list[TableFigures]:
         """Returns the figures of the embedding tables. Without the lock, see :meth:`report`."""

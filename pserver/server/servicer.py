@@ -126,25 +126,22 @@ class Conversation:
         rows: TableIds,
         places: Places,
     ) -> tuple[PushResult, Values | None]:
-        request = self._engine.credentials.push(wire.from_push(header.push), self._certificate)
-        vouch = self._engine.credentials.vouch
+        engine, vouch = self._engine, self._engine.credentials.vouch
+        request = engine.credentials.push(wire.from_push(header.push), self._certificate)
         if not header.HasField("pull"):
-            return vouch(request, self._engine.push(request, arrival, patience_s)), None
+            return vouch(request, engine.push(request, arrival, patience_s)), None
         source = header.pull.WhichOneof("source")
         if source not in ("newest", "round") or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values or of a round")
         encoding, only = streams.from_encoding(header.pull.encoding), header.pull.rows_only
         if source == "newest":
             wanted = RowsRequest(rows, places.rows, only) if rows or only else None
-            clock = self._engine.credentials.clock_of(request, wire.clock_of(header.pull))
-            result, values = self._engine.push_pull(
-                request, arrival, patience_s, encoding, wanted, clock
-            )
+            clock = engine.credentials.clock_of(request, wire.clock_of(header.pull))
+            result, values = engine.push_pull(request, arrival, patience_s, encoding, wanted, clock)
         else:
-            result = self._engine.push(request, arrival, patience_s)
             number, fence, worker = header.pull.round, request.fence, request.worker
             pull = PullRequest(fence, worker, number, None, encoding, rows, only)
-            values = self._engine.pull(pull, patience_s, places.rows)
+            result, values = engine.push_round(request, arrival, patience_s, pull, places.rows)
         return vouch(request, result), values
 
     def _answer(

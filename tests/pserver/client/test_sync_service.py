@@ -281,6 +281,17 @@ def test_a_push_that_completes_a_round_brings_the_next_one(
     assert push_pull(client, A, 1, 1, wanted=1)[:2] == ("already_applied", 1)
 
 
+def test_a_push_that_completes_a_round_waits_for_no_other_thread(
+    client: ShardClient, engine: ShardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(*_request: Any) -> None:
+        raise AssertionError("the lock was given away before the values were read")
+
+    monkeypatch.setattr(RoundWaits, "reached", waits)
+    engine.commands.plan(planned((A, 1)))
+    assert push_pull(client, A, 1, 1, wanted=1)[:2] == ("staged", 1)
+
+
 def test_a_pull_with_a_push_waits_for_the_other_micro_batches(
     client: ShardClient, engine: ShardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,12 +288,13 @@ def test_the_first_report_that_knows_a_revocation_has_the_version_that_stays() -
     push(engine, A, attempt=1)
 
     def round_ends() -> None:
-        engine._held = held
+        commands._held = held
         push(engine, B, attempt=2)
         revoke(engine)
 
-    held = engine._held
-    engine._held = Interrupted(held, round_ends)  # type: ignore[assignment]
+    commands = engine.commands
+    held = commands._held
+    commands._held = Interrupted(held, round_ends)  # type: ignore[assignment]
     early = engine.report()
     assert (early.version, early.revoked) == (0, 0)
     late = engine.report()
