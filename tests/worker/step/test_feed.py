@@ -111,6 +111,19 @@ def test_short_batches_are_read_on_while_the_worker_waits() -> None:
         source.wait_for(12)
 
 
+def test_after_a_pause_the_thread_does_not_read_on_where_it_left_off() -> None:
+    source = Source()
+    with Feed(source, depth=2, patience_s=3600, short=lambda _cpu_s: True) as feed:
+        feed.waiting(True)
+        feed.expect([batch(0), batch(1)])
+        source.wait_for(2)
+        assert source.comes_to_rest_at(2)
+        feed.waiting(False)
+        feed.expect([batch(2)])
+        feed.waiting(True)
+        assert source.comes_to_rest_at(2)
+
+
 def test_short_batches_are_not_read_on_when_the_worker_goes_on() -> None:
     source = Source()
     with Feed(source, depth=2, patience_s=3600, short=lambda _cpu_s: True) as feed:
