@@ -23,6 +23,7 @@ MAX_CHUNK_BYTES = 2 << 20
 """Payload per message. Streams are equally fast from 1 to 4 MiB, slower above."""
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
+_HEADER_ONLY = bytes((_HEADER_TAG,))
 _CHUNK_TAG = 0x12  # field 2, length-delimited
 _ARENA_TAG = 0x08  # field 1, varint
 _OFFSET_TAG = 0x10  # field 2, varint
@@ -58,6 +59,9 @@ def encode_stream(header: Message, parts: Sequence[tuple[int, memoryview]]) -> I
     """
     body = header.SerializeToString()
     prefix = b"".join((bytes((_HEADER_TAG,)), _varint(len(body)), body))
+    if not parts:
+        yield prefix
+        return
     for arena, pairs in groupby(parts, key=itemgetter(0)):
         offset = 0
         for data in _cut(view for _, view in pairs):
@@ -97,6 +101,10 @@ def parse_message(message: bytes) -> StreamMessage:
     headers: list[memoryview] = []
     chunk: Piece | None = None
     try:
+        if message[:1] == _HEADER_ONLY:
+            size, at = _read_varint(view, 1)
+            if at + size == len(view):
+                return StreamMessage(message[at:], None)
         for tag, _, value in _fields(view):
             if tag == _HEADER_TAG:
                 # Occurrences of a message field merge, which concatenating their bytes does.
