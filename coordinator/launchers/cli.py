@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     slurm.add_argument("--partition", metavar="NAME", help="the queue")
     slurm.add_argument("--time", metavar="LIMIT", help="as of sbatch: 2:00:00, 1-12:00:00")
-    slurm.add_argument("--nodes", metavar="N", help="how many nodes the processes are spread over")
+    slurm.add_argument(
+        "--nodes", type=positive, metavar="N", help="how many nodes the processes are spread over"
+    )
     slurm.add_argument("--cpus-per-task", type=positive, metavar="N", help="cores of each process")
     slurm.add_argument(
         "--sbatch",

@@ -12,6 +12,7 @@ from psrpc.core.policy import MODES
 from psrpc.options.declaration import option, positive, run_path
 from psrpc.options.settings import SecurityOptions
 
+_LAST_PORT = 65_535
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to connections."""
 
@@ -115,6 +116,15 @@ def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
     """
     if not job.is_file():
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
+    if options.port is not None and options.port > _LAST_PORT:
+        raise InvalidArgument(f"--port is {options.port}; expected 1 to {_LAST_PORT}")
+    if options.certs and options.insecure:
+        raise InvalidArgument("--certs and --insecure exclude each other; leave one out")
+    if options.certs and not (options.certs / "ca.crt").is_file():
+        raise InvalidArgument(
+            f"--certs is {str(options.certs)!r}, which has no ca.crt; make certificates: "
+            f"coordinator certs init {options.certs}"
+        )
     if not (options.certs or options.insecure):
         raise InvalidArgument(
             "a cluster on several machines needs --certs DIR (coordinator certs init DIR makes "

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from coordinator.launchers.plan import LaunchPlan
-from psrpc.core.errors import LaunchFailed
+from psrpc.core.errors import InvalidArgument, LaunchFailed
 from psrpc.core.text import counted
 from psrpc.ops.process import module_command
 
@@ -25,7 +25,7 @@ REQUEUES = 5
 
 _TEMPLATE = Template("""\
 #!/bin/bash
-# Made by `coordinator launch slurm`. Submit it:  sbatch $script
+# Made by `coordinator launch slurm`, which submits it as  sbatch $script
 # Without Slurm:  mpirun -n $tasks [--hostfile FILE -x LAUNCH_HEAD=HOST] bash $script
 # HOST is the first one of the file, as the others reach it.
 #SBATCH --job-name=$name
@@ -58,7 +58,7 @@ elif [ -n "$${SLURM_JOB_ID:-}" ]; then
   rm -f "$$script.refused"
   # A lost task ends all: what holds no more is drained and saved, and the whole begins again.
   srun --kill-on-bad-exit=1 bash -c '[ -r "$$1" ] || {
-    echo "error PS141: node $$(hostname) does not see $$1; the run directory has to lie on a" \\
+    echo "error $unseen: node $$(hostname) does not see $$1; the run directory has to lie on a" \\
       "file system that all nodes share" >&2
     exit 2
   }
@@ -89,9 +89,13 @@ case $$rank in
     $worker --coordinator "$$LAUNCH_HEAD:$port" ;;
 esac
 status=$$?
-[ $$status != 2 ] || touch "$$script.refused"
+[ $$status != 2 ] || [ -z "$${LAUNCH_TASK:-}" ] || touch "$$script.refused"
 exit $$status
 """)
+
+
+_OWN = ("job-name", "ntasks", "output", "open-mode", "requeue", "no-requeue", "signal")
+"""Options that the script has itself."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,14 @@ class BatchOptions:
     """Options of ``sbatch``, by name without dashes, such as ``{"time": "1:00:00"}``."""
 
     given: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for an option that the script has itself."""
+        for name in self.given:
+            if name in _OWN:
+                raise InvalidArgument(
+                    f"--sbatch has {name}, which the script sets itself; leave it out"
+                )
 
     @property
     def directives(self) -> str:
@@ -126,6 +138,7 @@ def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
         directory=shlex.quote(str(directory)),
         port=plan.port,
         requeues=REQUEUES,
+        unseen="PS141",
         shard_ranks=" | ".join(str(rank) for rank in range(1, options.shards + 1)),
     )
 
@@ -204,6 +217,8 @@ def _run(command: Sequence[str]) -> str:
 def _advice(why: str) -> str:
     if "time limit" in why.lower():
         return "; give a --time that the partition allows: `scontrol show partition`"
+    if "configuration source" in why or "fetch_config" in why:
+        return "; this machine belongs to no Slurm: run this on a login node of the cluster"
     if "unable to contact" in why.lower():
         return "; `scontrol ping` says whether slurmctld is up"
     return ""

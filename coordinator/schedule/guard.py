@@ -32,9 +32,12 @@ class Guard:
     Pure and not thread-safe.
     """
 
-    def __init__(self, policy: Policy, first_loss: float | None = None) -> None:
-        """``first_loss`` is the mean loss of the first window, if an earlier run of the job saw
-        it."""
+    def __init__(
+        self, policy: Policy, first_loss: float | None = None, attended: bool = False
+    ) -> None:
+        """``first_loss`` is the mean loss of the first window, if an earlier run of the job saw it.
+        An ``attended`` job is not stopped, and its attendant has no command line."""
+        self._attended = attended
         self._policy = policy
         self._first_loss = first_loss
         self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
@@ -108,10 +111,11 @@ class Guard:
         exploded = not self._exploded and mean > EXPLODED * first
         self._exploded = self._exploded or exploded
         if self._above == WARNED_STEPS or exploded:
+            stops = f"the run is stopped after {PATIENCE_STEPS} such steps; "
             self.warnings.append(
                 f"training may be diverging: the loss is {mean / first:.3g} times its first value "
                 f"({mean:.4g}, first {first:.4g}), and was above {FACTOR:g} times for "
-                f"{self._above} steps; the run is stopped after {PATIENCE_STEPS} such steps; "
+                f"{self._above} steps; {'' if self._attended else stops}"
                 f"{self._advice(running=True)}"
             )
         if self._above < PATIENCE_STEPS:
@@ -124,6 +128,8 @@ class Guard:
 
     def _advice(self, running: bool) -> str:
         """Returns advice for a job that is ``running``, or for its next start."""
+        if self._attended:
+            return "lower optimizer.learning_rate"
         change = "coordinator set " if running else "--set "
         lower = "lower the learning rate (--set optimizer.learning_rate=...)"
         if self._policy.rounds or not self._stale:

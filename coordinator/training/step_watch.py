@@ -25,7 +25,7 @@ class StepWatch:
         self.failure: str | None = None
         self._attended = attended
         self._warned: set[str] = set()
-        self._guard = Guard(policy, notes.first_loss)
+        self._guard = Guard(policy, notes.first_loss, attended)
         self._notes = notes
         self._curves = curves
         self._warnings = warnings

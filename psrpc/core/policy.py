@@ -168,8 +168,8 @@ class Policy:
         if self.mode == "ssp" and self.staleness is None:
             raise InvalidSetting(
                 "mode is 'ssp' but staleness is not set; say how many steps a worker may be ahead "
-                "of the slowest: Job(staleness=4), --set staleness=4 or coordinator set mode=ssp "
-                "staleness=4"
+                "of the slowest: staleness=4 in Job(...) or Cluster(...), --set staleness=4 or "
+                "coordinator set mode=ssp staleness=4"
             )
         if self.aggregate is not None:
             if self.aggregate > (self.replicas or 0):

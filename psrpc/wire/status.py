@@ -48,6 +48,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TableFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
+    errors.LaunchFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.JobFailed: grpc.StatusCode.ABORTED,
     errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unreachable: grpc.StatusCode.UNAVAILABLE,

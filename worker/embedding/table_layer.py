@@ -84,8 +84,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
         process."""
         if self.trained is None:
             raise self.refused(
-                f"has no rows here: those of table {self.options.name!r} live on the shards of a "
-                "running job; `coordinator export` writes a model that has them"
+                f"has no rows here: nothing has trained table {self.options.name!r} in this "
+                "process; call model.fit within pserver.Cluster, or take the model that "
+                "`coordinator export` writes of a job"
             )
         try:
             return self.trained.known(self.name)

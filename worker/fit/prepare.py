@@ -102,12 +102,12 @@ def prepared(
     """
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700)
-    stored = store(folder / TRAIN, train)
+    stored = store(folder / TRAIN, train.cut(epochs))
     sample = open_stored(folder / TRAIN, stored).read_range(0, 1)
     check_has_labels(model, "y", sample)
     held_out = validator = None
     if validation is not None:
-        held_out = store(folder / EVAL, validation)
+        held_out = store(folder / EVAL, validation.cut(1))
         source = open_stored(folder / EVAL, held_out)
         check_has_labels(model, "validation_data", source.read_range(0, 1))
         validator = Validation(model, source, held_out["batch_size"])

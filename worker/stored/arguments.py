@@ -48,6 +48,13 @@ class FitData:
     class_weight: Mapping[int, float] | None = None
     """That of the job, see :class:`worker.job.job.Job`."""
 
+    def cut(self, epochs: int) -> FitData:
+        """Returns the data without the batches of a ``tf.data.Dataset`` that ``epochs`` epochs of
+        ``steps`` do not reach: one that never ends need not say so."""
+        if self.kind != "dataset" or self.steps is None:
+            return self
+        return replace(self, x=self.x.take(self.steps * epochs))
+
     def sizes(self) -> EpochSizes:
         """Returns the sizes of an epoch; ``batch_size`` and ``records`` are known."""
         assert self.records is not None

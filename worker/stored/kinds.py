@@ -69,7 +69,7 @@ def check_ends(name: str, dataset: Any) -> None:
     if size == tf.data.INFINITE_CARDINALITY:
         raise InvalidData(
             f"{name} is an endless tf.data.Dataset; end it with .take(n), n batches, or leave "
-            ".repeat() out: each epoch begins it anew"
+            ".repeat() out"
         )
     if not size:
         raise InvalidData(f"{name} is a tf.data.Dataset of 0 batches; expected at least one")

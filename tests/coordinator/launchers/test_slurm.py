@@ -73,6 +73,8 @@ def test_a_cluster_is_checked_before_it_is_launched(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="there is no job file") as raised:
         plan_of(tmp_path / "no.py", options(tmp_path, insecure=True))
     assert raised.value.code == "PS102"
+    with pytest.raises(InvalidArgument, match=r"has no ca.crt; make certificates: coordinator"):
+        plan_of(JOB, options(tmp_path, certs=tmp_path / "none"))
     with pytest.raises(InvalidArgument, match=r"needs --certs DIR .* or --insecure"):
         plan_of(JOB, options(tmp_path))
     (tmp_path / "file").touch()
@@ -85,6 +87,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
+    (tmp_path / "ca.crt").touch()
     command = ["launch", "slurm", str(JOB), "--run-dir", str(run), "--certs", str(tmp_path)]
     assert main([*command, "--sbatch", "account=vision", "--mode", "sync", "--dry-run"]) == 0
     script = capsys.readouterr().out
@@ -97,6 +100,9 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (["--sbatch", "ntasks=4"], "error PS110: --sbatch has ntasks, which the script sets"),
+        (["--port", "99999"], "error PS110: --port is 99999; expected 1 to 65535"),
+        (["--certs", "certs"], "error PS110: --certs and --insecure exclude each other"),
         (["--sbatch", "account"], "error PS110: --sbatch is 'account'; expected NAME=VALUE"),
         ([], "error PS140: there is no sinfo here; run this on a login node"),
     ],

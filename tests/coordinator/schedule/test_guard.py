@@ -52,6 +52,16 @@ def test_a_loss_that_stays_above_three_times_the_first_stops_the_job() -> None:
     assert "--mode sync" in verdicts[-1]
 
 
+def test_an_attended_job_hears_of_no_stop_and_no_option() -> None:
+    guard = Guard(ASYNC, attended=True)
+    guard.batch(BATCH, skipped=False, staleness=1)
+    verdict = losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
+    for said in (verdict, *guard.warnings):
+        assert said is not None
+        assert said.endswith("; lower optimizer.learning_rate")
+        assert "stopped" not in said
+
+
 def test_the_advice_to_a_sync_job_is_not_to_use_sync() -> None:
     verdict = losses(stale(SYNC), (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
     assert verdict is not None

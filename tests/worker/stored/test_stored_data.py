@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import resource
@@ -323,6 +324,18 @@ def test_a_dataset_is_read_once_and_keeps_its_batches(tmp_path: Path) -> None:
     assert x.dtype == np.int32
     np.testing.assert_array_equal(y.values, [b"label 4", b"label 5", b"label 5"])
     np.testing.assert_array_equal(y.row_splits, [0, 0, 1, 3])
+
+
+def test_no_more_of_a_dataset_is_read_than_its_epochs_reach(tmp_path: Path) -> None:
+    """It never ends, and does not say so."""
+    dataset = tf.data.Dataset.from_generator(
+        itertools.count, output_signature=tf.TensorSpec([], tf.int64)
+    ).batch(4)
+    data, _ = training_data(dataset, steps_per_epoch=2)
+    description, source = kept(tmp_path, data.cut(3))
+    assert (description["records"], description["steps"]) == (8, 2)
+    assert [epoch_of(source, epoch)[0][0] for epoch in range(3)] == [0, 8, 16]
+    assert training_data(np.zeros(9), steps_per_epoch=1)[0].cut(1).records == 9
 
 
 def test_the_size_of_a_dataset_is_said_beforehand(tmp_path: Path) -> None:
