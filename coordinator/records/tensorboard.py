@@ -1,8 +1,7 @@
 """Scalars, histograms and texts for TensorBoard, written without TensorFlow.
 
-An event file is a sequence of ``Event`` protos in TFRecord framing. The protos are those of the
-``tensorboard`` package, so the coordinator stays free of TensorFlow; its writer of records is not
-used, since that imports clients of object stores, a third of a coordinator's start.
+An event file is a sequence of ``Event`` protos in TFRecord framing. ``protos/`` has the few that are
+written, so that the coordinator needs neither TensorFlow nor the ``tensorboard`` package.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from psrpc.v1.tensorboard_pb2 import TensorBoardEvent as Event
+from psrpc.v1.tensorboard_pb2 import TensorBoardSummary as Summary
 
 FRAME_NBYTES = 16
 """Bytes of a record's length and two checksums. Load-bearing: TFRecord's."""
+
+
+_DT_STRING = 7
+"""TensorFlow's number of the type. Load-bearing."""
 
 
 class EventWriter:
@@ -52,7 +53,7 @@ class EventWriter:
         seen = [n for n, count in enumerate(counts) if count]
         if not seen:
             return
-        histogram = HistogramProto(
+        histogram = Summary.Histogram(
             min=seen[0],
             max=seen[-1],
             num=sum(counts),
@@ -65,8 +66,8 @@ class EventWriter:
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Adds a text, shown as Markdown."""
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+        metadata = Summary.Metadata(plugin_data=Summary.PluginData(plugin_name="text"))
+        tensor = Summary.Strings(dtype=_DT_STRING, string_val=[text.encode()])
         self._add(Summary.Value(tag=tag, tensor=tensor, metadata=metadata), step)
 
     def flush(self) -> None:

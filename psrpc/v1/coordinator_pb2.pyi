@@ -90,7 +90,7 @@ class ReportShardReadyRequest(_message.Message):
     initialized: bool
     applied: _containers.RepeatedCompositeFieldContainer[_types_pb2.AppliedEpoch]
     error: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[_types_pb2.AppliedEpoch, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., initialized: bool = ..., applied: _Optional[_Iterable[_Union[_types_pb2.AppliedEpoch, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyResponse(_message.Message):
     __slots__ = ()
@@ -142,7 +142,7 @@ class HeartbeatShardRequest(_message.Message):
     table_rows: int
     table_nbytes: int
     epochs: _containers.RepeatedCompositeFieldContainer[_types_pb2.EpochTotals]
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[_types_pb2.EpochTotals, _Mapping]]] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: bool = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[_types_pb2.EpochTotals, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
     __slots__ = ("unknown", "saved", "waiting_for", "saving")
@@ -154,7 +154,7 @@ class HeartbeatShardResponse(_message.Message):
     saved: bool
     waiting_for: str
     saving: bool
-    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., saving: _Optional[bool] = ...) -> None: ...
+    def __init__(self, unknown: bool = ..., saved: bool = ..., waiting_for: _Optional[str] = ..., saving: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "initialized", "version")
@@ -168,7 +168,7 @@ class WatchRequest(_message.Message):
     generation: int
     initialized: bool
     version: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision", "settings", "version", "rate_scale", "warmup_updates", "verify_key", "grant_key")
@@ -196,7 +196,7 @@ class Begin(_message.Message):
     warmup_updates: int
     verify_key: bytes
     grant_key: bytes
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ..., verify_key: _Optional[bytes] = ..., grant_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: bool = ..., restore: _Optional[str] = ..., fresh: bool = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ..., verify_key: _Optional[bytes] = ..., grant_key: _Optional[bytes] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("number", "worker", "attempts", "ends_ahead")
@@ -208,7 +208,7 @@ class Revocation(_message.Message):
     worker: str
     attempts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
     ends_ahead: bool
-    def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., ends_ahead: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., ends_ahead: bool = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation", "rounds_ahead", "awaited")
@@ -250,7 +250,7 @@ class Shutdown(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     failed: bool
     reason: str
-    def __init__(self, failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportSnapshotRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error", "rows", "evicted", "epochs")
@@ -342,7 +342,7 @@ class BatchReport(_message.Message):
     too_stale: bool
     receipts: _containers.RepeatedScalarFieldContainer[bytes]
     not_finite: str
-    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ..., receipts: _Optional[_Iterable[bytes]] = ..., not_finite: _Optional[str] = ...) -> None: ...
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: bool = ..., too_stale: bool = ..., receipts: _Optional[_Iterable[bytes]] = ..., not_finite: _Optional[str] = ...) -> None: ...
 
 class WorkerTimes(_message.Message):
     __slots__ = ("data", "compute", "barrier", "network", "apply")
@@ -440,7 +440,7 @@ class HeartbeatWorkerResponse(_message.Message):
     unknown: bool
     shutdown: Shutdown
     generation: int
-    def __init__(self, unknown: _Optional[bool] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, unknown: bool = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("session",)
@@ -484,7 +484,7 @@ class LeaseWorkRequest(_message.Message):
     session: bytes
     rounds_ahead: bool
     clocks: bool
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ..., clocks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ..., clocks: bool = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)
@@ -532,7 +532,7 @@ class TrainTask(_message.Message):
     batches: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
     fresh: bool
     clock: _types_pb2.WorkerClock
-    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
+    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: bool = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
     __slots__ = ("round", "attempt", "newest", "decision", "pull_next", "ahead")
@@ -548,7 +548,7 @@ class RoundWork(_message.Message):
     decision: _types_pb2.SignedDecision
     pull_next: bool
     ahead: _types_pb2.Attempt
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: _Optional[bool] = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: bool = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: bool = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
 
 class RoundsTask(_message.Message):
     __slots__ = ("attempts",)
@@ -586,7 +586,7 @@ class MergeEvaluation(_message.Message):
     evaluation: str
     states: MetricStates
     training: bool
-    def __init__(self, evaluation: _Optional[str] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ..., training: _Optional[bool] = ...) -> None: ...
+    def __init__(self, evaluation: _Optional[str] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ..., training: bool = ...) -> None: ...
 
 class MetricStates(_message.Message):
     __slots__ = ("variables",)
@@ -622,7 +622,7 @@ class CommitBatchRequest(_message.Message):
     report: BatchReport
     session: bytes
     rounds_ahead: bool
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ..., rounds_ahead: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ...) -> None: ...
 
 class CommitBatchResponse(_message.Message):
     __slots__ = ("lease",)
@@ -687,7 +687,7 @@ class LeaveWorkerRequest(_message.Message):
     reason: str
     fatal: bool
     session: bytes
-    def __init__(self, reason: _Optional[str] = ..., fatal: _Optional[bool] = ..., session: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., fatal: bool = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class LeaveWorkerResponse(_message.Message):
     __slots__ = ()
@@ -740,7 +740,7 @@ class AwaitHoldResponse(_message.Message):
     phase: str
     reason: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, held: _Optional[bool] = ..., at: _Optional[int] = ..., global_step: _Optional[int] = ..., epoch: _Optional[int] = ..., checkpoint: _Optional[str] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, held: bool = ..., at: _Optional[int] = ..., global_step: _Optional[int] = ..., epoch: _Optional[int] = ..., checkpoint: _Optional[str] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndHoldRequest(_message.Message):
     __slots__ = ("at", "until", "rate", "restore")
@@ -768,7 +768,7 @@ class RevokeWorkerRequest(_message.Message):
     incarnation: int
     reason: str
     bar: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., bar: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., bar: bool = ...) -> None: ...
 
 class RevokeWorkerResponse(_message.Message):
     __slots__ = ()
@@ -995,7 +995,7 @@ class GetJobStatusResponse(_message.Message):
     workers_joined: int
     workers_departed: int
     checkpoint_interval_s: float
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ..., batches_per_s: _Optional[float] = ..., workers_joined: _Optional[int] = ..., workers_departed: _Optional[int] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: bool = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ..., batches_per_s: _Optional[float] = ..., workers_joined: _Optional[int] = ..., workers_departed: _Optional[int] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
 
 class BatchesCounted(_message.Message):
     __slots__ = ("batches", "counted", "skipped", "twice", "missing_batches", "skipped_batches")

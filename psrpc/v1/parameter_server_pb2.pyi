@@ -47,7 +47,7 @@ class InitializeResponse(_message.Message):
     ALREADY_FIELD_NUMBER: _ClassVar[int]
     version: int
     already: bool
-    def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., already: bool = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision", "staged", "clock")
@@ -71,7 +71,7 @@ class PullRequest(_message.Message):
     decision: _types_pb2.SignedDecision
     staged: _containers.RepeatedCompositeFieldContainer[StagedEverywhere]
     clock: _types_pb2.WorkerClock
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedEverywhere, _Mapping]]] = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: bool = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: bool = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedEverywhere, _Mapping]]] = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
 
 class StagedEverywhere(_message.Message):
     __slots__ = ("batch", "attempt", "receipts")
@@ -123,7 +123,7 @@ class PushHeader(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
     totals: _containers.RepeatedScalarFieldContainer[float]
     grant: bytes
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: bool = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class PushResult(_message.Message):
     __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt", "behind", "waited_us")
@@ -141,7 +141,7 @@ class PushResult(_message.Message):
     receipt: bytes
     behind: bool
     waited_us: int
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ..., behind: _Optional[bool] = ..., waited_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ..., behind: bool = ..., waited_us: _Optional[int] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -185,7 +185,7 @@ class Attached(_message.Message):
     refusal: str
     proof: bytes
     listens: bool
-    def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., listens: _Optional[bool] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., listens: bool = ...) -> None: ...
 
 class OpenData(_message.Message):
     __slots__ = ()
@@ -219,7 +219,7 @@ class ExchangeHeader(_message.Message):
     pull_at: _containers.RepeatedScalarFieldContainer[int]
     open_data: OpenData
     use_data: bool
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., patience_ms: _Optional[int] = ..., push_at: _Optional[_Iterable[int]] = ..., pull_at: _Optional[_Iterable[int]] = ..., open_data: _Optional[_Union[OpenData, _Mapping]] = ..., use_data: _Optional[bool] = ...) -> None: ...
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., patience_ms: _Optional[int] = ..., push_at: _Optional[_Iterable[int]] = ..., pull_at: _Optional[_Iterable[int]] = ..., open_data: _Optional[_Union[OpenData, _Mapping]] = ..., use_data: bool = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -335,4 +335,4 @@ class GetStatusResponse(_message.Message):
     apply_s: float
     settings: str
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., settings: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: bool = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., settings: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...

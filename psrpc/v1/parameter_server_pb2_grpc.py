@@ -5,7 +5,7 @@ import warnings
 
 from psrpc.v1 import parameter_server_pb2 as psrpc_dot_v1_dot_parameter__server__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ParameterServerStub:
+class ParameterServerStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -66,7 +66,7 @@ class ParameterServerStub:
                 _registered_method=True)
 
 
-class ParameterServerServicer:
+class ParameterServerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Initialize(self, request_iterator, context):
@@ -172,7 +172,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ParameterServer:
+class ParameterServer(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

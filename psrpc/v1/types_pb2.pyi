@@ -130,7 +130,7 @@ class SnapshotOrder(_message.Message):
     global_step: int
     base: str
     parts: int
-    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., write: bool = ..., keep: bool = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
     __slots__ = ("worker", "entry", "steps", "proof")
