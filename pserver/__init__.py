@@ -78,7 +78,14 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for sibling in ("psrpc", "coordinator", "worker"):
         _load(sibling)
-    value = getattr(import_module(_HOMES[name]), name)
+    from psrpc.ops.extras import TF_MODULES, missing
+
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in TF_MODULES:
+            raise
+        raise ImportError(missing(f"pserver.{name}", error.name, "tf").coded) from None
     globals()[name] = value
     return value
 

@@ -10,13 +10,19 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+    Raises:
+        InvalidJob: TensorFlow, which its workers need, is missing.
+    """
     import os
     from contextlib import ExitStack
 
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.warm_start import WarmStart
+    from psrpc.ops.extras import check_tensorflow
 
+    check_tensorflow("`coordinator up`")
     with ExitStack() as held:
         warm_start = None
         if args.warm_start:

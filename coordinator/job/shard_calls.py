@@ -14,6 +14,7 @@ from coordinator.job.authority import check_software
 from coordinator.job.job_run import JobRun
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Command
+from psrpc.core.errors import JobFailed
 from psrpc.core.shard_reports import (
     HeldReport,
     HeldState,
@@ -74,7 +75,8 @@ class ShardCalls:
         if index == 0 and self._course.stands(figures.generation):
             self._course.training.epochs.take_totals(figures.epochs)
         if beat.failure:
-            self._course.fail(f"{self._places.shards[index]} cannot go on: {beat.failure}")
+            why = JobFailed(beat.failure)
+            self._course.fail(f"{why.code}: {self._places.shards[index]} cannot go on: {why}")
         self._course.departures.obeyed(index, figures.generation, beat.revoked)
         return False, beat.leaving and self._course.departures.shard_may_go(index, incarnation)
 

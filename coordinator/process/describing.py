@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import tempfile
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.core.description import JobDescription
-from coordinator.core.description_reader import parse_description
+from coordinator.core.description_reader import parse_description, read_description
 from coordinator.process.options import ServeOptions
-from psrpc.core.errors import PsError
+from coordinator.records.run_directory import remembered
+from psrpc.core.errors import InvalidJob, JobMismatch, PsError
 from psrpc.core.text import sanitize_lines
+from psrpc.files.description_file import MAX_NBYTES, DescriptionFile
+from psrpc.files.storage import cause_of, read_bounded
 from psrpc.ops.clock import MonotonicClock
+from psrpc.ops.extras import check_tensorflow
 from psrpc.ops.fork_server import (
     IMPORT_S,
     MESSAGE_BYTES,
@@ -31,6 +36,7 @@ from psrpc.ops.logs import get_logger
 from psrpc.ops.process import child_environment, module_command
 from psrpc.ops.retry import Announcer
 from psrpc.options.config_keys import variable as variable_of
+from psrpc.options.job_keys import read_job_file
 
 log = get_logger()
 
@@ -161,8 +167,65 @@ async def _message(pending: PendingFork) -> bytes:
         return b""
 
 
+def known(options: ServeOptions) -> JobDescription | None:
+    """Returns the description that ``--description`` has, or else the one that the run directory
+    has of the same start; None if the job must be described.
+
+    Raises:
+        InvalidJob: the file cannot be used, or was made with other settings than this start has.
+        JobMismatch: it is of another job file or version.
+    """
+    if options.description is not None:
+        return _given(options, options.description)
+    if options.resume or options.run_dir is None:
+        return None
+    return remembered(
+        options.run_dir, options.job, options.overrides, options.mode, options.replicas
+    )
+
+
+def _given(options: ServeOptions, path: Path) -> JobDescription:
+    try:
+        data = read_bounded(path, MAX_NBYTES)
+    except (OSError, ValueError) as error:
+        raise InvalidJob(f"--description {path} cannot be read: {cause_of(error)}") from None
+    file = DescriptionFile.parse(data, str(path))
+    replicas = () if options.replicas is None else (f"replicas={options.replicas}",)
+    here = ((*options.overrides, *replicas), options.mode)
+    if (file.settings, file.mode) != here:
+        raise InvalidJob(
+            f"--description {path} was made with {_settings(file.settings, file.mode)}, and this "
+            f"coordinator has {_settings(*here)}; say the same to both"
+        )
+    description = read_description(file.description)
+    sha256 = hashlib.sha256(read_job_file(options.job)).hexdigest()
+    if description.job_sha256 != sha256:
+        raise JobMismatch(
+            f"--description {path} is of a job file with SHA-256 {description.job_sha256[:12]}, "
+            f"and {options.job} has {sha256[:12]}; write it anew with `worker describe "
+            f"{options.job} -o {path}`",
+            code="PS132",
+        )
+    return description
+
+
+def _settings(settings: Sequence[str], mode: str | None) -> str:
+    words = [f"--set {setting}" for setting in settings] + ([f"--mode {mode}"] if mode else [])
+    return " ".join(words) or "no --set and no --mode"
+
+
 async def describe_patiently(options: ServeOptions) -> JobDescription:
-    """Describes the job of ``options``, and logs that this takes its time."""
+    """Describes the job of ``options``, and logs that this takes its time.
+
+    Raises:
+        InvalidJob: TensorFlow is not installed, or the child's output is no description.
+        DescribeFailed: the job is unusable.
+    """
+    check_tensorflow(
+        "describing the job",
+        f"`worker describe {options.job} -o job.json` where it is installed, and --description "
+        "job.json here",
+    )
     command = describe_command(options.job, options.mode, options.replicas, options.overrides)
     server = ForkClient.inherited(os.environ)
     describing = asyncio.ensure_future(describe_job(command, dict(os.environ), server))

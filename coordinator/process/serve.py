@@ -17,7 +17,7 @@ from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
-from coordinator.process.describing import describe_patiently, wait_announcer
+from coordinator.process.describing import describe_patiently, known, wait_announcer
 from coordinator.process.disk_errors import disk_errors_named, hold_directory
 from coordinator.process.metrics import families
 from coordinator.process.options import ServeOptions
@@ -32,7 +32,6 @@ from coordinator.records.run_directory import (
     check_holds_run,
     new_run_directory,
     newest_run_directory,
-    remembered,
 )
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
@@ -92,7 +91,9 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         dashboard.start()
         if dashboard.url:
             log.info("dashboard", url=dashboard.url)
-        check()
+        if options.description is None:
+            # Otherwise the job's data need not be on this machine.
+            check()
         if options.run_dir is not None:
             if options.resume:
                 check_holds_run(options.run_dir)
@@ -100,7 +101,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 # With auto_resume, a leaving coordinator has until the job is described.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
-        description = _known(options) or await signals.unless_stopped(describe_patiently(options))
+        description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
         check_attended(options, description)
@@ -195,14 +196,6 @@ def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family
 
     loop.call_soon_threadsafe(read)
     return families(status.result(METRICS_S))
-
-
-def _known(options: ServeOptions) -> JobDescription | None:
-    if options.resume or options.run_dir is None:
-        return None
-    return remembered(
-        options.run_dir, options.job, options.overrides, options.mode, options.replicas
-    )
 
 
 def check_attended(options: ServeOptions, description: JobDescription) -> None:

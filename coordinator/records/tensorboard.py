@@ -1,7 +1,7 @@
 """Scalars, histograms and texts for TensorBoard, written without TensorFlow.
 
-An event file is a sequence of ``Event`` protos in TFRecord framing. ``protos/`` has the few that are
-written, so that the coordinator needs neither TensorFlow nor the ``tensorboard`` package.
+An event file is a sequence of ``Event`` protos in TFRecord framing. ``protos/`` has the few that
+are written, so that the coordinator needs neither TensorFlow nor the ``tensorboard`` package.
 """
 
 from __future__ import annotations

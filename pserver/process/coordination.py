@@ -141,6 +141,13 @@ class Coordination:
         self._thread = self._threads.thread(lambda: self._follow(engine, read, begun), "commands")
         self._thread.start()
 
+    def cannot_serve(self, error: PsError) -> None:
+        """Tells the coordinator, which then ends the job, that this shard can never serve it, and
+        why. Returns after one try."""
+        self._heartbeats.failure = error.coded
+        self._heartbeats.send_now()
+        self._ending.wait()
+
     def leave(self) -> None:
         """Asks the coordinator to save the shard's state, after which ``ending`` ends."""
         log.info("told to stop: waiting for a checkpoint")

@@ -22,7 +22,7 @@ from pserver.tables.tables import TableFigures
 from pserver.updates.factory import make_engine
 from psrpc import SOFTWARE
 from psrpc.core.encoding import wire_encoding
-from psrpc.core.errors import InvalidJob
+from psrpc.core.errors import InvalidJob, PsError
 from psrpc.core.names import TOKEN
 from psrpc.core.plan import Plan
 from psrpc.files.run_paths import LONGEST_TOKEN
@@ -155,13 +155,18 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         identity = ShardIdentity(shard=config.shard, incarnation=own, generation=0, policy=0)
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)
         writer = SnapshotWriter(files, coordination.report_snapshot)
-        updates = make_engine(
-            cast("Literal['keras', 'numpy']", job.engine),
-            json.loads(job.optimizer),
-            plan,
-            config.shard,
-            wire_encoding(job.wire_dtype),
-        )
+        try:
+            updates = make_engine(
+                cast("Literal['keras', 'numpy']", job.engine),
+                json.loads(job.optimizer),
+                plan,
+                config.shard,
+                wire_encoding(job.wire_dtype),
+            )
+        except PsError as error:
+            # Another start would end the same way: the job must not wait for one.
+            coordination.cannot_serve(error)
+            raise
         engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
         writer.start()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from pserver.updates.engine import EngineKind, UpdateEngine
 from psrpc.core.encoding import Encoding
 from psrpc.core.plan import Plan
+from psrpc.ops.extras import check_tensorflow
 from psrpc.ops.process import may_choose_devices
 
 _SMALL_NBYTES = 4 << 20
@@ -34,12 +35,14 @@ def make_engine(
     description, see :mod:`pserver.updates.allowlist`. Only kind ``keras`` imports TensorFlow.
 
     Raises:
-        InvalidJob: the optimizer is not on the allow-list, or this engine does not support it.
+        InvalidJob: the optimizer is not on the allow-list, or this engine does not support it, or
+            TensorFlow is not installed.
     """
     if kind == "numpy":
         from pserver.updates.numpy_engine import NumpyEngine
 
         return NumpyEngine(optimizer, plan, shard)
+    check_tensorflow("the job's engine, keras,", "use engine numpy in the job")
     fresh = may_choose_devices()
     if "keras" not in sys.modules:
         # Arenas live in TensorFlow; a user's KERAS_BACKEND may name another backend.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from psrpc.core.errors import InvalidData, PsError, Unreachable
 from psrpc.ops.clock import MonotonicClock
+from psrpc.ops.extras import CODE as NOT_INSTALLED
+from psrpc.ops.extras import install_command
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, retry
 
@@ -141,11 +144,12 @@ def translated(url: str, error: BaseException) -> PsError:
     names = {cls.__name__ for cls in type(error).__mro__}
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ImportError):
-        packages = f"fsspec {_PACKAGES.get(url.partition('://')[0], '')}".strip()
+        package = _PACKAGES.get(url.partition("://")[0], "")
+        more = f" {package}" if package not in ("", "s3fs") else ""
         return InvalidData(
-            f"{url}: reading and writing URLs needs packages that are not installed ({reason}): "
-            f"pip install {packages}, or this project with its extra [remote] (fsspec and s3fs)",
-            code=CODE,
+            f"{url} needs a package that is not installed in {sys.prefix} ({reason}): "
+            f"{install_command('remote')}{more}",
+            code=NOT_INSTALLED,
         )
     if isinstance(error, FileNotFoundError):
         return NotThere(f"there is no file {url!r}")

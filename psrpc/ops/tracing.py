@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
+from psrpc.ops.extras import missing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -53,7 +54,8 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
         exporter: receives the spans instead of ``endpoint``.
 
     Raises:
-        InvalidArgument: not an HTTP URL, or OpenTelemetry is not installed.
+        InvalidArgument: not an HTTP URL.
+        InvalidJob: OpenTelemetry is not installed.
     """
     global _tracer
     if not endpoint and exporter is None:
@@ -87,9 +89,7 @@ def _to(endpoint: str) -> SpanExporter:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise InvalidArgument(
-            f"--trace needs OpenTelemetry ({error}); pip install 'tf-pserver[otel]', or leave "
-            "--trace out"
-        ) from None
+        needs = f"OpenTelemetry ({error.name})"
+        raise missing("--trace", needs, "otel", "leave --trace out") from None
     exporter: SpanExporter = OTLPSpanExporter(endpoint=endpoint)
     return exporter

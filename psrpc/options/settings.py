@@ -131,6 +131,12 @@ class CoordinatorOptions(ServerOptions):
         const="always",
         metavar="auto",
     )
+    description: Path | None = option(
+        "what `worker describe JOB -o FILE` wrote elsewhere, instead of describing the job here, "
+        "which takes TensorFlow; of the same job file, --set and --mode",
+        None,
+        metavar="FILE",
+    )
     attended: bool = option(
         "hold before the first step, and wherever the attendant says, until it ends the hold "
         "(AwaitHold, EndHold)",

@@ -198,9 +198,9 @@ def test_only_what_may_pass_is_tried_again(error: Exception, expected: type[Exce
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(InvalidData, match="pip install fsspec gcsfs, or this project with") as no:
+    with pytest.raises(InvalidData, match=r"pip install 'tf-pserver\[remote\]' gcsfs$") as no:
         find("gs://bucket/key")
-    assert no.value.code == "PS109"
+    assert no.value.code == "PS135"
 
 
 def test_an_unknown_protocol_is_named() -> None:

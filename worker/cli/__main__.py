@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from psrpc import SOFTWARE
-from psrpc.core.errors import InvalidArgument, PsError, error_line
+from psrpc.core.errors import InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.core.policy import MODES
 from psrpc.ops.process import leave, quiet_grpc, while_read
 from psrpc.options import command_line as completion
@@ -40,7 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if options.command == "describe":
         from worker.describe.describe import describe_main
 
-        return describe_main(options.job, options.set, options.mode)
+        return describe_main(options.job, options.set, options.mode, options.output)
     if options.command == "export":
         from worker.export.export import export_main
 
@@ -66,6 +67,14 @@ def make_parser() -> argparse.ArgumentParser:
     describe.add_argument("job", metavar="JOB", help="the job file")
     _add_set(describe)
     describe.add_argument("--mode", choices=MODES, help="instead of the job's mode")
+    describe.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write it there, for `coordinator serve --description FILE` where TensorFlow is not "
+        "installed, with the same --set and --mode",
+    )
 
     export = commands.add_parser(
         "export", help="write a checkpoint as a file that plain Keras loads"
@@ -114,6 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
     apply_malloc_settings()
 
     from psrpc.net.channel import COORDINATOR_PORT, check_reachable, format_address, parse_address
+    from psrpc.ops.extras import check_tensorflow
     from psrpc.ops.logs import configure
 
     configure(options.log_format, "worker")
@@ -124,9 +134,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return BAD_INPUT
     coordinator = format_address(host, port)
     try:
+        check_tensorflow("a worker")
         security = from_arguments(Role.WORKER, options)
         check_reachable(coordinator, security)
-    except InvalidArgument as error:
+    except (InvalidArgument, InvalidJob) as error:
         sys.stderr.write(error_line(error) + "\n")
         return BAD_INPUT
 

@@ -16,13 +16,16 @@ from typing import Any
 
 from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.core.errors import InvalidJob, error_line
+from psrpc.core.errors import InvalidJob, disk_code, disk_reason, error_line
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from psrpc.core.text import counted
+from psrpc.files.description_file import DescriptionFile
 from psrpc.files.remote import exists
 from psrpc.files.remote_calls import give_up_after
+from psrpc.files.storage import replace_text
 from psrpc.files.urls import location
+from psrpc.ops.extras import check_tensorflow
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.describe.model import describe_model, first_records, naming, shown_head
@@ -40,8 +43,14 @@ FORMAT = 1
 
 
 @only_while_loading()
-def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = None) -> int:
-    """Prints the description of the job at ``path`` as one JSON object on stdout.
+def describe_main(
+    path: str,
+    settings: Sequence[str] = (),
+    mode: str | None = None,
+    output: Path | None = None,
+) -> int:
+    """Prints the description of the job at ``path`` as one JSON object on stdout, or writes it to
+    ``output`` with the ``settings`` and the mode that it was made with.
 
     Other output of the job file or TensorFlow goes to stderr. After an error stdout stays empty;
     stderr gets one line, after the user's traceback if the user's code raised.
@@ -51,6 +60,7 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
     """
     # The description needs no GPU, whose memory belongs to the workers.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    asked = settings
     if mode is not None:
         settings = [*settings, f"mode={mode}"]
     # The coordinator waits for the description.
@@ -58,18 +68,34 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
     with redirected(STDOUT, STDERR) as stdout:
         try:
             first_look(Path(path), settings)
+            check_tensorflow("`worker describe`")
             import_tensorflow()
             loaded = load_job(path, settings)
             check_rounds(loaded.job, settings)
-            document = json.dumps(describe(loaded), allow_nan=False)
+            described = describe(loaded)
+            if output is not None:
+                described = DescriptionFile(tuple(asked), mode, described).to_json()
+            document = json.dumps(described, allow_nan=False) + "\n"
+            if output is not None:
+                _write(output, document)
+                return 0
         except InvalidJob as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
             sys.stderr.write(error_line(error) + "\n")
             return 2
         with os.fdopen(os.dup(stdout), "w") as out:
-            out.write(document + "\n")
+            out.write(document)
     return 0
+
+
+def _write(path: Path, document: str) -> None:
+    try:
+        replace_text(path, document)
+    except OSError as error:
+        raise InvalidJob(
+            f"--output {path} cannot be written: {disk_reason(error)}", code=disk_code(error)
+        ) from None
 
 
 def describe(loaded: LoadedJob) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from psrpc.core.errors import (
 from psrpc.files.remote import exists
 from psrpc.files.remote_copies import upload
 from psrpc.files.urls import location
+from psrpc.ops.extras import check_tensorflow
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import Ragged, as_tensor
@@ -41,6 +42,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
     try:
         save_name(to)
         first_look(Path(job), settings)
+        check_tensorflow("`worker export`")
         import_tensorflow()
         # Keras prints many lines on stdout about the export.
         with redirected(STDOUT, STDERR):

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from psrpc.core.batch import BatchId
-from psrpc.core.errors import InvalidArgument
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.ops import tracing
 from psrpc.ops.tracing import span
 
@@ -62,7 +62,7 @@ def test_an_endpoint_that_is_none_is_named() -> None:
 def test_where_it_is_not_installed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with (
-        pytest.raises(InvalidArgument, match=r"pip install 'tf-pserver\[otel\]'"),
+        pytest.raises(InvalidJob, match=r"pip install 'tf-pserver\[otel\]'"),
         tracing.tracing("http://localhost:4318/v1/traces", "shard"),
     ):
         pass
