@@ -16,6 +16,7 @@ help:
 	@echo "make test-fit     fit on a cluster: scripts, every callback, the notebook"
 	@echo "make test-docker  build the image and train on it"
 	@echo "make test-launchers  clusters under a real Slurm, and under mpirun"
+	@echo "make test-versions the oldest and the newest TensorFlow and Keras, and none, in environments of their own"
 	@echo "make test-browser look at the dashboard with a real browser"
 	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"
 	@echo "make test-interop let a client of another language speak to a shard"
@@ -61,6 +62,10 @@ test-fast: $(INSTALLED)
 
 test-fit: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile -m fit tests/e2e
+
+# ARGS="oldest" runs one of them.
+test-versions: $(INSTALLED)
+	$(PY) scripts/test_versions.py $(ARGS)
 
 test-browser: $(INSTALLED)
 	./scripts/setup-browser
@@ -147,6 +152,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(PY) -m mypy
 	$(PY) -m mypy scripts/generate_protos.py docs/site/conf.py
+	$(PY) -m mypy scripts/test_versions.py
 
 # A peer that cannot be installed is shown as missing. ARGS="--only CASE --runs 1" and the like.
 bench: $(PEERS_INSTALLED)
@@ -173,5 +179,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop test-launchers sim sim-scale chaos fuzz planted mistakes keras matrix job-fields \
+.PHONY: help setup demo test test-fast test-fit test-browser screenshots test-docker test-interop test-launchers test-versions sim sim-scale chaos fuzz planted mistakes keras matrix job-fields \
 	options soak docs test-docs test-alerts lint types bench bench-sweep bench-scale protos protos-check clean

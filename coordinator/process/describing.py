@@ -188,7 +188,10 @@ def _given(options: ServeOptions, path: Path) -> JobDescription:
     try:
         data = read_bounded(path, MAX_NBYTES)
     except (OSError, ValueError) as error:
-        raise InvalidJob(f"--description {path} cannot be read: {cause_of(error)}") from None
+        raise InvalidJob(
+            f"--description {path} cannot be read: {cause_of(error)}; `worker describe "
+            f"{options.job} -o {path}` writes it, or says why it cannot"
+        ) from None
     file = DescriptionFile.parse(data, str(path))
     replicas = () if options.replicas is None else (f"replicas={options.replicas}",)
     here = ((*options.overrides, *replicas), options.mode)

@@ -22,15 +22,22 @@ from tests.docker.prometheus import scrape_targets
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 PROJECT = f"psrpc-test-{os.getpid()}"
-IMAGE = os.environ.get("IMAGE", "tf-pserver:test")
+IMAGES = os.environ.get("IMAGE", "tf-pserver:test")
+IMAGE = f"{IMAGES}-slim"
 OF_PROJECT = f"label=com.docker.compose.project={PROJECT}"
 SERVERS = {"coordinator": "coordinator", "shard-0": "shard", "shard-1": "shard"}
 """Each service that listens, and its role."""
 
-CONTAINERS = 6
-"""The servers, two workers, and the one that made the certificates."""
+CONTAINERS = 7
+"""The servers, two workers, and those that made the certificates and the job's description."""
 
-ON_DEMAND = {"certs": "", "worker": "worker", "operator": "operator", "dashboard": "operator"}
+ON_DEMAND = {
+    "certs": "",
+    "description": "",
+    "worker": "worker",
+    "operator": "operator",
+    "dashboard": "operator",
+}
 """All other services, and whose keys they have. The first one has those of all, elsewhere."""
 
 END_S = 300
@@ -41,7 +48,9 @@ EXAMPLES = EPOCHS * 60000
 
 # Rounds of two batches of 100. One thread for each operation: then sums have one order.
 OPTIONS = (
-    f"--mode sync --replicas 2 --set epochs={EPOCHS} --set checkpoint_every=100 "
+    f"--mode sync --set replicas=2 --set epochs={EPOCHS} --set checkpoint_every=100 "
+    # Its shards have no TensorFlow.
+    "--set engine=numpy "
     "--set optimizer.learning_rate=0.1 --set intra_op_threads=1"
 )
 
@@ -108,9 +117,10 @@ def compose() -> Iterator[Compose]:
         job = {"JOB": "examples/mnist_softmax.py", "JOB_OPTIONS": OPTIONS}
         # Nothing may be at the page's usual port.
         port = {"DASHBOARD_PORT": str(free_port())}
-        found = Compose({**build_arguments, "IMAGE": IMAGE, **job, **port})
+        shards = {"SHARD_TARGET": "slim"}
+        found = Compose({**build_arguments, "IMAGE": IMAGES, **job, **port, **shards})
         try:
-            found("build", "coordinator")
+            found("build", "coordinator", "worker")
             yield found
         finally:
             found.down()
@@ -177,10 +187,18 @@ def wait_until_healthy(missing: set[str], since: float) -> None:
     assert not missing, f"not healthy within 300 s: {sorted(missing)}"
 
 
-def test_the_image_runs_as_an_ordinary_user(compose: Compose) -> None:
-    assert run(["docker", "run", "--rm", IMAGE, "id", "-u"]) == "10001"
-    for command in ("coordinator", "pserver", "worker"):
-        assert "usage" in run(["docker", "run", "--rm", IMAGE, command, "--help"])
+def test_the_images_run_as_an_ordinary_user(compose: Compose) -> None:
+    for image in (IMAGE, f"{IMAGES}-worker"):
+        assert run(["docker", "run", "--rm", image, "id", "-u"]) == "10001"
+        for command in ("coordinator", "pserver", "worker"):
+            assert "usage" in run(["docker", "run", "--rm", image, command, "--help"])
+
+
+def test_the_slim_image_names_what_it_lacks(compose: Compose) -> None:
+    describe = "! worker describe examples/mnist_softmax.py 2>&1"
+    said = run(["docker", "run", "--rm", IMAGE, "sh", "-c", describe])
+    assert said.startswith("error PS135: `worker describe` needs TensorFlow")
+    assert "pip install 'tf-pserver[tf]'" in said
 
 
 LOOK_AROUND = """
@@ -352,7 +370,8 @@ def test_a_refusal_ends_all_containers_soon(compose: Compose) -> None:
     """Compose starts each again, five times at most; each time it hears why, and ends at once."""
     compose.down()
     compose.with_job("examples/none.py")("up", "-d")
-    assert sorted(compose.statuses()) == ["0", "2", "2", "2", "2"]
+    assert sorted(compose.statuses()) == ["0", "0", "2", "2", "2", "2"]
+    compose.wait_for_line("description", "error PS102: ")
     for service in ("shard-0", "shard-1", "worker"):
         compose.wait_for_line(service, "the coordinator refuses to start")
 

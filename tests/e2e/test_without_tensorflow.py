@@ -73,7 +73,7 @@ def test_a_shard_that_cannot_have_the_engine_ends_the_job_and_says_why(
     ids=lambda words: " ".join(words[:2]),
 )
 def test_a_command_that_needs_it_says_so_in_one_line(
-    words: tuple[str, ...], bare: dict[str, str]
+    words: tuple[str | Path, ...], bare: dict[str, str]
 ) -> None:
     done = ended(*words, **bare)
     assert done.returncode == 2

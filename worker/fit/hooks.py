@@ -31,7 +31,7 @@ _OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 _BY_EPOCH = {
     keras.callbacks.ModelCheckpoint: "save_freq",
     keras.callbacks.BackupAndRestore: "save_freq",
-    # Keras 3.10 has none.
+    # Keras 3.12 has none.
     getattr(keras.callbacks, "OrbaxCheckpoint", None): "save_freq",
     keras.callbacks.TensorBoard: "update_freq",
 }

@@ -188,6 +188,9 @@ def two_inputs(**dtypes: str) -> keras.Model:
     return keras.Model(inputs, layers.Dense(3)(next(n for n in numbers if n is not None)))
 
 
+@pytest.mark.skipif(
+    keras.__version__.startswith("3.12."), reason="Keras 3.12 refuses an input that leads nowhere"
+)
 @pytest.mark.parametrize(
     ("dtypes", "says"),
     [
