@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from psrpc.ops.extras import TF_MODULES
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("psrpc", "pserver", "worker", "coordinator")
 
@@ -30,6 +32,25 @@ assert (WEB / "index.html").exists() and list((WEB / "vendor").iterdir())
 print(count)
 """
 
+WITHOUT_EXTRAS = f"""
+import importlib, pkgutil, sys
+for name in {sorted(TF_MODULES | {"tensorboard", "fsspec", "s3fs", "opentelemetry"})!r}:
+    sys.modules[name] = None
+failed = []
+for package in {PACKAGES!r}:
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(module.__path__, package + "."):
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            failed.append((found.name, error.name))
+for name, missing in failed:
+    assert missing in {sorted(TF_MODULES)!r}, (name, missing)
+    assert name.startswith(("worker.", "pserver.updates.keras_")), (name, missing)
+print(len(failed))
+"""
+"""Every module but those of workers and of the Keras engine imports without an extra."""
+
 
 @pytest.mark.slow
 def test_every_module_of_the_wheel_is_there(tmp_path: Path) -> None:
@@ -45,15 +66,25 @@ def test_every_module_of_the_wheel_is_there(tmp_path: Path) -> None:
     there = tmp_path / "installed"
     subprocess.run((*pip, "install", "--no-deps", "--target", str(there), str(wheel)), check=True)
     environment = {**os.environ, "PYTHONPATH": str(there), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = imported(IMPORT_ALL, there, environment)
+    sources = {path for role in PACKAGES for path in (ROOT / role).rglob("*.py")}
+    own = [path for path in sources if path.name != "__main__.py"]
+    assert int(done.stdout) == len(own) - len(PACKAGES)
+    # A worker runs nowhere without TensorFlow.
+    assert int(imported(WITHOUT_EXTRAS, there, environment).stdout) > 3
+
+
+def imported(
+    code: str, there: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` away from the checkout, with the packages in ``there``."""
     done = subprocess.run(
-        (sys.executable, "-P", "-c", IMPORT_ALL, str(there)),
-        cwd=tmp_path,
+        (sys.executable, "-P", "-c", code, str(there)),
+        cwd=there.parent,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    sources = {path for role in PACKAGES for path in (ROOT / role).rglob("*.py")}
-    own = [path for path in sources if path.name != "__main__.py"]
-    assert int(done.stdout) == len(own) - len(PACKAGES)
+    return done

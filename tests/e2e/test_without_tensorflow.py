@@ -29,12 +29,13 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 def begin(hand: Hand, bare: dict[str, str], *settings: str) -> tuple[Process, Process, str]:
     """Describes ``dense.py`` with TensorFlow, and starts a coordinator and a shard without."""
-    file, sets = hand.folder / "job.json", [word for one in settings for word in ("--set", one)]
+    file = hand.folder / "job.json"
+    sets: list[str | Path] = [word for one in settings for word in ("--set", one)]
     done = ended("worker", "describe", JOBS / "dense.py", "-o", file, *sets)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     where = ("--run-dir", hand.run_dir, "--bind", "127.0.0.1:0", "--insecure")
-    job = ("--job", JOBS / "dense.py", "--description", file, *sets)
-    coordinator = hand.start("coordinator", "coordinator", "serve", *job, *where, **bare)
+    job = ("--job", JOBS / "dense.py", "--description", file)
+    coordinator = hand.start("coordinator", "coordinator", "serve", *job, *sets, *where, **bare)
     address = coordinator.wait_for(r"serving +address=(\S+)")[1]
     cluster = ("--shard", "0", "--coordinator", address)
     return coordinator, hand.start("shard", "pserver", "serve", *cluster, **bare), address
@@ -73,7 +74,7 @@ def test_a_shard_that_cannot_have_the_engine_ends_the_job_and_says_why(
     ids=lambda words: " ".join(words[:2]),
 )
 def test_a_command_that_needs_it_says_so_in_one_line(
-    words: tuple[str | Path, ...], bare: dict[str, str]
+    words: tuple[str, *tuple[str | Path, ...]], bare: dict[str, str]
 ) -> None:
     done = ended(*words, **bare)
     assert done.returncode == 2

@@ -28,13 +28,14 @@ PARTS = 10
 _OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 """Callbacks of every ``fit``. They do not look at the model."""
 
+_ORBAX = tuple(filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]))
+"""Keras 3.12 has none."""
+
 _BY_EPOCH = {
     keras.callbacks.ModelCheckpoint: "save_freq",
     keras.callbacks.BackupAndRestore: "save_freq",
-    # Keras 3.12 has none.
-    getattr(keras.callbacks, "OrbaxCheckpoint", None): "save_freq",
     keras.callbacks.TensorBoard: "update_freq",
-}
+} | dict.fromkeys(_ORBAX, "save_freq")
 """Callbacks whose batch hooks do nothing while an attribute is ``epoch``."""
 
 
@@ -70,7 +71,7 @@ def check_saves_tables(model: keras.Model, callbacks: Sequence[Any]) -> None:
     InvalidJob."""
     tables = table_layers(model)
     for each in callbacks if tables else ():
-        if isinstance(each, keras.callbacks.OrbaxCheckpoint):
+        if isinstance(each, _ORBAX):
             raise InvalidJob(
                 f"callback {type(each).__name__} saves variables alone, and the rows of layer "
                 f"{tables[0].name!r}, a pserver.Embedding, are none; use ModelCheckpoint or "

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.client.client import CoordinatorClient
+from psrpc import SOFTWARE
 from psrpc.core.errors import JobMismatch
-from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.builders import make_run, serving
 from tests.coordinator.fakes import ShardDouble, WorkerDouble

@@ -68,7 +68,7 @@ def test_a_job_has_the_epochs_that_a_callback_may_go_back_to(tmp_path: Path) -> 
     assert earliest_epoch(model, 3, []) == 2
 
 
-class Orbax(kept.OrbaxCheckpoint):  # type: ignore[misc, name-defined]
+class Orbax(getattr(kept, "OrbaxCheckpoint", kept.Callback)):  # type: ignore[misc]
     """Made without the package that Keras asks for."""
 
     def __init__(self) -> None:
@@ -80,6 +80,7 @@ def with_table() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(Embedding(3, name="user")(ids)))
 
 
+@pytest.mark.skipif(not hasattr(kept, "OrbaxCheckpoint"), reason="Keras 3.12 has none")
 def test_a_callback_that_saves_no_rows_is_refused() -> None:
     with pytest.raises(InvalidJob, match=r"Orbax saves variables alone, .* layer 'user'"):
         check_saves_tables(with_table(), [kept.History(), Orbax()])
