@@ -243,6 +243,7 @@ class SlotVariables:
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Raises InvalidJob if the optimizer keeps its state otherwise than Keras's own do."""
         self.elements: dict[str, list[Any]] = {}
         self.variables: dict[str, list[Any]] = {}
         self.scalars: dict[str, Any] = {}
@@ -259,7 +260,8 @@ class SlotVariables:
                 and attribute not in _NOT_SLOTS
                 and any(isinstance(v, keras_variable) for v in value)
             ):
-                assert len(value) == len(variables), f"{attribute} has {len(value)} variables"
+                if len(value) != len(variables):
+                    raise _unknown_state(optimizer, f"{len(value)} variables in {attribute}")
                 accounted |= {id(v) for v in value}
                 if (type(optimizer).__name__, name) in _OWN_SHAPE:
                     # Keras puts an unused integer for variables without rows.
@@ -269,8 +271,13 @@ class SlotVariables:
                     ]
                 else:
                     self.elements[name] = list(value)
-        for v in optimizer.variables:
-            assert id(v) in accounted, f"{v.path} of {type(optimizer).__name__} is in no attribute"
+        if left := [v.path for v in optimizer.variables if id(v) not in accounted]:
+            raise _unknown_state(optimizer, f"{', '.join(left)} in no attribute")
+
+
+def _unknown_state(optimizer: Any, what: str) -> InvalidJob:
+    made = f"{type(optimizer).__name__} of Keras {keras.__version__}"
+    return InvalidJob(f"{made} has {what}, which shards cannot keep; choose another optimizer")
 
 
 def keras_slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:

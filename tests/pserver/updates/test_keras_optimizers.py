@@ -10,6 +10,7 @@ import structlog.testing
 
 from pserver.updates.allowlist import weight_decay_exclusions
 from pserver.updates.factory import make_engine
+from pserver.updates.keras_objects import keras_slot_names
 from pserver.updates.schedules import make_schedule
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.placement import make_plan
@@ -32,6 +33,26 @@ def test_slots_of_another_optimizer_are_refused() -> None:
         lamb.load_slots(adam.slots())
     with pytest.raises(CheckpointError, match="missing momentums/float32"):
         adam.load_slots(lamb.slots())
+
+
+@pytest.mark.parametrize(("held", "said"), [("a list", "1 variables in more"), ("", "in no attr")])
+def test_state_that_this_version_of_keras_keeps_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, held: str, said: str
+) -> None:
+    import keras
+
+    build = keras.optimizers.SGD.build
+
+    def build_with_more(self: Any, variables: Any) -> None:
+        build(self, variables)
+        more = self.add_variable((), name="more")
+        if held:
+            self.more = [more]
+
+    monkeypatch.setattr(keras.optimizers.SGD, "build", build_with_more)
+    plan = make_plan(MODEL, 1, "whole")
+    with pytest.raises(InvalidJob, match=f"SGD of Keras .* has .*{said}.*which shards cannot keep"):
+        keras_slot_names(serialized("SGD", momentum=0.9), plan)
 
 
 def test_an_optimizer_that_xla_does_not_compile_runs_uncompiled(
