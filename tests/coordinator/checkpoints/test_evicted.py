@@ -250,7 +250,7 @@ def test_damage_is_told_and_nothing_is_written(
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert export_run(job.root, "--evicted", tmp_path / "out") == 2
     assert f"error PS401: {path} has SHA-256" in capsys.readouterr().err
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_tables_that_keep_nothing_are_an_error(

@@ -197,7 +197,7 @@ def test_a_shard_that_cannot_go_on_fails_the_job_for_everyone(tmp_path: Path) ->
                 shard=0, incarnation=shard.incarnation, generation=1, failure="out of memory"
             )
         )
-        reason = "shard 0 at 127.0.0.1:6000 cannot go on: out of memory"
+        reason = "PS601: shard 0 at 127.0.0.1:6000 cannot go on: out of memory"
         assert worker.lease().finished.reason == reason
         assert next(stream).shutdown.reason == reason
 
