@@ -56,9 +56,10 @@ def submitted(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def state(number: str, env: Mapping[str, str]) -> str:
-    """Returns the state of a batch job, such as ``RUNNING`` or ``PENDING``; empty once it ended."""
+    """Returns the state of a batch job and why it waits, such as ``PENDING BeginTime``; empty once
+    it has ended."""
     said = subprocess.run(
-        ["squeue", "-h", "-j", number, "-t", "PD,R,CG", "-o", "%T"],
+        ["squeue", "-h", "-j", number, "-t", "PD,R,CG", "-o", "%T %r"],
         capture_output=True,
         text=True,
         env=env,
@@ -81,17 +82,13 @@ def epochs(run_dir: Path) -> int:
     return len(history.read_text().splitlines()) - 1 if history.exists() else 0
 
 
-def begin_again_now(number: str, env: Mapping[str, str]) -> None:
-    """Slurm waits for two minutes before it starts a job once more."""
-    until(lambda: state(number, env) == "PENDING", "the batch job to be queued again")
-
-    def begun() -> bool:
-        # Slurm sets the time after the state.
-        now = ["scontrol", "update", f"jobid={number}", "starttime=now"]
-        subprocess.run(now, stderr=subprocess.DEVNULL, env=env)
-        return state(number, env) == "RUNNING"
-
-    until(begun, "the batch job to begin again")
+def begin_again_soon(number: str, env: Mapping[str, str]) -> None:
+    """Slurm waits for two minutes before it starts a job once more. It has to wait for a second or
+    two: it would take its node's permission for the one that it has just revoked."""
+    until(lambda: state(number, env) == "PENDING BeginTime", "the batch job to be queued again")
+    update = ["scontrol", "update", f"jobid={number}", "starttime=now+5"]
+    subprocess.run(update, check=True, env=env)
+    until(lambda: state(number, env).startswith("RUNNING"), "the batch job to begin again")
 
 
 def test_a_killed_task_and_a_preempted_job_cost_no_batch(
@@ -101,12 +98,12 @@ def test_a_killed_task_and_a_preempted_job_cost_no_batch(
     number = submitted(launch(run, "--insecure", "--mode", "sync", **engine))
     until(lambda: epochs(run) > 0, "the first epoch")
     os.kill(members(run, "pserver")[0], signal.SIGKILL)
-    begin_again_now(number, engine)
+    begin_again_soon(number, engine)
     before = epochs(run)
     until(lambda: epochs(run) > before, "another epoch")
     # As Slurm does before it gives the nodes to another job.
     subprocess.run(["scancel", "--signal=TERM", number], check=True, env=engine)
-    begin_again_now(number, engine)
+    begin_again_soon(number, engine)
     until(lambda: not state(number, engine), "the batch job to end")
     log = (run / f"slurm-{number}.log").read_text()
     assert re.findall(r"(?m)^ended with status (\d+)", log) == ["137", "75"], log
