@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PYPROJECT["optional-dependencies"]
 TOOLS = ("hypothesis", "pandas", "pytest", "pytest-timeout", "safetensors")
-"""What the tests need, of the extra ``dev``."""
+"""Packages of the extra ``dev`` that the tests need."""
 
 WITHOUT = (
     "tests/psrpc/core",

@@ -244,5 +244,5 @@ def rows_left_out() -> Iterator[None]:
 
 
 def rows_are_left_out() -> bool:
-    """Whether this thread is within :func:`rows_left_out`."""
+    """Returns whether this thread is within :func:`rows_left_out`."""
     return _left_out.active

@@ -51,7 +51,7 @@ class Mirror:
         self._model = model
         self._bound: Binding | None = None
         self._tables: dict[str, TrainedTable] = {}
-        """What :meth:`load` has given to the model's layers, by the table's name."""
+        """Rows that :meth:`load` has given to the model's layers, by the table's name."""
         self._earlier: set[bytes] = set()
         """Digests of the weights of earlier calls of :meth:`load`, where there are tables."""
         self._loaded: list[tuple[Any, NDArray]] = []

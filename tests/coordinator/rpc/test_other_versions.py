@@ -1,4 +1,4 @@
-"""What a process of another version of this software is told: the table of docs/upgrading.md."""
+"""Answers to processes of another version of this software: the table of docs/upgrading.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_members_of_another_version_are_refused_by_name_and_readers_are_served(
             assert error.code == "PS131"
             versions = rf"runs version {OTHER} of this software, the coordinator {SOFTWARE};"
             assert re.search(rf"{who}.* {versions} install the same on both$", str(error))
-        # Nobody was let in, and those that only look see which version it is.
+        # None was let in, and those that only look see which version it is.
         status = client.get_job_status()
         assert (status.software, [each.state for each in status.shards]) == (SOFTWARE, ["missing"])
         assert client.get_job().software == SOFTWARE
