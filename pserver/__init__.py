@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from coordinator.launchers import launch
     from pserver.client.lookup import RowReader
     from psrpc.security.credentials import Security
     from psrpc.security.identity import Role
@@ -45,6 +46,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Security",
     "TfRecords",
+    "launch",
     "setting",
     "string_ids",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     "Security": "psrpc.security.credentials",
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
+    "launch": "coordinator.launchers",
     "setting": "worker.job.loader",
     "string_ids": "worker.embedding.embedding",
 }
@@ -81,7 +84,8 @@ def __getattr__(name: str) -> object:
     from psrpc.ops.extras import TF_MODULES, missing
 
     try:
-        value = getattr(import_module(_HOMES[name]), name)
+        home = import_module(_HOMES[name])
+        value = getattr(home, name, None) or import_module(f"{_HOMES[name]}.{name}")
     except ModuleNotFoundError as error:
         if error.name not in TF_MODULES:
             raise

@@ -46,7 +46,8 @@ def run(beside: Path, *arguments: str) -> str:
 
 
 def test_both_packages_offer_the_same() -> None:
-    assert {*worker.__all__, "Cluster", "Role", "RowReader", "Security"} == {*pserver.__all__}
+    more = {"Cluster", "Role", "RowReader", "Security", "launch"}
+    assert {*worker.__all__, *more} == {*pserver.__all__}
     for name in worker.__all__:
         assert getattr(worker, name) is getattr(pserver, name)
     for module in (pserver, worker):
