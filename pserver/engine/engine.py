@@ -185,11 +185,11 @@ class ShardEngine:
         timeout_s: float,
         pull: PullRequest,
         into: _Into,
-    ) -> tuple[PushResult, Values]:
-        """Does :meth:`push` and then :meth:`pull`, at once if this push completes the round."""
+    ) -> tuple[PushResult, Values | None]:
+        """Does :meth:`push`. Returns the values that ``pull`` asks for as well if this push
+        completes their round; with None, :meth:`pull` waits for it."""
         rows = self._pulls.check(pull, into)
-        result, values = self._push(request, arrival, timeout_s, pull.encoding, rows, after=pull)
-        return result, self.pull(pull, timeout_s, into) if values is None else values
+        return self._push(request, arrival, timeout_s, pull.encoding, rows, after=pull)
 
     def _push(
         self,

@@ -141,7 +141,8 @@ class Conversation:
         else:
             number, fence, worker = header.pull.round, request.fence, request.worker
             pull = PullRequest(fence, worker, number, None, encoding, rows, only)
-            result, values = engine.push_round(request, arrival, patience_s, pull, places.rows)
+            result, at_once = engine.push_round(request, arrival, patience_s, pull, places.rows)
+            values = at_once or engine.pull(pull, patience_s, places.rows)
         return vouch(request, result), values
 
     def _answer(

@@ -117,19 +117,18 @@ class Service:
                     self._cluster.invariants.check_accepted(self._shard, header, answer)
                 elif tensors.round is not None:
                     header = engine.credentials.push(header, "")
-                    result = engine.credentials.vouch(header, engine.push(header, sent, 0.0))
-                    self._cluster.invariants.check_accepted(self._shard, header, result)
-                    self._cluster.counts["rounds pulled with a push"] += 1
                     pull = PullRequest(
                         header.fence, header.worker, tensors.round, None, rows=tensors.wanted
                     )
-
-                    def both(values: Any) -> None:
-                        respond(values if isinstance(values, PsError) else (result, values))
-
-                    self._park(pull, both, tensors.patience_s)
-                    self.changed()
-                    return
+                    result, values = engine.push_round(header, sent, 0.0, pull, None)
+                    result = engine.credentials.vouch(header, result)
+                    self._cluster.invariants.check_accepted(self._shard, header, result)
+                    self._cluster.counts["rounds pulled with a push"] += 1
+                    if values is None:
+                        self._park_with(result, pull, respond, tensors.patience_s)
+                        return
+                    self._cluster.counts["rounds completed by a push"] += 1
+                    answer = result, values
                 else:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
@@ -174,6 +173,17 @@ class Service:
                 respond((replace(result, behind=False), values))
 
         self._park(pull, both, tensors.patience_s)
+        self.changed()
+
+    def _park_with(
+        self, result: PushResult, pull: PullRequest, respond: Respond, patience_s: float
+    ) -> None:
+        """Answers a push together with the pull that came with it."""
+
+        def both(values: Any) -> None:
+            respond(values if isinstance(values, PsError) else (result, values))
+
+        self._park(pull, both, patience_s)
         self.changed()
 
     def _park(self, request: PullRequest, respond: Respond, patience_s: float) -> None:
