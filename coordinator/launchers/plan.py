@@ -7,9 +7,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrpc.core.errors import InvalidArgument, InvalidJob
+from psrpc.core.errors import InvalidArgument, InvalidJob, InvalidSetting
 from psrpc.core.policy import MODES
-from psrpc.options.declaration import option, positive, run_path
+from psrpc.options.declaration import gpu_choice, option, positive, run_path
 from psrpc.options.settings import SecurityOptions
 
 _LAST_PORT = 65_535
@@ -32,7 +32,9 @@ class ClusterOptions(SecurityOptions):
     overrides: tuple[str, ...] = option(
         "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
     )
-    gpu: str = option("for the workers; default: auto", "auto", metavar="auto|none|INDEX")
+    gpu: str = option(
+        "for the workers; default: auto", "auto", convert=gpu_choice, metavar="auto|none|INDEX"
+    )
     connect_timeout_s: float = option(
         "how long processes look for each other; default: 300",
         300.0,
@@ -111,11 +113,18 @@ def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
 
     Raises:
         InvalidJob: there is no such job file.
+        InvalidSetting: ``--set`` has no key or no value.
         InvalidArgument: the cluster would be open to others and the user has not said so; names
             the options.
     """
     if not job.is_file():
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
+    for said in options.overrides:
+        key, equals, _ = said.partition("=")
+        if not (equals and key.strip()):
+            raise InvalidSetting(
+                f"--set {said}: expected key=value, for example epochs=3", code="PS104"
+            )
     if options.port is not None and options.port > _LAST_PORT:
         raise InvalidArgument(f"--port is {options.port}; expected 1 to {_LAST_PORT}")
     if options.certs and options.insecure:

@@ -36,6 +36,13 @@ def positive(text: str) -> int:
     return value
 
 
+def gpu_choice(text: str) -> str:
+    """Returns a choice of a GPU."""
+    if not (text in ("auto", "none") or text.isdecimal()):
+        raise ArgumentTypeError(f"{text!r} is not auto, none or the index of a GPU")
+    return text
+
+
 def duration_s(text: str) -> float:
     """Returns a number of seconds."""
     value = _number(text)

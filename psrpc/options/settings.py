@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from psrpc.core.policy import MODES
-from psrpc.options.declaration import duration_s, factor, fraction, option, positive, run_path
+from psrpc.options.declaration import (
+    duration_s,
+    factor,
+    fraction,
+    gpu_choice,
+    option,
+    positive,
+    run_path,
+)
 
 Resumption = Literal["always", "auto", "never"]
 
@@ -208,6 +216,7 @@ class WorkerOptions(ProcessOptions):
     gpu: str = option(
         "the GPU to compute on; auto takes the first one there is (default: %(default)s)",
         "auto",
+        convert=gpu_choice,
         metavar="auto|none|INDEX",
     )
     gpu_memory_fraction: float | None = option(

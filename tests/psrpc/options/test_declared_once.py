@@ -34,7 +34,10 @@ TOML = {"flag": "true", "list": '["a=1", "b=2"]', "whole number": "7", "number":
 
 def text_of(each: Option) -> str:
     """A value as an environment variable has it."""
-    return each.choices[0] if each.choices else TEXTS.get(each.kind, "some:1")
+    if each.choices:
+        return each.choices[0]
+    _, *words = (each.metavar or "").split("|")
+    return words[0] if words else TEXTS.get(each.kind, "some:1")
 
 
 def toml_of(each: Option) -> str:
