@@ -13,7 +13,7 @@ from coordinator.core.wording import of
 from coordinator.core.work import EvaluationWork, MergeWork, MetricVariable
 from psrpc.core.batch import LOSS
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.text import counted
+from psrpc.core.text import counted, first_names
 
 FINAL = "final"
 """The name of the last evaluation."""
@@ -198,7 +198,7 @@ class Evaluations:
             return f"snapshot {current.snapshot} for evaluation {current.name}"
         if len(current.states) == len(current.ranges):
             return f"{current.merger or 'a worker'} to merge evaluation {current.name}"
-        holders = ", ".join(sorted(set(current.holders.values()))) or "a worker"
+        holders = first_names(current.holders.values()) or "a worker"
         done = of(len(current.states), len(current.ranges), "task", "tasks")
         return f"{holders} to do evaluation {current.name} ({done} done)"
 

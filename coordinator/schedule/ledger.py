@@ -16,6 +16,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, WorkerClock
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
+from psrpc.core.text import first_names
 
 NOTHING_NEW = "the policy to change; nothing new is handed out under the present one"
 NOTHING_BELOW = "the hold to end; all batches below its limit are done"
@@ -246,8 +247,8 @@ class Ledger(BatchSchedule):
             return ""
         if not self._leased:
             return NOTHING_BELOW if self._todo.limited else NOTHING_NEW
-        held = [f"{name} ({len(h.leases)})" for name, h in self._holders.items() if h.leases]
-        return f"batches that are under way: {', '.join(sorted(held))}"
+        held = (f"{name} ({len(self._holders[name].leases)})" for name in self._leased.values())
+        return f"batches that are under way: {first_names(held)}"
 
     def _holds(self, worker: str) -> bool:
         holder = self._holders.get(worker)

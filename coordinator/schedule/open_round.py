@@ -19,6 +19,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
+from psrpc.core.text import first_names
 
 
 class OpenRound:
@@ -140,7 +141,9 @@ class OpenRound:
         if self.complete:
             return f"the decision of round {number} to be stored"
         done = of(self.commits, self.named, "micro-batch", "micro-batches")
-        holders = ", ".join(sorted(self.holders))
+        holders = first_names(
+            h for m in self.micros if m.committed is None for h in sorted(m.holders)
+        )
         return f"{holders} to finish round {number} ({done} done)"
 
     def find(self, batch: BatchId) -> MicroBatch | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 HIDDEN = "(not shown)"
@@ -21,10 +22,24 @@ NAME_CHARS = 255
 WORDS_CHARS = 2000
 """Most characters of a reason to wait or to fail."""
 
+NAMES_LISTED = 8
+"""Most names in a reason to wait, which a thousand workers may be given a thousand times."""
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Formats ``"1 day"`` or ``"2 days"``; ``plural`` is for irregular nouns."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Lists the first distinct names in order, and says so if there are others. Reads no further
+    than that."""
+    found: set[str] = set()
+    for name in names:
+        if name not in found and len(found) == NAMES_LISTED:
+            return f"{', '.join(sorted(found))} and others"
+        found.add(name)
+    return ", ".join(sorted(found))
 
 
 def sanitize_lines(text: str, most: int) -> str:
