@@ -141,6 +141,8 @@ def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
 
 def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> list[str]:
     command = module_command("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
+    if options.devices is not None:
+        command += ["--devices", options.devices]
     if options.gpu_memory_fraction is not None:
         command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
     if options.intra_op_threads is not None:

@@ -10,8 +10,8 @@ from typing import Literal
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.policy import MODES
 from psrpc.options.config import add_options
-from psrpc.options.declaration import gpu_choice, option, run_path
-from psrpc.options.settings import TRACE_HELP, ListenerSecurityOptions
+from psrpc.options.declaration import cpu_devices, gpu_choice, option, run_path
+from psrpc.options.settings import GPUS, TRACE_HELP, ListenerSecurityOptions
 
 ANYWHERE = "127.0.0.1:0"
 """A free port of this machine, reachable from this machine alone."""
@@ -38,8 +38,9 @@ class UpArguments(ListenerSecurityOptions):
     resume: bool = option(
         "go on from the newest checkpoint of --run-dir, or of the job's newest run", default=False
     )
-    gpu: str = option(
-        "for the workers; default: auto", "auto", convert=gpu_choice, metavar="auto|none|INDEX"
+    gpu: str = option("for the workers; default: auto", "auto", convert=gpu_choice, metavar=GPUS)
+    devices: str | None = option(
+        "for the workers: divide the CPU into N devices", None, convert=cpu_devices, metavar="cpu:N"
     )
     gpu_memory_fraction: float | None = option("for the workers", None, metavar="F")
     intra_op_threads: int | None = option(

@@ -10,7 +10,7 @@ from pathlib import Path
 from psrpc.core.errors import InvalidArgument, InvalidJob, InvalidSetting
 from psrpc.core.policy import MODES
 from psrpc.options.declaration import gpu_choice, option, positive, run_path
-from psrpc.options.settings import SecurityOptions
+from psrpc.options.settings import GPUS, SecurityOptions
 
 _LAST_PORT = 65_535
 _FIRST_PORT, _PORTS = 20_000, 10_000
@@ -32,9 +32,7 @@ class ClusterOptions(SecurityOptions):
     overrides: tuple[str, ...] = option(
         "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
     )
-    gpu: str = option(
-        "for the workers; default: auto", "auto", convert=gpu_choice, metavar="auto|none|INDEX"
-    )
+    gpu: str = option("for the workers; default: auto", "auto", convert=gpu_choice, metavar=GPUS)
     connect_timeout_s: float = option(
         "how long processes look for each other; default: 300",
         300.0,

@@ -7,6 +7,7 @@ Its flag, its environment variable, its key in a TOML file, its line in ``--help
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -37,9 +38,18 @@ def positive(text: str) -> int:
 
 
 def gpu_choice(text: str) -> str:
-    """Returns a choice of a GPU."""
-    if not (text in ("auto", "none") or text.isdecimal()):
-        raise ArgumentTypeError(f"{text!r} is not auto, none or the index of a GPU")
+    """Returns a choice of GPUs."""
+    indices = text.split(",")
+    twice = len(set(indices)) < len(indices)
+    if text not in ("auto", "none", "all") and (twice or not all(map(str.isdecimal, indices))):
+        raise ArgumentTypeError(f"{text!r} is not auto, none, all or indices of GPUs, as in 0,1")
+    return text
+
+
+def cpu_devices(text: str) -> str:
+    """Returns a number of devices that the CPU is divided into."""
+    if re.fullmatch("cpu:[1-9][0-9]?", text) is None:
+        raise ArgumentTypeError(f"{text!r} is not cpu:N, with N from 1 to 99")
     return text
 
 

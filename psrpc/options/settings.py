@@ -13,6 +13,7 @@ from typing import Literal
 
 from psrpc.core.policy import MODES
 from psrpc.options.declaration import (
+    cpu_devices,
     duration_s,
     factor,
     fraction,
@@ -23,6 +24,9 @@ from psrpc.options.declaration import (
 )
 
 Resumption = Literal["always", "auto", "never"]
+
+GPUS = "auto|none|all|I,J"
+"""How ``--help`` shows a choice of GPUs."""
 
 OFF = "off"
 """In place of an address: not at all."""
@@ -214,10 +218,17 @@ class WorkerOptions(ProcessOptions):
         metavar="FILE",
     )
     gpu: str = option(
-        "the GPU to compute on; auto takes the first one there is (default: %(default)s)",
+        "the GPU to compute on, or several for a job with `devices`; auto takes the first one "
+        "there is (default: %(default)s)",
         "auto",
         convert=gpu_choice,
-        metavar="auto|none|INDEX",
+        metavar=GPUS,
+    )
+    devices: str | None = option(
+        "divide the CPU into N devices, to try a job with `devices` without GPUs",
+        None,
+        convert=cpu_devices,
+        metavar="cpu:N",
     )
     gpu_memory_fraction: float | None = option(
         "take this part of the GPU's memory, between 0 and 1 (default: as it is needed)",

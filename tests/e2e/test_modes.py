@@ -53,6 +53,17 @@ def test_sync_with_the_keras_engine_agrees_with_the_plain_loop(
         np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+def test_sync_on_two_devices_of_a_worker_agrees_with_the_plain_loop(
+    dense_loop: Variables, tmp_path: Path
+) -> None:
+    devices = ("--devices", "cpu:2", "--set", "devices=columns")
+    run = up(JOBS / "dense.py", tmp_path / "run", "--mode", "sync", *devices)
+    assert "device='2 cpus'" in (run.run_dir / "logs" / "worker-a.log").read_text()
+    trained = load_variables(run.checkpoint)
+    for name, value in dense_loop.items():
+        np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
 def test_async_applies_every_batch_once_and_learns(tmp_path: Path) -> None:
     run = up(
         JOBS / "dense.py",

@@ -49,6 +49,13 @@ def load() -> Any:
             "sync",
             900,
         ),
+        (
+            "mnist_devices",
+            784 * 160 + 160 + 4 * (160 * 160 + 160) + 160 * 10 + 10,
+            "SGD",
+            "sync",
+            2 * 600,
+        ),
         ("module_regression", 4, "SGD", "async", 500),
     ],
 )

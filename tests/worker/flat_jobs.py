@@ -84,10 +84,16 @@ class JobStepper:
         plan: Plan | None = None,
     ) -> None:
         self.job = job
-        self.replica = Replica(job)
+        self.replica = Replica(job, device.names)
         found = model_variables(self.replica.model, without_gradient) if plan is None else ()
         self.plan = plan or make_plan([spec for spec, _ in found], shards, placement)
-        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device, wire)
+        self.step = FlatStep(
+            self.replica.make_step(self.plan),
+            self.plan,
+            device,
+            wire,
+            soft_placement=job.soft_placement,
+        )
         self.parameters = ParameterBuffers(Workspace(self.plan, wire, shared=False).sets[0])
         for name, values in self.replica.values(self.plan).items():
             self.parameters.arrays[name][:] = values

@@ -30,10 +30,13 @@ def describe_model(
     from worker.describe.tables import asked_rows
     from worker.embedding.lookups import NoRows, look_up
     from worker.model.inputs import check_inputs
+    from worker.model.placement import placed_layers
     from worker.model.variables import model_variables
     from worker.step.replica import build_step
 
     check_inputs(model, example[0])
+    if job.devices is not None:
+        placed_layers(model, job.devices)
     names: list[str] = []
     unsummed: list[str] = []
     if isinstance(model, keras.Model):

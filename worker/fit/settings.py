@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from psrpc.core.errors import InvalidSetting
+from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.options.config_keys import did_you_mean
+from psrpc.options.declaration import gpu_choice
 from worker.data.arrays import Arrays
 from worker.job.checks import check_integer
 from worker.job.job import Job
-from worker.runtime.devices import choose_gpu
 
 _UP = ("gpu", "gpu_memory_fraction", "intra_op_threads", "connect_timeout_s", "max_restarts")
 """Options of ``coordinator up`` that a cluster takes, beside those that it has by name."""
@@ -74,7 +74,10 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     if mode != "sync" and replicas:
         raise InvalidSetting(f"replicas is {replicas}, and mode {mode!r}; only sync has replicas")
     # Whether there is such a GPU, the workers know.
-    choose_gpu(str(settings.get("gpu", "auto")), sys.maxsize)
+    try:
+        gpu_choice(str(settings.get("gpu", "auto")))
+    except ArgumentTypeError as error:
+        raise InvalidArgument(f"gpu is {error}") from None
     given = {name: value for name, value in settings.items() if name in of_job}
     if mode == "sync":
         # By default they follow from the batch size.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidSetting
+from psrpc.options.config_keys import did_you_mean
+from psrpc.options.job_keys import INSTEAD
 
 
 def check_model(model: object) -> None:
@@ -92,6 +95,21 @@ def check_loss_weights(weights: object) -> None:
         )
 
 
+def check_field_names(given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses fields that a job does not have; names the nearest one, or what there is instead."""
+    for name in given:
+        if name not in known:
+            hint = f"; {INSTEAD[name]}" if name in INSTEAD else did_you_mean(name, known)
+            hint = hint or f"; its fields are {', '.join(known)}"
+            raise InvalidSetting(f"Job has no field {name}{hint}", code="PS104")
+
+
+def check_path(name: str, value: object) -> None:
+    """Refuses values other than None and paths."""
+    if value is not None and not isinstance(value, str | Path):
+        raise InvalidSetting(f"{name} is {show(value)}; expected a path")
+
+
 def check_class_weight(weights: object) -> None:
     """Refuses values other than None and a dict from integer classes to weights."""
     if weights is None:
@@ -106,6 +124,26 @@ def check_class_weight(weights: object) -> None:
             raise InvalidSetting(f"class_weight has the class {show(each)}; expected whole numbers")
         number = float(weight) if isinstance(weight, Real) else weight
         check_not_negative(f"class_weight[{each}]", number)
+
+
+def check_devices(devices: object, local_steps: int) -> None:
+    """Refuses values other than None, ``"columns"`` and a dict from patterns to indices."""
+    if devices is None:
+        return
+    if local_steps > 1:
+        raise InvalidSetting(
+            f"devices is given, and local_steps is {local_steps}; local steps run on one device: "
+            "leave one of them out"
+        )
+    if devices == "columns":
+        return
+    if not isinstance(devices, Mapping) or not devices:
+        raise InvalidSetting(
+            f"devices is {show(devices)}; expected 'columns', or indices of devices by the names "
+            "of layers, as in {'block1/*': 0, 'block2/*': 1}"
+        )
+    for pattern, index in devices.items():
+        check_integer(f"devices[{pattern!r}]", index, 0)
 
 
 def check_metrics(metrics: object) -> None:

@@ -12,8 +12,6 @@ from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidSetting
 from psrpc.core.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.core.tables import FULL_EVERY
-from psrpc.options.config_keys import did_you_mean
-from psrpc.options.job_keys import INSTEAD
 from worker.data.source import DataSource
 from worker.job import checks
 from worker.job.phases import phases_of
@@ -27,6 +25,7 @@ Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 Compression = Literal["topk", "int8"]
 ScaleLr = Literal["linear"]
+Devices = Mapping[str, int] | Literal["columns"]
 
 _COUNTS = ("batch_size", "epochs", "full_checkpoint_every", "keep_checkpoints", "local_steps")
 
@@ -154,6 +153,12 @@ class Job:
             default. For a learning rate that is a number, not a schedule.
         intra_op_threads: Threads of one TensorFlow operation in a worker. Gradients have the same
             bits only where this is pinned; None leaves it to TensorFlow.
+        devices: Devices of a worker that layers of a Keras model compute on, with their gradients:
+            ``{"block1/*": 0, "block2/*": 1}`` by the names of layers (the first pattern that fits
+            counts, others are on device 0); ``"columns"`` cuts each ``keras.layers.Dense``, of
+            whose units all devices compute a share. See docs/devices.md.
+        soft_placement: Whether layers whose device a worker lacks compute on its first one.
+            Otherwise it is refused.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
             shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
             values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards
@@ -210,20 +215,15 @@ class Job:
     stop_early: str | None = None
     reduce_lr: str | None = None
     intra_op_threads: int | None = None
+    devices: Devices | None = None
+    soft_placement: bool = False
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
     topk: float = 0.01
 
     def __new__(cls, **given: Any) -> Self:
         """Refuses unknown fields with the nearest known name, which Python's own error lacks."""
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                if name in INSTEAD:
-                    hint = f"; {INSTEAD[name]}"
-                else:
-                    hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
-                raise InvalidSetting(f"Job has no field {name}{hint}", code="PS104")
+        checks.check_field_names(given, [field.name for field in fields(cls)])
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -243,6 +243,8 @@ class Job:
         checks.check_choice("then", self.then, (*MODES, None))
         checks.check_choice("scale_lr", self.scale_lr, ("linear", None))
         checks.check_not_negative("warmup_epochs", self.warmup_epochs)
+        checks.check_devices(self.devices, self.local_steps)
+        checks.check_boolean("soft_placement", self.soft_placement)
         checks.check_choice("engine", self.engine, ("keras", "numpy"))
         checks.check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
         checks.check_choice("compression", self.compression, ("topk", "int8", None))
@@ -264,8 +266,7 @@ class Job:
         checks.check_source("train", self.train)
         if self.eval is not None:
             checks.check_source("eval", self.eval)
-        if self.init_from is not None and not isinstance(self.init_from, str | Path):
-            raise InvalidSetting(f"init_from is {checks.show(self.init_from)}; expected a path")
+        checks.check_path("init_from", self.init_from)
 
     def policy(self) -> Policy:
         """Returns the policy of the first phase.

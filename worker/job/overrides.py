@@ -112,6 +112,8 @@ FIELDS: dict[str, _Kind | None] = {
     "stop_early": _or_none(_NAME),
     "reduce_lr": _or_none(_NAME),
     "intra_op_threads": _or_none(_INTEGER),
+    "devices": _or_none(_NAME),
+    "soft_placement": _BOOLEAN,
     "wire_dtype": _NAME,
     "compression": _or_none(_NAME),
     "topk": _FLOAT,

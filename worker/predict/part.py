@@ -52,13 +52,14 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     from worker.predict.results import metric_states, save_result
     from worker.predict.shares import Share
     from worker.predict.spec import DATA, TABLES, read_parts_spec, share
-    from worker.runtime.devices import configure_devices
+    from worker.runtime.devices import choose_gpus, configure_devices
     from worker.stored.stored_data import open_stored
 
     spec = read_parts_spec(folder)
-    gpu, gpus = spec.gpu, len(tf.config.list_physical_devices("GPU"))
+    there = len(tf.config.list_physical_devices("GPU"))
+    gpus = choose_gpus("all" if spec.gpu == "auto" and there else spec.gpu, there)
     configure_devices(
-        str(index % gpus) if gpu == "auto" and gpus else gpu,
+        str(gpus[index % len(gpus)]) if gpus else "none",
         memory_fraction=spec.gpu_memory_fraction,
         intra_op_threads=spec.intra_op_threads,
     )

@@ -122,9 +122,10 @@ def run_worker(options: WorkerConfig) -> int:
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
-            # For a worker that has taken part, the job has changed since it loaded it.
+            # Once it takes part, the job has changed since; its devices (PS506) have not.
             wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
-            bad = isinstance(error, AccessDenied) or (wrong and not standing.membership.worker)
+            bad = isinstance(error, AccessDenied) or error.code == "PS506"
+            bad = bad or (wrong and not standing.membership.worker)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)
@@ -168,6 +169,7 @@ def _why_away(client: CoordinatorClient) -> PsError | None:
 
 
 def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
+    from worker.model.placement import check_enough
     from worker.runtime.devices import configure_devices
 
     asked = standing.get_job()
@@ -175,10 +177,13 @@ def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> 
     # devices nor threads can be chosen.
     device = configure_devices(
         options.gpu,
+        cpus=int(options.devices.removeprefix("cpu:")) if options.devices else 1,
         memory_fraction=options.gpu_memory_fraction,
         intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
     loaded = _load(options, asked)
+    if not loaded.job.soft_placement:
+        check_enough(loaded.job.devices, device)
     if options.slow_down > 1:
         log.warning("this worker is slowed down on purpose", times=options.slow_down)
     train(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +21,17 @@ HOST = "/CPU:0"
 
 @dataclass(frozen=True)
 class Device:
-    """The device of steps: ``name`` for TensorFlow, ``label`` for people."""
+    """The device of steps: ``name`` for TensorFlow, ``label`` for people. ``others`` are further
+    ones, over which a model may be spread (``worker.model.placement``)."""
 
     name: str
     label: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All devices, for TensorFlow."""
+        return (self.name, *self.others)
 
     @property
     def is_host(self) -> bool:
@@ -36,9 +42,17 @@ class Device:
         """Returns a context in which TensorFlow calls run on this device."""
         return contextlib.nullcontext() if self.is_host else tf.device(self.name)
 
+    def edge(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context for what cuts parameters and joins gradients within a step. If there
+        are several devices it is the host, from which each takes its part: the whole may be larger
+        than any of them."""
+        return tf.device(HOST) if self.others else contextlib.nullcontext()
+
     def receive(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Copies ``tensors`` from the host to this device; on the host returns them as they are."""
-        return tuple(tensors) if self.is_host else tuple(map(self._copy, tensors))
+        """Copies ``tensors`` from the host to this device; on the host, or if there are several,
+        returns them as they are."""
+        here = self.is_host or self.others
+        return tuple(tensors) if here else tuple(map(self._copy, tensors))
 
     def send(self, tensor: tf.Tensor) -> tf.Tensor:
         """Copies ``tensor`` from this device to the host; on the host returns it as it is."""
@@ -64,12 +78,17 @@ class Device:
 
 
 def configure_devices(
-    gpu: str, *, memory_fraction: float | None = None, intra_op_threads: int | None = None
+    gpu: str,
+    *,
+    cpus: int = 1,
+    memory_fraction: float | None = None,
+    intra_op_threads: int | None = None,
 ) -> Device:
-    """Chooses the device and configures TensorFlow; once per process, before the first op.
+    """Chooses the devices and configures TensorFlow; once per process, before the first op.
 
     Args:
-        gpu: ``auto`` (the first GPU if there is one, else the CPU), ``none`` or an index.
+        gpu: see :func:`choose_gpus`.
+        cpus: number of devices that the CPU is divided into; more than 1 leaves GPUs out.
         memory_fraction: limit as a fraction of the GPU's memory; None lets it grow as needed.
         intra_op_threads: threads of one operation; None leaves it to TensorFlow.
 
@@ -85,45 +104,69 @@ def configure_devices(
             f"--gpu-memory-fraction is {memory_fraction}; expected more than 0 and at most 1"
         )
     gpus = tf.config.list_physical_devices("GPU")
-    index = choose_gpu(gpu, len(gpus))
-    if index is None:
-        if gpus:
-            tf.config.set_visible_devices([], "GPU")
-        return Device(HOST, "cpu")
-    chosen = gpus[index]
-    tf.config.set_visible_devices([chosen], "GPU")
-    if memory_fraction is None:
-        tf.config.experimental.set_memory_growth(chosen, True)
-    else:
-        limit_mb = int(_total_memory_bytes(chosen) * memory_fraction) >> 20
-        tf.config.set_logical_device_configuration(
-            chosen, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
+    chosen = [gpus[index] for index in choose_gpus(gpu, len(gpus))] if cpus == 1 else []
+    if gpus:
+        tf.config.set_visible_devices(chosen, "GPU")
+    if not chosen:
+        return _divided_cpu(cpus)
+    if memory_fraction is not None and len(chosen) > 1:
+        raise InvalidArgument(
+            f"--gpu-memory-fraction is of one GPU, and --gpu {gpu} has {len(chosen)}; leave it out "
+            "to let memory grow as needed"
         )
-    label = tf.config.experimental.get_device_details(chosen).get("device_name", f"gpu {index}")
-    # TensorFlow numbers the only visible GPU 0.
-    return Device("/GPU:0", str(label))
+    for each in chosen:
+        if memory_fraction is None:
+            tf.config.experimental.set_memory_growth(each, True)
+        else:
+            limit_mb = int(_total_memory_bytes(each) * memory_fraction) >> 20
+            tf.config.set_logical_device_configuration(
+                each, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
+            )
+    labels = [_label(each) for each in chosen]
+    # TensorFlow numbers the visible GPUs from 0.
+    first, *others = [f"/GPU:{index}" for index in range(len(chosen))]
+    return Device(first, ", ".join(labels), tuple(others))
 
 
-def choose_gpu(gpu: str, count: int) -> int | None:
-    """Returns the index that ``gpu`` means among ``count`` GPUs; None is the CPU.
+def _divided_cpu(count: int) -> Device:
+    if count == 1:
+        return Device(HOST, "cpu")
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    )
+    return Device(HOST, f"{count} cpus", tuple(f"/CPU:{index}" for index in range(1, count)))
+
+
+def _label(gpu: Any) -> str:
+    index = gpu.name.rsplit(":", 1)[1]
+    details = tf.config.experimental.get_device_details(gpu)
+    return str(details.get("device_name", f"gpu {index}"))
+
+
+def choose_gpus(gpu: str, count: int) -> tuple[int, ...]:
+    """Returns the indices that ``gpu`` means among ``count`` GPUs; none is the CPU.
+
+    Args:
+        gpu: ``auto`` (the first GPU if there is one, else the CPU), ``none``, ``all``, or indices
+            with commas between them.
 
     Raises:
-        InvalidArgument: there is no such GPU, or ``gpu`` is not a choice.
+        InvalidArgument: there is no such GPU.
     """
     if gpu == "none":
-        return None
+        return ()
     if gpu == "auto":
-        return 0 if count else None
-    if not re.fullmatch(r"\d+", gpu):
-        raise InvalidArgument(f"--gpu is {gpu!r}; expected auto, none or the index of a GPU")
-    if int(gpu) >= count:
+        return (0,) if count else ()
+    indices = tuple(range(count)) if gpu == "all" else tuple(map(int, gpu.split(",")))
+    if not indices or max(indices) >= count:
         found = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU here"
         raise InvalidArgument(
             f"--gpu {gpu}: TensorFlow finds {found}; use --gpu none for the CPU, or check the "
             "driver and CUDA_VISIBLE_DEVICES",
             code="PS506",
         )
-    return int(gpu)
+    return indices
 
 
 def _total_memory_bytes(device: Any) -> int:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import wire_encoding
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.core.text import counted
 from psrpc.ops.retry import COMPILING
@@ -135,7 +136,8 @@ class GradientComputer:
         step = replica.make_step(plan, counts=True)
         self._step: FlatStep | LocalSteps
         if sgd is None:
-            self._step = FlatStep(step, plan, device, wire, self._compressor)
+            soft = job.soft_placement
+            self._step = FlatStep(step, plan, device, wire, self._compressor, soft_placement=soft)
         else:
             steps = job.local_steps
             self._step = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
@@ -203,11 +205,14 @@ class GradientComputer:
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``. Valid
         until the second ``swap``; row gradients until the next call. Raises InvalidJob if the step
-        fails."""
+        fails, InvalidArgument if it asks for other devices than those of this worker."""
         try:
             compiled = self._step.compiled(given)
             with nullcontext() if compiled else self._waits.on(self._compiling):
                 return self._run(given, rows)
+        except InvalidArgument:
+            # Of this worker, which has other devices than the model asks for.
+            raise
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise

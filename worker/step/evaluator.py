@@ -178,7 +178,9 @@ class Evaluator:
         ) -> tf.Tensor:
             tables = None if calls is None else FetchedRows(rows, calls, places)
             with self._device.scope():
-                loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
+                with self._device.edge():
+                    values = split_arenas(self._plan, arenas)
+                loss, outputs = self._step.loss(values, batch, tables)
                 for metric in self._counted:
                     metric.update_state(*counted_by(metric, self._model, batch, outputs))
                 return loss

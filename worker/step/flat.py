@@ -23,6 +23,7 @@ from worker.embedding.id_finder import FoundIds, row_gradients, table_specs, wit
 from worker.embedding.lookups import FetchedRows
 from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import RowsNeeded
+from worker.model.placement import check_placed
 from worker.runtime.devices import Device
 from worker.runtime.trace import TRACING, Trace, graph_function
 from worker.step.arenas import (
@@ -114,13 +115,17 @@ class FlatStep:
         device: Device,
         wire: Encoding = "plain",
         compressor: Compressor | None = None,
+        *,
+        soft_placement: bool = False,
     ) -> None:
         """``wire`` (``plain``, ``bfloat16`` or ``float16``) encodes gradients of encodable arenas,
-        unless ``compressor`` does; parameters may also arrive in it."""
+        unless ``compressor`` does; parameters may also arrive in it. Without ``soft_placement`` all
+        of the worker's devices must be used, and no others."""
         self._step = step
         self._plan = plan
         self._device = device
         self._compressor = compressor
+        self._soft_placement = soft_placement
         self._layout = Layout(plan, "plain" if compressor else wire)
         self._traces: dict[object, Trace] = {}
         self._sums = RowSums(plan.tables)
@@ -213,6 +218,7 @@ class FlatStep:
         concrete = graph_function(run).get_concrete_function(
             arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids, given.orders)
         )
+        check_placed(concrete.graph, self._device, soft=self._soft_placement)
         return Trace(concrete)
 
     def _differentiate(
@@ -222,10 +228,21 @@ class FlatStep:
         batch: Batch,
         tables: FetchedRows | None,
     ) -> tuple[tf.Tensor, ...]:
-        values = split_arenas(self._plan, arenas)
+        with self._device.edge():
+            values = split_arenas(self._plan, arenas)
         loss, changes = self._step.differentiate(values, seeds, batch, tables)
         if loss.shape.rank != 0:
             raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
+        with self._device.edge():
+            return self._outputs(values, loss, changes, tables)
+
+    def _outputs(
+        self,
+        values: Sequence[tf.Tensor],
+        loss: tf.Tensor,
+        changes: Sequence[tf.Tensor | None],
+        tables: FetchedRows | None,
+    ) -> tuple[tf.Tensor, ...]:
         spans = self._layout.spans
         buffers = [self._buffer(span, values, changes) for span in spans]
         floats = [b for span, b in zip(spans, buffers, strict=True) if not span.arena.replaced]

@@ -64,7 +64,7 @@ class KerasSource:
         return self._made.spare.arrays
 
     def build(self) -> None:
-        self._replica = Replica(self._job)
+        self._replica = Replica(self._job, self._device.names)
 
     def rows_nbytes(self, plan: Plan) -> int:
         return first_rows_nbytes(self._job, plan, self._reader(plan)) if plan.tables else 0

@@ -19,6 +19,7 @@ from worker.embedding.lookups import FetchedRows, LookUps, look_up
 from worker.model.build import layer_metrics, loss_trackers
 from worker.model.loss_scale import divided, finite
 from worker.model.metrics import TrainingMetrics
+from worker.model.placement import where_the_forward_pass_ran
 from worker.model.variables import derived
 from worker.step.step_graph import compiled_apart
 
@@ -100,7 +101,7 @@ class KerasStep:
                 # A custom loss may be float16.
                 loss = tf.cast(loss, tf.float32)
         # Custom gradients also read variables.
-        with scope, derived(self._model):
+        with scope, derived(self._model), where_the_forward_pass_ran():
             gradients = tape.gradient(loss, watched, output_gradients=scale)
         self._check_assigned(scope.assigned)
         for variable in scope.apart:

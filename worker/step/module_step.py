@@ -10,6 +10,7 @@ from tensorflow.python.autograph.core import ag_ctx
 
 from worker.data.source import Batch
 from worker.embedding.lookups import FetchedRows, LookUps, look_up
+from worker.model.placement import where_the_forward_pass_ran
 
 
 class ModuleStep:
@@ -46,7 +47,8 @@ class ModuleStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape, look_up(tables):
             tape.watch(watched)
             loss = self._loss(self._module, *batch)
-        gradients = iter(tape.gradient(loss, watched))
+        with where_the_forward_pass_ran():
+            gradients = iter(tape.gradient(loss, watched))
         changes = [
             next(gradients) if train else variable.read_value()
             for variable, train in zip(self._variables, self._trainable, strict=True)

@@ -18,6 +18,7 @@ from worker.model.build import build_loss
 from worker.model.compiled import complete
 from worker.model.loss_scale import loss_scale
 from worker.model.metrics import TrainingMetrics
+from worker.model.placement import place_layers
 from worker.model.variables import derive, model_variables, seed_variables
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
@@ -32,13 +33,16 @@ SHOWN = 6
 class Replica:
     """A built model with variables in plan order. Not thread-safe."""
 
-    def __init__(self, job: Job) -> None:
-        """Builds the model with the job's initial values. Raises InvalidJob if that fails."""
+    def __init__(self, job: Job, devices: Sequence[str] = ()) -> None:
+        """Builds the model with the job's initial values, spread over ``devices`` if there are any
+        and the job says how. Raises InvalidJob if that fails."""
         with user_code("train"):
             count = min(EXAMPLES, job.train.num_records)
             self.example: Batch = job.train.read_range(0, count)
         self.model: Any
         self.job, self.model = complete(job, self.example)
+        if job.devices is not None and devices:
+            place_layers(self.model, job.devices, devices)
 
     def variables(self, plan: Plan) -> list[Any]:
         """Returns the model's variables in plan order. Raises JobMismatch if the plan, made from

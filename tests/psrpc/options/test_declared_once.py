@@ -28,7 +28,13 @@ HEADING = "## All options"
 COMMANDS = {"coordinator": "serve", "pserver": "serve", "worker": "run"}
 ALL = [(section, each) for section in SETTINGS_OF for each in options_of(SETTINGS_OF[section])]
 
-TEXTS = {"flag": "true", "list": "a=1 b=2", "whole number": "7", "number": "1.0"}
+TEXTS = {
+    "devices": "cpu:2",
+    "flag": "true",
+    "list": "a=1 b=2",
+    "whole number": "7",
+    "number": "1.0",
+}
 TOML = {"flag": "true", "list": '["a=1", "b=2"]', "whole number": "7", "number": "1.0"}
 
 
@@ -37,7 +43,7 @@ def text_of(each: Option) -> str:
     if each.choices:
         return each.choices[0]
     _, *words = (each.metavar or "").split("|")
-    return words[0] if words else TEXTS.get(each.kind, "some:1")
+    return words[0] if words else TEXTS.get(each.key, TEXTS.get(each.kind, "some:1"))
 
 
 def toml_of(each: Option) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidArgument
-from worker.runtime.devices import choose_gpu
+from worker.runtime.devices import choose_gpus
 
 pytestmark = pytest.mark.slow
 
@@ -16,10 +16,17 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize(
     ("gpu", "count", "expected"),
-    [("auto", 0, None), ("auto", 2, 0), ("none", 2, None), ("1", 2, 1)],
+    [
+        ("auto", 0, ()),
+        ("auto", 2, (0,)),
+        ("none", 2, ()),
+        ("1", 2, (1,)),
+        ("all", 3, (0, 1, 2)),
+        ("2,0", 3, (2, 0)),
+    ],
 )
-def test_which_gpu_is_meant(gpu: str, count: int, expected: int | None) -> None:
-    assert choose_gpu(gpu, count) == expected
+def test_which_gpus_are_meant(gpu: str, count: int, expected: tuple[int, ...]) -> None:
+    assert choose_gpus(gpu, count) == expected
 
 
 @pytest.mark.parametrize(
@@ -28,12 +35,13 @@ def test_which_gpu_is_meant(gpu: str, count: int, expected: int | None) -> None:
         ("0", 0, "--gpu 0: TensorFlow finds no GPU here; use --gpu none"),
         ("1", 1, "--gpu 1: TensorFlow finds GPU 0; "),
         ("3", 3, "--gpu 3: TensorFlow finds GPUs 0 to 2; "),
-        ("first", 1, "--gpu is 'first'; expected auto, none or the index of a GPU"),
+        ("all", 0, "--gpu all: TensorFlow finds no GPU here; "),
+        ("0,2", 2, "--gpu 0,2: TensorFlow finds GPUs 0 to 1; "),
     ],
 )
 def test_a_gpu_that_is_not_there(gpu: str, count: int, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        choose_gpu(gpu, count)
+        choose_gpus(gpu, count)
     assert message in str(caught.value)
 
 

@@ -1,0 +1,203 @@
+"""Spreads a model over the devices of a worker, and its gradients with it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from psrpc.core.errors import InvalidArgument, InvalidJob
+from psrpc.core.text import first_names
+from worker.job.job import Devices
+from worker.runtime.devices import HOST, Device
+
+MORE_DEVICES = "give the worker more (--gpu 0,1), or say soft_placement=True"
+
+_OF_GRADIENTS = "gradient_tape/"
+"""Name scope of the operations of a ``tf.GradientTape`` in a graph, before the name of the forward
+operation that they differentiate."""
+
+
+def check_enough(devices: Devices | None, device: Device) -> None:
+    """Refuses a worker with fewer devices than its job names. Raises InvalidArgument."""
+    wanted = max(devices.values(), default=0) if isinstance(devices, Mapping) else 0
+    if wanted >= len(device.names):
+        raise InvalidArgument(
+            f"the job puts layers on device {wanted}, and this worker has "
+            f"{', '.join(device.names)}; {MORE_DEVICES}",
+            code="PS506",
+        )
+
+
+def place_layers(model: keras.Model, devices: Devices, names: Sequence[str]) -> None:
+    """Makes layers of a model compute on devices; changes this one object, and no values.
+
+    Args:
+        names: of the worker's devices; an index beyond them means the first.
+
+    Raises:
+        InvalidJob: a pattern fits no layer, or there is no layer to cut.
+    """
+    for layer, index in placed_layers(model, devices):
+        if index is None:
+            layer.call = _in_columns(layer, names)
+        else:
+            layer.call = _on(layer.call, names[index if index < len(names) else 0])
+
+
+def placed_layers(model: Any, devices: Devices) -> list[tuple[keras.layers.Layer, int | None]]:
+    """Returns the layers that ``devices`` means, each with the index of its device, or None if it
+    is cut.
+
+    Raises:
+        InvalidJob: the model is no Keras model, a pattern fits no layer, or there is none to cut.
+    """
+    if not isinstance(model, keras.Model):
+        raise InvalidJob(
+            f"devices is for the layers of a Keras model, and model() makes a "
+            f"{type(model).__name__}; use tf.device in the module",
+            code="PS105",
+        )
+    layers = dict(_by_path(model))
+    if devices == "columns":
+        cut = [(layer, None) for layer in layers.values() if _can_be_cut(layer)]
+        if not cut:
+            raise InvalidJob(
+                "devices is 'columns', and the model has no keras.layers.Dense to cut; name its "
+                "layers, as in {'block1/*': 0, 'block2/*': 1}",
+                code="PS105",
+            )
+        return list(cut)
+    found: dict[int, tuple[keras.layers.Layer, int | None]] = {}
+    for pattern, index in devices.items():
+        fitting = [layer for path, layer in layers.items() if fnmatchcase(path, pattern)]
+        if not fitting:
+            raise InvalidJob(
+                f"devices has {pattern!r}, which fits no layer; they are {first_names(layers)}",
+                code="PS105",
+            )
+        for layer in fitting:
+            found.setdefault(id(layer), (layer, index))
+    return list(found.values())
+
+
+def _by_path(layer: Any, above: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        if not isinstance(inner, keras.layers.InputLayer):
+            path = above + inner.name
+            yield path, inner
+            yield from _by_path(inner, f"{path}/")
+
+
+def _can_be_cut(layer: keras.layers.Layer) -> bool:
+    plain = type(layer) is keras.layers.Dense and layer.quantization_mode is None
+    return plain and not layer.lora_enabled and layer.units > 1
+
+
+def _on(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def placed(*args: Any, **options: Any) -> Any:
+        with tf.device(name):
+            return call(*args, **options)
+
+    return placed
+
+
+def _in_columns(layer: keras.layers.Dense, names: Sequence[str]) -> Callable[..., Any]:
+    """Returns ``call`` of a dense layer whose units are computed on all devices, a share on each.
+    Only the share of the weights goes there."""
+    shares = [len(part) for part in _divided(layer.units, len(names))]
+
+    @functools.wraps(layer.call)
+    def call(inputs: Any, training: bool | None = None) -> Any:  # noqa: ARG001  # as Keras calls it
+        with tf.device(HOST):
+            kernels = tf.split(layer.kernel, shares, axis=1)
+            biases = tf.split(layer.bias, shares) if layer.use_bias else [None] * len(shares)
+        parts = []
+        for name, kernel, bias in zip(names, kernels, biases, strict=True):
+            with tf.device(name):
+                part = keras.ops.matmul(inputs, kernel)
+                parts.append(part if bias is None else keras.ops.add(part, bias))
+        outputs = keras.ops.concatenate(parts, axis=-1)
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    return call
+
+
+def _divided(units: int, count: int) -> list[range]:
+    ends = [units * index // count for index in range(count + 1)]
+    return [range(start, stop) for start, stop in pairwise(ends)]
+
+
+@contextmanager
+def where_the_forward_pass_ran() -> Iterator[None]:
+    """Places the operations of gradients, made within the block while TensorFlow traces, where what
+    they differentiate was placed. By itself ``tf.GradientTape`` leaves that open, and they would
+    all be computed on the first device."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if graph is None or len({operation.device for operation in graph.get_operations()}) < 2:
+        yield
+        return
+    with graph.device(_device_of_gradient):
+        yield
+
+
+def _device_of_gradient(operation: tf.Operation) -> str:
+    if operation.device:
+        return str(operation.device)
+    _, _, forward = operation.name.partition(_OF_GRADIENTS)
+    while forward:
+        try:
+            return str(operation.graph.get_operation_by_name(forward).device)
+        except KeyError:
+            forward = forward.rpartition("/")[0]
+    # Named after a scope of the forward pass: it is where the results are that it reads.
+    own: list[str] = []
+    read: list[str] = []
+    for tensor in operation.inputs:
+        (own if _OF_GRADIENTS in tensor.op.name else read).append(str(tensor.device))
+    return next(reversed(read or list(filter(None, own))), "")
+
+
+def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
+    """Checks the devices of a step's graph against those of this worker, unless placement is
+    ``soft``.
+
+    Raises:
+        InvalidArgument: the worker lacks a device, on which TensorFlow would silently not compute,
+            or the model leaves one idle.
+    """
+    if soft:
+        return
+    there = {_canonical(each.name) for each in tf.config.list_logical_devices()}
+    asked: dict[str, str] = {}
+    for operation in graph.get_operations():
+        if operation.device:
+            asked.setdefault(operation.device, operation.name)
+    used = {_canonical(name): operation for name, operation in asked.items()}
+    for name, operation in used.items():
+        if name not in there:
+            raise InvalidArgument(
+                f"the model computes {operation!r} on {name}, and this worker has "
+                f"{first_names(there)}; {MORE_DEVICES}",
+                code="PS506",
+            )
+    for name in device.others:
+        if _canonical(name) not in used:
+            raise InvalidArgument(
+                f"this worker has {', '.join(device.names)}, and the model leaves {name} idle; "
+                "spread it by Job(devices=...), or start a worker for each device",
+                code="PS506",
+            )
+
+
+def _canonical(name: str) -> str:
+    """Returns ``/CPU:1`` for any name that TensorFlow has for it."""
+    spec = tf.DeviceSpec.from_string(name)
+    return f"/{spec.device_type}:{spec.device_index or 0}"
