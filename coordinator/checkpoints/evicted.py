@@ -1,7 +1,7 @@
 """Evicted rows of a run: keeps them when their checkpoint is removed, and finds them again.
 
-Each checkpoint has the rows evicted since the previous one. So the rows of all checkpoints in the
-history of a state belong together, and outlive the checkpoints.
+Each checkpoint has the rows evicted since the previous one. So the evicted rows of a
+state are spread over all checkpoints of its history; their files stay when those are removed.
 """
 
 from __future__ import annotations

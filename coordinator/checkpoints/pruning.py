@@ -53,7 +53,8 @@ class Pruner:
     def find(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> Removable:
-        """Finds what :meth:`prune` would remove. Reads the newest checkpoint back, once."""
+        """Finds what :meth:`prune` would remove. Reads each checkpoint back
+        once, while it is the newest."""
         try:
             found = find_checkpoints(self._checkpoints, self._storage)
         except CheckpointError as error:

@@ -109,7 +109,7 @@ class Snapshots:
             self._writing.add(order.name)
 
     def withdraw(self, name: str) -> None:
-        """Withdraws a recorded order that is not sent."""
+        """Drops a recorded order that will not be sent after all."""
         del self._pending[name]
 
     def report(self, name: str, file: ShardFile, error: str) -> Taken | Failed | None:

@@ -61,8 +61,8 @@ class GiveUp:
 class Restarts:
     """Counts the restarts of a job and detects crash loops. Not thread-safe.
 
-    A SIGKILL from outside says nothing about the next life, so it counts against ``limit`` but not
-    as part of a crash loop.
+    A SIGKILL from outside does not suggest that the restarted process will die, too, so it counts
+    against ``limit`` but not as part of a crash loop.
     """
 
     def __init__(self, limit: int = MAX_RESTARTS) -> None:

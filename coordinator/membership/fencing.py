@@ -32,7 +32,8 @@ class FencingOrders:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a generation, which previously revoked workers cannot reach."""
+        """Begins a generation without revocations: its number alone refuses workers that were
+        revoked before."""
         self._number = 0
         self._pending: list[Revocation] = []
         self._obeyed = [0] * self._shards

@@ -17,7 +17,7 @@ from psrpc.core.errors import AccessDenied, ResourceExhausted, StaleGeneration
 LEASE_S = 10.0
 """Silence in seconds after which a shard or worker counts as gone. Two heartbeats that time out and
 the wait for a third fit in it, so a member that is alive is not taken for gone: a test compares it
-with ``HEARTBEAT_S`` and the deadline of the call. Members are told it and do not use it."""
+with ``HEARTBEAT_S`` and the deadline of the call. Only the coordinator knows it."""
 
 CROWD = 250
 """Workers that send heartbeats as often as all members do. Of more, each one that registers sends
@@ -202,8 +202,9 @@ class Membership:
         return worker
 
     def allowed_s(self, worker: Worker) -> float:
-        """Returns the silence in seconds after which ``worker`` counts as gone: its longer pauses
-        are three tenths of :data:`LEASE_S`, the rest are deadlines of calls."""
+        """Returns the silence in seconds after which ``worker`` counts as gone. Three tenths of
+        :data:`LEASE_S` are pauses between heartbeats, which ``calm`` lengthens; the rest are
+        deadlines of calls, which it does not."""
         return self.lease_s * (1 + 0.3 * (worker.calm - 1))
 
     def leave_worker(self, name: str) -> bool:

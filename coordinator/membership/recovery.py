@@ -139,7 +139,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
 def go_over(
     holdings: Sequence[HeldState], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:
-    """Returns each shard's order at a policy change without loss: all shards hold the same batches,
-    and their versions become the global ``step``."""
+    """Returns the orders for a policy change in which no shard was lost: all hold the same batches,
+    each keeps what it holds, and its version becomes the global ``step``."""
     keep = Begin(generation, policy, keep=True, settings=settings, version=step)
     return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

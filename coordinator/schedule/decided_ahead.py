@@ -213,7 +213,8 @@ class DecidedAhead:
         return RoundsLease(attempts) if attempts else None
 
     def commit(self, worker: str, report: Report) -> MicroBatch | None:
-        """Commits the attempt of a report; returns its micro-batch, None if it does not count."""
+        """Marks the reported attempt as committed and returns its micro-batch; None if the attempt
+        is unknown, another worker's, or too late."""
         micro = self._micros.get(report.batch)
         if micro is None or micro.committed is not None:
             return None

@@ -64,7 +64,7 @@ class FirstRows:
             self._lock.release()
 
     def forget(self) -> None:
-        """Drops the tables, which the shard has taken over and now changes."""
+        """Drops the reference to the tables; the shard owns and changes them now."""
         self._tables = None
 
 

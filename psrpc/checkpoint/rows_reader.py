@@ -3,10 +3,6 @@
 A part may be larger than memory, and its columns lie one after the other, so a block of rows is
 read from many places. The first pass also records a checksum of each piece that the second one
 reads, so that every block has the bytes that were compared with the manifest.
-
-A part may be larger than memory, and its columns lie one after the other, so a block of rows is
-read from many places. While the file's digest is taken, so is a checksum of each piece that will
-be read again: what is handed out is what was compared with the manifest.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class IntervalSet:
         return at >= 0 and start < self._stops[at]
 
     def end_of(self, member: int) -> int:
-        """Returns the least integer from ``member`` on that is not in the set."""
+        """Returns the least integer of at least ``member`` that is not in the set."""
         at = bisect_right(self._starts, member) - 1
         return max(member, self._stops[at]) if at >= 0 else member
 

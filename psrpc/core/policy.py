@@ -202,7 +202,7 @@ class Policy:
 
     @property
     def taken(self) -> int:
-        """M, micro-batches of one update; 1 without rounds."""
+        """Micro-batches of one update: ``aggregate`` if set, else ``replicas``; 1 without rounds."""
         return self.aggregate or self.replicas or 1
 
     @property
@@ -231,7 +231,7 @@ class Policy:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Policy:
-        """The inverse of :meth:`to_json`. Raises InvalidSetting; names the setting."""
+        """The inverse of :meth:`to_json`. Raises InvalidSetting, which names the setting."""
         unknown = set(document) - set(SETTINGS)
         if unknown:
             raise InvalidSetting(f"a policy has no {', '.join(sorted(unknown))}")

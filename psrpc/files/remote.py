@@ -108,7 +108,7 @@ def find(url: str, *, patterns: bool = True) -> list[RemoteFile]:
 
 
 def find_in(url: str) -> dict[str, RemoteFile]:
-    """Lists the files directly in a directory, by name; empty if there is no such directory.
+    """Returns the files directly in a directory by their names; empty if there is no such directory.
 
     Raises:
         InvalidData: the store is unusable; says why.

@@ -22,10 +22,10 @@ def is_url(name: object) -> bool:
 
 
 def location(name: str | Path) -> Path | str:
-    """Returns a local path as a ``Path``, and a URL unchanged.
+    """Returns local paths and ``file://`` URLs as a ``Path``, other URLs unchanged.
 
     Raises:
-        InvalidData: ``name`` is a URL in a ``Path``, which has removed a slash.
+        InvalidData: ``name`` is a URL in a ``Path``, which turns ``//`` into ``/``.
     """
     text = str(name)
     if isinstance(name, Path) and _LOST_SLASH.match(text):

@@ -129,7 +129,7 @@ class Announcer:
         self._said = ""
 
     def waiting(self, reason: str, now: float) -> None:
-        """Records that the wait goes on; callers may call this at any rate."""
+        """Records that the wait goes on; callers may call this as often as they like."""
         if self._since is None:
             self._since = self._said_at = now
             self._said = ""

@@ -3,10 +3,6 @@
 Sources, highest precedence first: the command line, ``PSERVER_*`` in the environment, a TOML file
 (``--config FILE``), ``TF_CONFIG``, the default. A new field of the class that declares a command's
 options can be set in all of them at once. Imports nothing slow.
-
-In this order: the command line, ``PSERVER_*`` in the environment, a TOML file (``--config FILE``),
-``TF_CONFIG``, the default. A new field of the class that declares a command's options can be set
-everywhere at once. Imports nothing that takes long.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The commands that start a job cannot import ``Job``, so the fields are listed here; a test compares
 them.
-
-The commands that start a job cannot import ``Job``. A test compares this with its fields.
 """
 
 from __future__ import annotations

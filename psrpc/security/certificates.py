@@ -185,9 +185,6 @@ def read_secret(path: Path) -> bytes:
     """Reads a small file that only its owner may read. Group members may read a file of root, such
     as a secret mounted by an orchestrator: PostgreSQL has the same rule for its keys.
 
-    Group members may read a file of root, such as a secret that an orchestrator mounts: PostgreSQL
-    has the same rule for its keys.
-
     Raises:
         InvalidArgument: others may read it; says what to run.
     """

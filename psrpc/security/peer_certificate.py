@@ -122,10 +122,7 @@ class _Call:
 
 class LiveCalls:
     """The open calls of one server by callers with certificates. Thread-safe. One timer checks
-    them, and runs only while there are calls.
-
-    One timer looks, and only while there are calls.
-    """
+    them, and runs only while there are calls."""
 
     def __init__(
         self, objection: Callable[[Peer], AccessDenied | None], look_s: float = LOOK_S

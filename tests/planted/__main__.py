@@ -23,7 +23,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from tests.planted.patches import BadPatch, Planted, Tree, all_planted
+from tests.planted.patches import BadPatch, Planted, Tree, all_planted, rebase
 
 CATCH_S = 240.0
 """A catcher that takes longer has hung, which catches nothing."""
@@ -104,11 +104,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
     parser.add_argument("names", nargs="*", help="patches, without .patch; default: all")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument("--rebase", action="store_true", help="write patches anew, and run nothing")
     args = parser.parse_args()
     chosen = [p for p in all_planted() if not args.names or p.name in args.names]
     unknown = set(args.names) - {p.name for p in chosen}
     if unknown or not chosen:
         parser.error(f"no such patch: {', '.join(sorted(unknown)) or 'there are none'}")
+    if args.rebase and not args.names:
+        parser.error("--rebase needs the names of patches")
+    if args.rebase:
+        with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
+            tree = Tree(Path(scratch) / "tree")
+            for planted in chosen:
+                rebase(planted, tree.directory)
+        return 0
     # A log shows whole names; a terminal wraps them.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     began = time.monotonic()

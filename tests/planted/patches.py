@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -16,6 +17,9 @@ PACKAGES = ("psrpc", "pserver", "coordinator", "worker", "tests", "examples", "p
 """What a copy of the tree needs to run tests; ``benchmarks`` and the rest stay behind."""
 
 _HEADER = re.compile(r"^(Breaks|Caught by): (.+)$", re.MULTILINE)
+
+
+_CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 
 
 class BadPatch(Exception):
@@ -86,6 +90,26 @@ class Tree:
 
     def _apply(self, planted: Planted, *options: str) -> None:
         apply(planted, self.directory, *options)
+
+
+def rebase(planted: Planted, directory: Path) -> None:
+    """Writes a patch anew for the source in ``directory``, which has changed beside the lines that
+    it takes out.
+
+    Raises:
+        BadPatch: these lines are no longer there; nothing is written.
+    """
+    text = planted.path.read_text()
+    paths = _CHANGED.findall(text)
+    before = {path: (directory / path).read_text() for path in paths}
+    apply(planted, directory, "-C0")
+    parts = [text.partition("\n--- ")[0] + "\n"]
+    for path, old in before.items():
+        new = (directory / path).read_text()
+        old_lines, new_lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+        parts += difflib.unified_diff(old_lines, new_lines, f"a/{path}", f"b/{path}", n=1)
+        (directory / path).write_text(old)
+    planted.path.write_text("".join(parts))
 
 
 def apply(planted: Planted, directory: Path, *options: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.patches import ROOT, BadPatch, Planted, all_planted, apply, read
+from tests.planted.patches import ROOT, BadPatch, Planted, all_planted, apply, read, rebase
 
 PLANTED = all_planted()
 
@@ -34,3 +34,20 @@ def test_a_patch_without_a_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.patch").write_text("--- a/x\n+++ b/x\n")
     with pytest.raises(BadPatch, match="Breaks"):
         read(tmp_path / "x.patch")
+
+
+def test_a_patch_is_written_anew_while_the_lines_that_it_takes_out_are_there(
+    tmp_path: Path,
+) -> None:
+    head = "Breaks: A rule.\nCaught by: tests/x.py\n\n--- a/x\n+++ b/x\n"
+    patch, source = tmp_path / "x.patch", tmp_path / "x"
+    patch.write_text(f"{head}@@ -1,3 +1,2 @@\n before\n-checked\n after\n")
+    source.write_text("new\nchanged\nchecked\nafter\n")
+    with pytest.raises(BadPatch, match="does not fit"):
+        apply(read(patch), tmp_path)
+    rebase(read(patch), tmp_path)
+    assert patch.read_text() == f"{head}@@ -2,3 +2,2 @@\n changed\n-checked\n after\n"
+    assert "checked" in source.read_text()
+    source.write_text("gone\n")
+    with pytest.raises(BadPatch, match="does not fit"):
+        rebase(read(patch), tmp_path)

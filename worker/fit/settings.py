@@ -46,11 +46,11 @@ _THE_FITS = {
 
 
 def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Checks the arguments of ``pserver.Cluster`` where they are given.
+    """Checks the arguments of ``pserver.Cluster`` when it is made.
 
     Args:
-        named: those that a cluster has by name.
-        settings: the further ones.
+        named: its declared parameters.
+        settings: its further keyword arguments.
 
     Raises:
         InvalidJob: a setting is unknown, ``fit`` sets it, its value is invalid, or it does not fit

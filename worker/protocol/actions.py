@@ -226,8 +226,8 @@ class Commit(Action):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Answers ``Commit``: the next ``psrpc.v1.Lease``, and whether the next round's parameters have
-    come."""
+    """The reply to ``Commit``: the next ``psrpc.v1.Lease``, and whether the next round's parameters
+    have been pulled."""
 
     lease: coordinator_pb2.Lease
     pulled: bool = False

@@ -110,8 +110,8 @@ class GradientSource(Protocol):
         """Cancels the expected batches."""
 
     def waiting(self, now: bool, /) -> None:
-        """Records whether the using thread waits for shards, a good time to read ahead. Any thread
-        may call it."""
+        """Says whether the training thread waits for shards; while it does, batches are read ahead.
+        Any thread may call it."""
 
     def read(self, batch: BatchId) -> Any:
         """Returns the data of ``batch``, for :meth:`gradient`."""

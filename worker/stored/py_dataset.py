@@ -1,4 +1,4 @@
-"""A ``keras.utils.PyDataset`` as records: each batch by its index."""
+"""Reads the batches of a ``keras.utils.PyDataset`` by index, and presents them as records."""
 
 from __future__ import annotations
 
