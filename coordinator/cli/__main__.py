@@ -29,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
 COMMANDS = {
     "serve": ("coordinator.cli.serve", "serve one job until it is done"),
     "up": ("coordinator.cli.up", "run a job with shards and workers on this machine"),
-    "launch": ("coordinator.launchers.cli", "run a job on a cluster that Slurm or MPI looks after"),
+    "launch": (
+        "coordinator.launchers.cli",
+        "run a job on a cluster of Slurm, MPI or Ray",
+    ),
     "status": ("coordinator.cli.status", "show what a running job does"),
     "dashboard": ("coordinator.cli.dashboard", "show a job that runs elsewhere to browsers here"),
     "doctor": ("coordinator.doctor.cli", "say why a coordinator cannot be reached, and what to do"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_of
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.declaration import NotThis, options_of
+
+if TYPE_CHECKING:
+    from coordinator.launchers.ray import RayResult
 
 
 def slurm(
@@ -39,6 +42,43 @@ def slurm(
     batch = slurm.BatchOptions(dict(sbatch or {}))
     slurm.check_slots(plan, batch)
     return slurm.submit(slurm.write_script(plan, batch, Path.cwd()))
+
+
+def ray(
+    job: str | Path,
+    *,
+    run_dir: str | Path,
+    address: str | None = None,
+    strategy: str = "PACK",
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+    max_restarts: int = 10,
+    place_s: float = 120.0,
+    **options: object,
+) -> RayResult:
+    """Runs a cluster in Ray until the job is done, a process in an actor each; Ctrl-C and SIGTERM
+    drain it.
+
+    Args:
+        job: the job file, which all nodes see.
+        run_dir: a directory that all nodes see; the same call again goes on with its run.
+        address: HOST:PORT of a running Ray; None for the one that this process is connected to,
+            else that of RAY_ADDRESS, else a new one on this machine, which ends with the call.
+        strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        resources: of one process, by role, such as ``{"worker": {"CPU": 4, "GPU": 1}}``; roles
+            that are left out have one CPU.
+        max_restarts: how often processes are started again, all together.
+        place_s: seconds that Ray may take to find places.
+        options: fields of `ClusterOptions`, such as ``shards=2, workers=4, certs="certs"``.
+
+    Raises:
+        PsError: an option is wrong, Ray is missing or has no room, a node does not see the run
+            directory, or the job ended in another way; has the reason.
+    """
+    from coordinator.launchers.ray import run
+    from coordinator.launchers.ray_plan import RayOptions
+
+    plan = plan_from(job, run_dir, options)
+    return run(plan, RayOptions(address, strategy, resources or {}, max_restarts, place_s))
 
 
 def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object]) -> LaunchPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -45,13 +45,26 @@ def check_tensorflow(what: str, otherwise: str = "") -> None:
     Raises:
         InvalidJob: one of them is missing, or older than this package supports.
     """
-    for name, module in (("TensorFlow", "tensorflow"), ("Keras", "keras")):
+    _check(what, {"TensorFlow": "tensorflow", "Keras": "keras"}, _TF, otherwise)
+
+
+def check_ray(what: str) -> None:
+    """Checks that ``what`` finds Ray as the extra ``ray`` has it; does not import it.
+
+    Raises:
+        InvalidJob: it is missing, or older than this package supports.
+    """
+    _check(what, {"Ray": "ray"}, "ray")
+
+
+def _check(what: str, modules: Mapping[str, str], extra: str, otherwise: str = "") -> None:
+    for name, module in modules.items():
         if sys.modules.get(module) is None and find_spec(module) is None:
-            raise missing(what, name, _TF, otherwise)
-    for module, least, found in _too_old(_requirements(), ("tensorflow", "keras")):
+            raise missing(what, name, extra, otherwise)
+    for module, least, found in _too_old(_requirements(), modules.values()):
         raise InvalidJob(
             f"{what} needs {module} {least} or newer; {found} is installed in {sys.prefix}: "
-            f"{install_command(_TF)}",
+            f"{install_command(extra)}",
             code=CODE,
         )
 

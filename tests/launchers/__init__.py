@@ -1,1 +1,1 @@
-"""Clusters that real engines start: Slurm and MPI."""
+"""Clusters that real engines start: Slurm, MPI and Ray."""
