@@ -18,7 +18,7 @@ from coordinator.launchers.ray_plan import (
     Bundle,
     RayOptions,
     amounts_of,
-    check_room,
+    check_places,
     tasks_of,
     total,
 )
@@ -65,7 +65,7 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
         tasks = tasks_of(plan, options)
         bundles = {name: options.bundle(name) for name in tasks}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(bundles, options.strategy, nodes)
+        check_places(bundles, options.strategy, nodes)
         with _token(plan.options.run_dir) as token, placed(bundles, options) as actors:
             driver = RayDriver(
                 tasks,

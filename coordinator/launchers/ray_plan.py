@@ -106,7 +106,7 @@ def described(plan: LaunchPlan, options: RayOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_room(bundles: Mapping[str, Bundle], strategy: str, nodes: Sequence[Bundle]) -> None:
+def check_places(bundles: Mapping[str, Bundle], strategy: str, nodes: Sequence[Bundle]) -> None:
     """Checks that all processes can have a place at the same time, were nothing else there: Ray
     lets others wait without end.
 

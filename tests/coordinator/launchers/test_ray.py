@@ -13,7 +13,7 @@ import pytest
 from coordinator.cli.__main__ import main
 from coordinator.launchers import launch
 from coordinator.launchers.ray import check_answers
-from coordinator.launchers.ray_plan import check_room
+from coordinator.launchers.ray_plan import check_places
 from psrpc.core.errors import InvalidArgument, InvalidJob, LaunchFailed
 from psrpc.ops import extras
 from tests.e2e.cluster import EXAMPLES
@@ -40,14 +40,14 @@ def test_a_cluster_that_never_fits_is_refused(
     asked: list[dict[str, float]], strategy: str, nodes: list[dict[str, float]], said: str
 ) -> None:
     with pytest.raises(LaunchFailed, match=said) as refused:
-        check_room(bundles(*asked), strategy, nodes)
+        check_places(bundles(*asked), strategy, nodes)
     assert "\n" not in str(refused.value)
 
 
 def test_a_cluster_that_fits_is_not() -> None:
-    check_room(bundles({"CPU": 4, "GPU": 1}, {"CPU": 4, "GPU": 1}), "SPREAD", [GPU_NODE] * 2)
-    check_room(bundles({"CPU": 0.5}, {"CPU": 0.5}), "STRICT_PACK", [{"CPU": 1}])
-    check_room(bundles({"CPU": 1}, {"CPU": 1}), "STRICT_SPREAD", [{"CPU": 1}] * 2)
+    check_places(bundles({"CPU": 4, "GPU": 1}, {"CPU": 4, "GPU": 1}), "SPREAD", [GPU_NODE] * 2)
+    check_places(bundles({"CPU": 0.5}, {"CPU": 0.5}), "STRICT_PACK", [{"CPU": 1}])
+    check_places(bundles({"CPU": 1}, {"CPU": 1}), "STRICT_SPREAD", [{"CPU": 1}] * 2)
 
 
 @pytest.mark.parametrize(
