@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,22 @@ class Host:
         terminals = [Terminal(self._inside(script), script) for script in scripts]
         return [terminal.wait() for terminal in terminals]
 
+    def run_served(self, scripts: Sequence[str]) -> list[Ended]:
+        """Runs all scripts but the last one at the same time, meanwhile the last one again and
+        again until it works or one of the others has ended, and then presses Ctrl-C in the others.
+        """
+        *servers, client = scripts
+        terminals = [Terminal(self._inside(script), script) for script in servers]
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            ended = self.run(client)
+            over = time.monotonic() >= deadline or any(not each.alive for each in terminals)
+            if ended.status == 0 or over:
+                break
+        for terminal in terminals:
+            terminal.interrupt()
+        return [*(terminal.wait() for terminal in terminals), ended]
+
     def run_until(self, text: str, script: str) -> Ended:
         """Runs a script until it has printed ``text``, and then presses Ctrl-C.
 
@@ -124,9 +141,19 @@ class Terminal:
         # What it has started in the background holds the output open.
         self._signal(signal.SIGKILL)
         self._reader.join(10)
-        if self._awaited:
+        if self._awaited or self._interrupted:
             status = 0 if self._interrupted and status in (0, 130, -signal.SIGINT) else status or 1
         return Ended(self._command, status, "".join(self._printed))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the command runs."""
+        return self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """Presses Ctrl-C."""
+        self._interrupted = True
+        self._signal(signal.SIGINT)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -134,8 +161,7 @@ class Terminal:
             for line in printed:
                 self._printed.append(line)
                 if self._awaited and self._awaited in line and not self._interrupted:
-                    self._interrupted = True
-                    self._signal(signal.SIGINT)
+                    self.interrupt()
 
     def _signal(self, number: int) -> None:
         try:

@@ -12,6 +12,7 @@ from tests.docs.blocks import (
     INTERRUPTED,
     LOOSE,
     SAVED,
+    SERVED,
     SHELL,
     TERMINALS,
     Block,
@@ -34,7 +35,7 @@ def fault(block: Block) -> str:
         return ""
     if python and block.how == GOES_ON:
         return ""
-    if shell and (block.how == TERMINALS or INTERRUPTED.fullmatch(block.how)):
+    if shell and (block.how in (TERMINALS, SERVED) or INTERRUPTED.fullmatch(block.how)):
         return ""
     return f"is in {block.language or 'shell'} and cannot be run {block.how!r}"
 

@@ -13,6 +13,7 @@ from tests.docs.blocks import (
     GOES_ON,
     INTERRUPTED,
     SAVED,
+    SERVED,
     SHELL,
     TERMINALS,
     Block,
@@ -54,6 +55,8 @@ def follow(block: Block, host: Host) -> list[Ended]:
         return [host.run("python program.py")]
     if interrupted := INTERRUPTED.fullmatch(block.how):
         return [host.run_until(interrupted[1], block.code)]
+    if block.how == SERVED:
+        return host.run_served(block.code.splitlines())
     if block.how == TERMINALS:
         return host.run_together(block.code.splitlines())
     return [host.run(block.code)]
