@@ -9,7 +9,6 @@ from coordinator.launch.restarts import MAX_RESTARTS
 from coordinator.launchers.plan import ClusterOptions, LaunchPlan
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.exit_status import DRAINED, INTERRUPTED
-from psrpc.ops.logs import configure
 from psrpc.options.config import add_options
 from psrpc.options.declaration import positive
 
@@ -118,6 +117,7 @@ def _run_slurm(plan: LaunchPlan, args: argparse.Namespace) -> int:
 
 def _run_ray(plan: LaunchPlan, args: argparse.Namespace) -> int:
     from coordinator.launchers import ray, ray_plan
+    from psrpc.ops.logs import configure
 
     options = ray_plan.RayOptions(
         args.address,

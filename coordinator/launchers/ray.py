@@ -76,7 +76,11 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
                 max_restarts=options.max_restarts,
                 place_s=options.place_s,
             )
-            driver.run()
+            try:
+                driver.run()
+            except ray.exceptions.RayError as error:
+                why = str(error).strip().partition("\n")[0]
+                raise LaunchFailed(f"Ray has failed: {type(error).__name__}: {why}") from error
             steps = int(read_summary(plan.options.run_dir).get("global_step") or 0)
             return RayResult(plan.options.run_dir, 0, steps, driver.restarts)
 

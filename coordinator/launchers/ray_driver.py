@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,8 +272,9 @@ class RayDriver:
             ready, _ = ray.wait(list(self._runs), timeout=TICK_S, fetch_local=False)
             for reference in ready:
                 name = self._runs.pop(reference)
-                if self._result(reference) is None:
-                    self._runs[self._actors[name].look.remote()] = name
+                with suppress(LaunchFailed):
+                    if self._result(reference) is None:
+                        self._runs[self._actors[name].look.remote()] = name
 
     def _drain(self) -> None:
         for name in self._runs.values():

@@ -8,8 +8,8 @@ A comment before a block, on a line of its own or at the end of the text before 
     <!-- run: saved as NAME -->                   written to a file of this name
     <!-- run: until "TEXT", then Ctrl-C -->       interrupted once it has printed TEXT
     <!-- run: each line in a terminal of its own -->
-    <!-- run: each line in a terminal of its own, the last one until it works -->
-                                                  then Ctrl-C in all others
+    <!-- run: each serve in a terminal of its own, then the others until they work -->
+                                                  then Ctrl-C in the first ones
     <!-- not run: REASON -->
 
 All blocks of a page run one after the other in one copy of the repository, on a host called
@@ -32,7 +32,7 @@ INDENTED = re.compile(r"\n\n( {4}(?=\S)(?!- |\d\. ).*)")
 SAVED = re.compile(r"saved as (\S+)")
 INTERRUPTED = re.compile(r'until "(.+)", then Ctrl-C')
 TERMINALS = "each line in a terminal of its own"
-SERVED = f"{TERMINALS}, the last one until it works"
+SERVED = "each serve in a terminal of its own, then the others until they work"
 GOES_ON = "with the block before"
 
 SHELL = ("", "sh", "bash")

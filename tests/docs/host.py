@@ -77,11 +77,9 @@ class Host:
         terminals = [Terminal(self._inside(script), script) for script in scripts]
         return [terminal.wait() for terminal in terminals]
 
-    def run_served(self, scripts: Sequence[str]) -> list[Ended]:
-        """Runs all scripts but the last one at the same time, meanwhile the last one again and
-        again until it works or one of the others has ended, and then presses Ctrl-C in the others.
-        """
-        *servers, client = scripts
+    def run_served(self, servers: Sequence[str], client: str) -> list[Ended]:
+        """Runs servers, and meanwhile ``client`` again and again until it works or one of them has
+        ended; then presses Ctrl-C in all servers."""
         terminals = [Terminal(self._inside(script), script) for script in servers]
         deadline = time.monotonic() + LIMIT_S
         while True:

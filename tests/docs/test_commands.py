@@ -56,7 +56,9 @@ def follow(block: Block, host: Host) -> list[Ended]:
     if interrupted := INTERRUPTED.fullmatch(block.how):
         return [host.run_until(interrupted[1], block.code)]
     if block.how == SERVED:
-        return host.run_served(block.code.splitlines())
+        lines = block.code.splitlines()
+        servers = [line for line in lines if " serve " in line]
+        return host.run_served(servers, "\n".join(line for line in lines if line not in servers))
     if block.how == TERMINALS:
         return host.run_together(block.code.splitlines())
     return [host.run(block.code)]
