@@ -36,6 +36,7 @@ PAUSE_S = 1.5
 a process that left because the job is over is not started for nothing."""
 
 _LOST = -9
+_SAME = "install tf-pserver in the same version on every node"
 _ERROR = re.compile(r"error (PS\d{3}): ")
 
 
@@ -150,6 +151,10 @@ class RayDriver:
         try:
             return ray.get(reference, timeout=self._place_s)
         except RayActorError as error:
+            if error.actor_init_failed:
+                raise LaunchFailed(
+                    f"an actor cannot begin: {_last_error(error)}; {_SAME}"
+                ) from None
             return ProcessEnd(_LOST, "was lost with its actor", words=(_first_line(error),))
         except RayTaskError as error:
             raise LaunchFailed(f"an actor cannot run its process: {error.cause}") from None
@@ -280,6 +285,11 @@ class RayDriver:
         for name in self._runs.values():
             self._actors[name].stop.remote(GRACE_S)
         self._wait_for_ends(GRACE_S + LEAVE_S)
+
+
+def _last_error(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if "Error: " in line), lines[0])
 
 
 def _first_line(error: Exception) -> str:
