@@ -83,8 +83,8 @@ class GradientSource(Protocol):
 
     @property
     def spare(self) -> Mapping[str, Array]:
-        """Where to receive parameters: arena name -> ``[length]``; the same two mappings as long as
-        the workspace is the same."""
+        """Where to receive parameters: arena name -> ``[length]``. Alternates between two mappings,
+        which stay the same as long as the workspace does."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""
@@ -133,8 +133,8 @@ class GradientSource(Protocol):
         """Records that all shards but ``unused`` have used or will use the last gradient."""
 
     def not_finite(self, batch: BatchId, /) -> str:
-        """Names the records of ``batch`` that are not finite, after its gradient was not; empty if
-        all are, or if unknown."""
+        """Names the records of ``batch`` that have NaN or infinite values, to explain a gradient
+        that is not finite. Empty if there are none, or if unknown."""
 
     def take_back(self) -> None:
         """Records that no shard has used or will use the last gradient, if not settled yet."""

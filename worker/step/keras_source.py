@@ -30,7 +30,8 @@ from worker.step.replica import Replica
 
 
 class KerasSource:
-    """A :class:`worker.step.gradient_source.GradientSource`; caches plan-dependent parts."""
+    """A :class:`worker.step.gradient_source.GradientSource` for Keras models and ``tf.Module``;
+    caches the parts that depend on the plan."""
 
     def __init__(
         self,

@@ -235,7 +235,7 @@ class LocalSteps:
     def _difference(
         self, first: tuple[tf.Tensor, ...], last: tuple[tf.Tensor, ...]
     ) -> tuple[tf.Tensor, ...]:
-        """Returns what is pushed of each arena, and :func:`power_of` it."""
+        """Returns the buffer to push of each arena, and :func:`power_of` them."""
         with self._device.scope():
             arenas = self._plan.arenas
             buffers = [
