@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 DATA = "data"
-"""Directory of the data, beside it."""
+"""Directory of the data, in the same folder."""
 
 TABLES = "tables"
-"""Directory of the rows of embedding tables; none without tables."""
+"""Directory of the rows of embedding tables, in the same folder; absent without tables."""
 
 _FILE = "parts.json"
 
