@@ -44,7 +44,8 @@ class IdsTrace:
 
     Attributes:
         tables: each once, as the layers name them, in the order of the calls.
-        calls: the calls of layers in order; tables by their index in the finder's.
+        calls: the calls of layers in order. Their indices of tables are places in ``tables``, or,
+            within an :class:`IdFinder`, in the plan's tables.
         shapes: the shape of each call's ids; None for dimensions that differ between batches.
         find: returns the ids of each call for the flattened tensors of ``(seeds, batch)``.
     """
@@ -145,7 +146,8 @@ def trace_ids(
     *,
     training: bool = True,
 ) -> IdsTrace:
-    """Traces ``model`` for batches like ``batch``; tables by their index in the result.
+    """Traces ``model`` for batches like ``batch``. The indices in calls are places in ``tables`` of
+    the result.
 
     Raises:
         InvalidJob: ids depend on parameters or rows, a layer is called in a loop (names the

@@ -136,8 +136,8 @@ def present() -> LookUps | None:
 
 
 class _Held(threading.local):
-    """Tables whose rows layers hold themselves if this thread makes them, and the Keras layers in
-    which they hold them. ``tables`` is None outside of :func:`holding`."""
+    """The tables whose rows a layer holds itself if this thread creates it, and the Keras layers
+    that hold those rows. ``tables`` is None outside of :func:`holding`."""
 
     def __init__(self) -> None:
         self.tables: Mapping[str, Any] | None = None
@@ -170,10 +170,11 @@ def holding(
 
 
 class GivenRows(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
-    """Rows of a checkpoint. A file with the rest of the model has neither them nor this layer."""
+    """A Keras layer with rows of a checkpoint. A file that holds the rest of the model has neither
+    this layer nor its rows."""
 
     def load_own_variables(self, _store: Any) -> None:
-        """Keeps the rows."""
+        """Keeps the rows: the file has none."""
 
 
 class HeldRows:

@@ -16,7 +16,7 @@ from psrpc.ops.logs import get_logger
 from worker.embedding.rows import ByRow, RowsNeeded, RowValues
 
 _FEW = 64
-"""So few rows are summed one by one, if that takes fewer NumPy calls."""
+"""Up to this many rows are summed one by one, if that takes fewer NumPy calls."""
 
 
 log = get_logger()
@@ -205,9 +205,9 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
         finite = finite and bool(np.isfinite(block).all())
     several, number = np.flatnonzero(counts > 1), 1
     with np.errstate(over="ignore", invalid="ignore"):
-        # Adds the next gradient of all rows that have one, while they are many or have few more;
-        # then goes row by row. Both add in batch order, so that a sum does not depend on the other
-        # rows.
+        # Adds the next gradient of all rows that have one, while these rows are many or have few
+        # more gradients; then continues row by row. Both ways add in batch order, so that a sum
+        # does not depend on the other rows.
         while len(several) > _FEW or 0 < len(several) >= counts[several].max() - number:
             sums = into[several]
             sums += gradients[by.order[starts[several] + number]]

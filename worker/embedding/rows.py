@@ -25,7 +25,7 @@ _MAX_PACKED = 2**31 - 1
 
 @dataclass(frozen=True)
 class IdRule:
-    """The meaning of the ids of one call of a layer. ``padding`` is the id that means none,
+    """The meaning of the ids of one call of a layer. ``padding`` is the id that means "no id",
     ``layer`` the name for messages; ``strings`` is whether the layer got strings."""
 
     layer: str
