@@ -60,7 +60,7 @@ class NpyWriter:
 
     def complete(self) -> None:
         """Writes the number of rows."""
-        # NumPy leaves room for it to grow in place.
+        # NumPy's header leaves room for the number to grow.
         self._file.seek(0)
         self._write_header()
 
