@@ -112,7 +112,7 @@ def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict
 
 
 _OPTIONS: Sequence[dict[str, bool]] = ({}, {"compile": False}, {"safe_mode": False})
-"""Candidates, least demanding first."""
+"""Options to try, in this order: the fewer a user must give, the better."""
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
