@@ -119,7 +119,7 @@ def load() -> None:
 
 
 def why_unsafe() -> str:
-    """Returns why this process must not be forked, in words; empty if it may be. Threads and GPU
+    """Returns the reason why this process must not be forked; empty if it may be. Threads and GPU
     contexts do not survive a fork."""
     if tensorflow_has_begun():
         return "the import has begun TensorFlow's runtime"
@@ -132,7 +132,7 @@ def why_unsafe() -> str:
 
 
 def import_difference(own: Mapping[str, str], asked: Mapping[str, str]) -> str:
-    """Returns the first variable that would make an import differ, in words; empty if none does."""
+    """Describes the first variable that would make an import differ; empty if none does."""
     for name in sorted(own.keys() | asked.keys()):
         if own.get(name) != asked.get(name) and name not in _LATER and _AT_IMPORT.fullmatch(name):
             was, now = _shown(own.get(name)), _shown(asked.get(name))

@@ -128,7 +128,7 @@ class StoredFile:
         self.file = file
 
     def scan(self) -> Scan:
-        """As :meth:`LocalFile.scan`; logs its progress."""
+        """Returns a reader as :meth:`LocalFile.scan` does, which logs its progress."""
         now = MonotonicClock().now
         progress = Announcer(
             lambda reason, waited_s: log.info(

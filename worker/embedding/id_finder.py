@@ -61,8 +61,8 @@ class FoundIds:
     """The rows that a batch needs, and the place of each call's ids among them.
 
     Attributes:
-        places: of each call, int32, in ``shapes`` where those are known.
-        orders: of each table, see :class:`worker.embedding.rows.ByRow`.
+        places: per call the place of each id, int32, in the shape of the ids.
+        orders: per table its ids by row, see :class:`worker.embedding.rows.ByRow`.
     """
 
     needed: RowsNeeded

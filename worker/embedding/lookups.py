@@ -23,7 +23,8 @@ from worker.embedding.table_options import TableOptions
 
 @dataclass(frozen=True)
 class LookUpCall:
-    """One call: the table, the meaning of its ids, and the ids, int64 of any dense shape."""
+    """One call of a layer: its table, the meaning of its ids, and the ids, int64 of any dense
+    shape."""
 
     table: TableOptions
     rule: IdRule
@@ -65,11 +66,11 @@ class FetchedRows:
     """Returns rows that were fetched for the batch.
 
     Attributes:
-        rows: of each table of the plan, float32 ``[at least 1, width]``.
+        rows: per table of the plan its rows, float32 ``[at least 1, width]``.
         calls: the calls of the run, in order.
-        places: of each call, int32: the place of each id among its table's rows; -1 is none.
-        orders: of each table, see :class:`worker.embedding.rows.ByRow`; empty if gradients are
-            summed outside of the step.
+        places: per call the place of each id among its table's rows, int32; -1 is none.
+        orders: per table its ids by row, see :class:`worker.embedding.rows.ByRow`; empty if
+            gradients are summed outside of the step.
     """
 
     rows: Sequence[tf.Tensor]

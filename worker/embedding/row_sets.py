@@ -30,8 +30,8 @@ class ReceivedRows:
     """The rows of one batch, and the memory that receives them.
 
     Attributes:
-        values: of each table, float32 ``[n, width]``, n at least 1; aligned.
-        versions: of each shard, the version of its part; the receiver sets it.
+        values: per table its rows, float32 ``[n, width]`` with n at least 1; aligned.
+        versions: per shard the version of its part; set by the receiver.
     """
 
     needed: RowsNeeded
@@ -128,7 +128,7 @@ class RowSums:
         """Returns each shard's part by the index of the table; None if a sum is not finite.
 
         Args:
-            gradients: of each table, float32 ``[ids, width]``, one for each id of the batch.
+            gradients: per table float32 ``[ids, width]``, one row for each id of the batch.
         """
         parts: list[dict[int, Rows]] = []
         for shard in range(len(needed.cuts[0]) - 1):

@@ -50,7 +50,7 @@ class _Handover:
         kind: the name of the model's own class.
         compiled: arguments of ``compile``.
         policy: the caller's dtype policy, floatx, epsilon and image data format.
-        trainable: of each layer, in the order of the model.
+        trainable: whether each layer is trainable, in the order of the model.
         weights: the path of each weight, and whether it is trainable. The paths must be equal in
             both processes, since checkpoints have these names; but Keras forms them when it builds
             the layers, which may give others in the other process.
@@ -81,7 +81,8 @@ def hand_over(
         model: built here if it is not yet, as the first batch of ``fit`` would.
         sample: a few records of the input: an array, or a dict, list or tuple of them. A model
             that is not built yet needs it, and one that is a class of its own may.
-        arguments: those of ``compile`` to hand over; with none the other model is not compiled.
+        arguments: the arguments of ``compile`` to hand over; without any, :func:`take_over` does
+            not compile the model.
 
     Raises:
         InvalidJob: Keras cannot write a layer, a class or a metric, or the model is not built and

@@ -26,7 +26,7 @@ class GradientSender:
     Attributes:
         result: the gradient that the next push sends, or None.
         used: the table rows that it was computed from.
-        round: that of the parameters that were received last; None means the newest.
+        round: the round of the parameters received last; None if they were the newest.
     """
 
     def __init__(self, source: GradientSource, standing: WorkerSession, times: StepTimes) -> None:

@@ -48,11 +48,11 @@ class StepInput:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``; may contain ragged tensors.
         ids: the ids that the batch looks up in embedding tables; None without tables.
-        places: those of ``ids``, per call of a layer, as tensors.
-        orders: those of ``ids``, per table, as tensors; empty on the host.
-        tensors: all of them, flat, ragged ones as values and row splits.
-        signature: the structure, dtypes and shapes of ``batch``, the key of a trace. Like
-            ``tensors`` computed with the input, ahead of the step.
+        places: the ``places`` of ``ids`` as tensors, one per call of a layer.
+        orders: the ``orders`` of ``ids`` as tensors, one per table; empty on the host.
+        tensors: all tensors of the input in a flat list; ragged ones as values and row splits.
+        signature: the structure, dtypes and shapes of ``batch``, the key of a trace. Computed with
+            the input, like ``tensors``, to save that time in the step.
     """
 
     seeds: tf.Tensor

@@ -46,7 +46,7 @@ class FitData:
     steps: int | None = None
     """Batches of an epoch, if given."""
     class_weight: Mapping[int, float] | None = None
-    """That of the job, see :class:`worker.job.job.Job`."""
+    """Weights by class, as in :class:`worker.job.job.Job`."""
 
     def cut(self, epochs: int) -> FitData:
         """Returns the data without the batches of a ``tf.data.Dataset`` that ``epochs`` epochs of

@@ -28,10 +28,10 @@ class Passes:
     Args:
         open_source: returns the other source; called on first use.
         pass_records: its number of records.
-        records: those of an epoch, at most ``pass_records``.
+        records: the number of records of an epoch, at most ``pass_records``.
         batch_size: records of a batch, for ``batches`` and ``within_batches``.
-        order: that of each pass.
-        fingerprint: that of the contents.
+        order: the order of the records in each pass.
+        fingerprint: the fingerprint of the contents.
         quick: see :class:`worker.data.source.DataSource`.
     """
 
