@@ -34,8 +34,8 @@ TICK_S = 0.5
 """Interval, in seconds, at which the heartbeat thread checks for long waits."""
 
 PAUSE_S = 0.2
-"""Least time, in seconds, from a call that was answered at once without news, or from joining a
-generation, to the next try."""
+"""Least seconds before the next try, after a call that was answered at once without news, and after
+joining a generation."""
 
 HURRY_S = 0.2
 """Heartbeat interval, in seconds, while a shard is silent: a reply announces its replacement."""

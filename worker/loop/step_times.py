@@ -99,8 +99,8 @@ class StepTimes:
         return seconds
 
     def waited(self, seconds: float) -> None:
-        """Adds up to ``seconds`` of the time since the last call to ``commit``, as a wait for other
-        workers."""
+        """Counts the time since the last call, but at most ``seconds``, as a wait for other workers
+        (the part ``commit``)."""
         waited_s = min(seconds, self._clock() - self._last)
         place = _PLACE["commit"]
         self._rows[self._at + place] += waited_s

@@ -79,7 +79,7 @@ class Expect(Action):
 @dataclass(frozen=True, slots=True)
 class Pull(Action):
     """Receive the parameters that gradients are computed from: those of ``round``, or the newest
-    (None). The decision of the round before goes along, for shards that have not applied it. Table
+    (None). ``decision``, of the round before, is for shards that have not applied it yet. Table
     rows of ``batch``, which is computed next, may come along; they replace rows received before.
     ``ahead`` (the round was decided ahead) and ``clock`` (ssp) mean that the pull waits for other
     workers, which may need long.
@@ -177,7 +177,7 @@ class Pushed:
     """Answers a push that every shard has answered.
 
     Attributes:
-        staleness: the greatest over the shards; of a staged gradient, at the time of staging.
+        staleness: the greatest over the shards; for a staged gradient, that when it was staged.
         had: shards that had applied the batch before.
         asked_again: shards whose call was repeated; they may be in ``had`` due to an earlier try.
         too_stale: shards that refused the gradient as too stale, and changed nothing.
@@ -262,7 +262,7 @@ class Initialize(Action):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Action):
-    """Evaluate records on a kept snapshot. Answered by an ``EvaluateDone``.
+    """Evaluate records on a snapshot that shards keep. Answered by an ``EvaluateDone``.
 
     Raises ``RoundPassed``.
     """

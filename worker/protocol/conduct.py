@@ -87,7 +87,7 @@ def drive(actions: Conduct, perform: Callable[[does.Action], object]) -> None:
 
 
 def _work(ahead: RoundsAheadRunner) -> Conduct:
-    """Performs leases in the joined generation until an error ends it."""
+    """Works on one lease after the other in the joined generation, until an error ends that."""
     rounds = MicroBatches()
     lease = yield does.Lease()
     while True:

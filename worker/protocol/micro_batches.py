@@ -108,7 +108,8 @@ class MicroBatches:
             yield does.Expect((batch,), instead=True)
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
-        """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
+        """Pulls the parameters of the round, unless this worker has them. With backup workers they
+        may be newer."""
         if self.pulled != work.round:
             decision = work.decision if work.HasField("decision") else None
             yield does.Pull(None if work.newest else work.round, decision, batch)
@@ -116,8 +117,8 @@ class MicroBatches:
 
 
 class NextBatch:
-    """Guesses this worker's next micro-batch: as far behind the current one as the current one is
-    behind the last. Correct for a single worker, and for several of the same speed. Pure.
+    """Guesses this worker's next micro-batch: the distance from the last batch to the current one,
+    once more. Correct for a single worker, and for several of the same speed. Pure.
 
     A wrong guess costs reading a batch, so after one it returns None until a guess would have been
     right.

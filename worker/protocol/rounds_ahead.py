@@ -24,8 +24,8 @@ class RoundsAheadRunner:
         """The attempt that was computed last, with its result."""
 
     def run(self, task: pb.RoundsTask, at: MicroBatches) -> Leased:
-        """Runs ``task`` and following ones; returns the first lease of another kind. ``at`` knows
-        the round of the parameters at hand.
+        """Runs ``task`` and following ones; returns the first lease of another kind. ``at.pulled``
+        is the round of the parameters at hand.
 
         Requests the next task when half of the current one is done.
         """

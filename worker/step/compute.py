@@ -200,7 +200,7 @@ class GradientComputer:
 
     def place(self, given: Any) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
-        none. Valid until the second call after."""
+        none. Valid until the call after the next."""
         needed = given.needed if isinstance(given, StepInput) else None
         return None if needed is None else self._rows.place(needed)
 

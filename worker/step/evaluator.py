@@ -155,7 +155,7 @@ class Evaluator:
     def _loss(
         self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: Sequence[Array]
     ) -> tf.Tensor:
-        """Returns the loss of a batch and counts the batch in the metrics."""
+        """Returns the loss of a batch, and updates the metrics with the batch."""
         received = self._device.receive(list(map(tensor_of, rows)))
         trace = self._traces.get(given.signature)
         if trace is None:

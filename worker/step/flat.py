@@ -99,7 +99,7 @@ class StepResult:
 class FlatStep:
     """The training step of one model on flat parameters. Not thread-safe.
 
-    Each batch shape has a trace of its own, never one that also fits other shapes: for those
+    Each batch shape has a trace of its own, never one that also fits other shapes: in such a trace
     TensorFlow may choose other kernels, and workers that saw batches in another order would compute
     other bits. There are few shapes: a batch and the last of an epoch and, where micro-batch sizes
     follow worker speed, multiples of an eighth of ``batch_size``, at most 8 K in a round of K. Only

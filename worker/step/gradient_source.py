@@ -16,7 +16,7 @@ from worker.embedding.row_sets import ReceivedRows
 
 
 class PullSnapshot(Protocol):
-    """Receives values of a kept snapshot by name."""
+    """Receives values of a snapshot that shards keep, given its name."""
 
     def __call__(
         self,
@@ -121,7 +121,7 @@ class GradientSource(Protocol):
 
     def place(self, given: Any, /) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
-        none. Valid until the second call after."""
+        none. Valid until the call after the next."""
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> GradientResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``."""

@@ -40,7 +40,7 @@ class KerasSource:
         waits: WorkerWaits,
         optimizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """``optimizer_arguments`` overrides ``optimizer.*``, as text, for local steps."""
+        """``optimizer_arguments`` are the settings ``optimizer.*`` as text, for local steps."""
         self.wire: Encoding = wire_encoding(job.wire_dtype)
         self._job = job
         self._device = device

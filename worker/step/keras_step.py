@@ -124,8 +124,8 @@ class KerasStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """See :class:`worker.step.arenas.GradientStep`. Also counts the losses of several outputs
-        and the metrics of layers."""
+        """See :class:`worker.step.arenas.GradientStep`. Also updates the means of the losses of
+        several outputs, and the metrics of layers."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
         loss, outputs, scope = self._call(values, seeds, batch, tables, training=False)
         for metric in [*loss_trackers(self._model), *layer_metrics(self._model)]:
