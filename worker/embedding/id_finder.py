@@ -246,8 +246,8 @@ def _sources(tensor: tf.Tensor) -> set[int]:
 def table_specs(
     plan: Plan, ids: FoundIds | None, orders: Sequence[tf.Tensor] = ()
 ) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Returns the specs of a step's places of each call, ``orders``, and rows of each table; empty
-    without ``ids``."""
+    """Returns the specs of tensors that a step takes: the places of each call, the ``orders``, and
+    the rows of each table. All are empty without ``ids``."""
     if ids is None:
         return (), (), ()
     return (

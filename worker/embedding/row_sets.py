@@ -51,8 +51,8 @@ class ReceivedRows:
 class RowSets:
     """Provides memory for rows. One thread uses it.
 
-    Memory stays valid until the second next call: a step may use the rows of one batch while those
-    of the next arrive. Rows that do not fit their area get memory of their own.
+    Memory stays valid until the call after the next: a step may use the rows of one batch while
+    those of the next arrive. Rows that do not fit their area get memory of their own.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class IdRule:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an Embedding layer in a run of the model: the index of its table in the plan, and
-    the meaning of its ids."""
+    """One call of an Embedding layer in a run of the model: the index of its table, and the meaning
+    of its ids."""
 
     table: int
     rule: IdRule

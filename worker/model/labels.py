@@ -119,8 +119,8 @@ def _called(loss: Any) -> str:
 
 
 def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -> None:
-    """Refuses sample weights that Keras cannot multiply with the values of a built-in loss, which
-    have the shape of the output without its last axis.
+    """Refuses sample weights that Keras cannot multiply with the values of a built-in loss. Those
+    values have the shape of the output without its last axis.
 
     Args:
         weights: some weights ``[n, ...]``.

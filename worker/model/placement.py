@@ -112,7 +112,7 @@ def _on(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _in_columns(layer: keras.layers.Dense, names: Sequence[str]) -> Callable[..., Any]:
     """Returns ``call`` of a dense layer whose units are computed on all devices, a share on each.
-    Only the share of the weights goes there."""
+    Each device gets only its share of the weights."""
     shares = [len(part) for part in _divided(layer.units, len(names))]
 
     @functools.wraps(layer.call)

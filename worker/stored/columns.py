@@ -19,7 +19,7 @@ _LENGTH = np.dtype("<u4")
 
 
 def is_text(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this dtype are strings; objects are, since other ones are refused."""
+    """Whether values of this dtype are strings. Objects are: others were refused before."""
     return dtype.kind in "SUO"
 
 
@@ -80,7 +80,7 @@ class NpyWriter:
 class ColumnWriter:
     """Writes one column, of arrays or :class:`Ragged <worker.data.ragged.Ragged>` with equal rows.
 
-    A string is stored as its length and its UTF-8 bytes, so a long one costs no other record room.
+    A string is stored as its length and its UTF-8 bytes, so a long one makes no other one larger.
     """
 
     def __init__(self, folder: Path, index: int, like: Any, dtype: np.dtype[Any]) -> None:

@@ -14,8 +14,9 @@ from worker.data.ragged import take
 from worker.data.source import Batch, DataSource, check_range, join_batches, map_arrays
 
 Order = Literal["shuffled", "kept", "batches", "within_batches"]
-"""``shuffled``: all records, by the source. ``kept``: as they are. ``batches``: the batches, except
-a short last one, which stays the last. ``within_batches``: the records of each batch."""
+"""The order of a pass. ``shuffled``: the source shuffles all records. ``kept``: nothing is
+shuffled. ``batches``: the batches are shuffled, except a short last one, which stays last.
+``within_batches``: the records of each batch are shuffled."""
 
 
 class Passes:
@@ -101,7 +102,7 @@ class Passes:
     def _pieces(self, seed: int, first: int, stop: int) -> Iterator[Batch]:
         """Yields the records at positions ``[first, stop)``, counted over all passes."""
         source = self._source()
-        # By whole batches, except where the order is not one of batches.
+        # One batch at a time, unless the order has nothing to do with batches.
         longest = self._batch_size
         if self._order in ("shuffled", "kept"):
             longest = self._pass_records

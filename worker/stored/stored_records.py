@@ -1,4 +1,4 @@
-"""Nests of columns in a directory: batches ``(x, y)`` or ``(x, y, sample_weight)``."""
+"""Stores batches ``(x, y)`` or ``(x, y, sample_weight)`` in a directory, one column per array."""
 
 from __future__ import annotations
 
