@@ -81,7 +81,7 @@ class Attendant:
         second, if the number has changed.
 
         Raises:
-            JobFailed: the job ended in another way than done; says how.
+            JobFailed: the job ended without being done; the message says why.
         """
         seen = -1
 
@@ -124,7 +124,7 @@ class Attendant:
                 log.warning(warning, run=self._run_dir.name)
 
     def _end(self) -> HeldJob:
-        """Returns the end of a job that is done, from its run directory."""
+        """Returns the final state of a job that is done, read from its run directory."""
         summary = read_summary(self._run_dir)
         results = dict(summary["eval"] or {})
         checkpoint = self._run_dir / str(summary["checkpoint"])

@@ -46,10 +46,10 @@ class Cluster:
         workers: workers that compute gradients.
         mode: ``sync``, ``async`` or ``ssp``, as in :class:`Job`. In ``sync`` mode an update is
             that of plain ``fit``: ``batch_size`` records, of which each worker computes a part.
-            In the others each worker computes updates of ``batch_size`` records by itself.
+            In the other modes each worker computes updates of ``batch_size`` records by itself.
         replicas: micro-batches that an update is cut into (sync), by default as many as workers
             where that divides ``batch_size``.
-        run_dir: directory for the runs, one each ``fit``; ``runs`` by default.
+        run_dir: directory for the runs, one for each ``fit``; ``runs`` by default.
         batch_hooks_every: updates from one batch hook of a callback to the next; by default ten
             times per epoch. The model is up to date in each of them, which costs some tens of
             milliseconds.

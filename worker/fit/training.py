@@ -24,8 +24,8 @@ from worker.model.loss_scale import inner
 class Fitting:
     """One ``fit`` on a cluster, from its first hold to its last. Use it once.
 
-    The model of the caller is a mirror of the job's state: it is read at each hold, and what
-    callbacks have changed in it goes back when the hold ends.
+    The model of the caller is a mirror of the job's state. It is updated at each hold, and changes
+    that callbacks make in it go back to the job when the hold ends.
     """
 
     def __init__(self, call: FitCall, attendant: Attendant) -> None:
@@ -138,8 +138,8 @@ class Fitting:
         return {f"val_{name}": value for name, value in results.items()}
 
     def _without_holds(self) -> dict[str, float] | None:
-        """Trains with a hold at the end alone, if shards keep the totals of so many epochs; returns
-        the results of the last epoch."""
+        """Trains without holds but one at the end, and one whenever shards have as many epochs as
+        they keep the totals of. Returns the results of the last epoch."""
         course, logs = self._course, None
         bars = self._of(keras.callbacks.ProgbarLogger)
         progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
@@ -172,8 +172,8 @@ class Fitting:
         return [each for each in self._callbacks.callbacks if type(each) is kind]
 
     def _go(self, until: int, progress: EpochProgress | None = None) -> HeldJob:
-        """Ends the hold with what callbacks have changed, and waits for the one at ``until``
-        batches."""
+        """Sends the changes of callbacks to the job, ends its hold, and waits for the next one, at
+        ``until`` batches."""
         assert self._hold is not None
         begun = hold = self._hold
         changed = self._mirror.changed()

@@ -27,8 +27,8 @@ from worker.model.build import layer_metrics, loss_trackers
 def totals(checkpoint: Path) -> dict[int, tuple[float, ...]]:
     """Returns the totals of each epoch, counted from 0, as of a checkpoint: sums over the batches
     that shard 0 has applied, see :mod:`psrpc.core.batch`. Shards leave batches out whose loss or
-    gradient is not finite; the loss of an epoch with such a batch is NaN, as in ``fit``. Reads a
-    header alone.
+    gradient is not finite; the loss of an epoch with such a batch is NaN, as in ``fit``. Reads only
+    the header of a file.
 
     Shards keep the totals of the newest epochs only, see :func:`kept_epochs`. Those of others are
     NaN as well.

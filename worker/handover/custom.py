@@ -24,7 +24,7 @@ def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
     not, and that are not Keras's own."""
     classes: dict[type, None] = {}
     functions: dict[FunctionType, None] = {}
-    seen: dict[int, Any] = {}  # Keeps the objects, whose ids would be used again.
+    seen: dict[int, Any] = {}  # Keeps the objects alive, so that no other gets their ids.
     waiting = list(reversed(roots))
     while waiting:
         each = waiting.pop()

@@ -51,7 +51,7 @@ class EndedData:
 
     @property
     def num_records(self) -> int:
-        """See :class:`worker.data.source.DataSource`, as the methods."""
+        """See :class:`worker.data.source.DataSource`, also for the methods."""
         return len(next(arrays_of(self._sample)))
 
     def read(self, _seed: int, _batch: BatchId) -> NoReturn:

@@ -71,7 +71,7 @@ class Divided:
         workers: processes at most; less data takes fewer.
         settings: fields of :class:`worker.predict.spec.PartsSpec` by name; ignores others.
         new_directory: makes the directory of a call, by the name of the method.
-        start: starts the parts of a folder; takes their number and the file for their output.
+        start: starts the parts; takes their folder, their number and the file for their output.
     """
 
     def __init__(
@@ -222,7 +222,8 @@ class _Call:
 
 
 def _first(x: Any, steps: int | None) -> Any:
-    """Returns the first ``steps`` batches of a ``tf.data.Dataset``, which may be endless then."""
+    """Returns the first ``steps`` batches of ``x`` if it is a ``tf.data.Dataset``, which may be
+    endless; else ``x``."""
     if steps is not None and "tensorflow" in sys.modules:
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The results of parts, in files, and how they are joined."""
+"""Writes the results of parts to files, reads them and joins them."""
 
 from __future__ import annotations
 
