@@ -23,7 +23,7 @@ from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
 
 _MOST_BYTES = 1024
-"""Bytes of an answer that the health check reads at most."""
+"""Most bytes of an answer that the health check reads."""
 
 
 def main() -> NoReturn:

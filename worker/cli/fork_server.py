@@ -1,8 +1,8 @@
 """The fork server: imports TensorFlow once, and forks the processes that need it.
 
 ``coordinator up`` starts it as ``python -m worker.cli.fork_server REQUESTS STATUS``, two inherited
-descriptors; see :mod:`psrpc.ops.fork_server` for the requests. On STATUS it writes :data:`READY`,
-or why it is of no use, in words. It has no threads of its own and serves one request at a time, and
+descriptors; see :mod:`psrpc.ops.fork_server` for the requests. To STATUS it writes :data:`READY`,
+or the reason why it cannot fork. It has no threads of its own and serves one request at a time, and
 it ends when no client is left. It never runs user code.
 
     server ── intermediate, ends at once ── the process, or its keeper ── the attended process
@@ -36,7 +36,8 @@ from worker.cli.forked import Imported, become, open_handles
 READY = "ready"
 
 DESCRIBING = ("worker.describe.describe", "worker.describe.tables", "worker.describe.model")
-"""Modules that ``worker describe`` imports, which comes first and which all others wait for."""
+"""Modules that ``worker describe`` imports. They come first, because a cluster describes its job
+before it starts the other processes."""
 
 PRELOADED = (
     "pserver.process.shard",
@@ -46,21 +47,22 @@ PRELOADED = (
     "worker.runtime.devices",
     "worker.step.keras_source",
 )
-"""Modules that the other commands import. By name: the worker imports nothing of a shard's
-process."""
+"""Modules that the other commands import. They are given as names, because code of the worker must
+not import that of a shard's process."""
 
 _AT_IMPORT = re.compile(
     r"(ABSL|BLIS|CUDA|GLIBC|GOTO|GRPC|HDF5|JAX|KERAS|KMP|LC|LD|MALLOC|MKL|NPY|NUMPY|NVIDIA|OMP"
     r"|OPENBLAS|PROTOCOL_BUFFERS|TF|TF2|TPU|XLA)_.*|PYTHON.*|HOME|LANG|TZ"
 )
-"""Variables that libraries read when they are imported, the interpreter and the C library when the
-process starts."""
+"""Variables that libraries read when they are imported, and that the interpreter and the C library
+read when the process starts."""
 
 _LATER = {"CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"}
-"""Those of them that TensorFlow reads when its runtime begins, in the fork."""
+"""Variables of :data:`_AT_IMPORT` that TensorFlow reads only when its runtime begins, in the
+fork."""
 
 _SHOWN_CHARS = 60
-"""Of the value of a variable, in a message."""
+"""Most characters of a variable's value that a message shows."""
 
 _ERROR_CHARS = 500
 
@@ -80,7 +82,7 @@ def run_server(
     """Serves ``requests`` until no client is left, after ``imports`` has succeeded; imports the
     modules ``more`` while there is no request, and is ready after that."""
     own = dict(os.environ)
-    # Before the environment changes: the title takes its memory.
+    # Set the title before the environment changes: the title takes its memory.
     setproctitle(" ".join(sys.orig_argv))
     server = ForkServer(socket.socket(fileno=requests), status, own)
     with open(status, "w", encoding="utf-8") as words:
@@ -117,7 +119,7 @@ def load() -> None:
 
 
 def why_unsafe() -> str:
-    """Returns why this process must not be forked, in words; empty if it may be. Threads and GPU
+    """Returns the reason why this process must not be forked; empty if it may be. Threads and GPU
     contexts do not survive a fork."""
     if tensorflow_has_begun():
         return "the import has begun TensorFlow's runtime"
@@ -130,7 +132,7 @@ def why_unsafe() -> str:
 
 
 def import_difference(own: Mapping[str, str], asked: Mapping[str, str]) -> str:
-    """Returns the first variable that would make an import differ, in words; empty if none does."""
+    """Describes the first variable that would make an import differ; empty if none does."""
     for name in sorted(own.keys() | asked.keys()):
         if own.get(name) != asked.get(name) and name not in _LATER and _AT_IMPORT.fullmatch(name):
             was, now = _shown(own.get(name)), _shown(asked.get(name))
@@ -153,7 +155,7 @@ class ForkServer:
 
     def serve(self, *, wait: bool = True) -> None:
         """Serves until no client is left or, without ``wait``, as long as there are requests."""
-        # A fresh process has what the imports keep open, and what they set in the environment.
+        # The imports of a fresh process would open the same descriptors and set the same variables.
         inherited = open_handles() - {self._requests.fileno(), self._status}
         added = {name: value for name, value in os.environ.items() if self._own.get(name) != value}
         poll = select.poll()
@@ -208,19 +210,20 @@ class ForkServer:
                 os.write(adopt, GO)
             return
         with _ending_process(answers):
-            # Held on, it would keep requests from failing after the server's end.
+            # If this fork kept the socket, requests would not fail after the server's end.
             self._requests.close()
             if os.fork():
                 os._exit(0)
             os.setpgid(0, request.group)
             os.close(adopt)
-            # Empty where the server was killed in between.
+            # The pipe is empty if the server was killed in between.
             if os.read(adopted, len(GO)) != GO:
                 os._exit(1)
             if request.attended:
                 _attend(answers)
             _wait_for_go(answers)
-            # Closed below by number, which another file may have later.
+            # become() closes all descriptors. If this object closed its number later, that could be
+            # another file.
             answers.detach()
             become(request, imported, *output)
 
@@ -258,7 +261,7 @@ def _refuse(answers: socket.socket, error: BaseException) -> None:
 
 @contextlib.contextmanager
 def _ending_process(answers: socket.socket) -> Iterator[None]:
-    """Ends this fork in any case: it must not go on as a second server."""
+    """Ends this fork after the block or its error: it must not continue as a second server."""
     try:
         yield
     except BaseException as error:

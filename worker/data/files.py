@@ -56,7 +56,8 @@ def existing_file(name: str, path: str | Path) -> Found:
 
 
 def existing_files(name: str, paths: Sequence[str | Path]) -> list[Found]:
-    """As :func:`existing_file`, for several paths; files that match a pattern come sorted by name.
+    """Returns the files at several paths, as :func:`existing_file` does. Files that match a pattern
+    are sorted by name.
 
     Raises:
         InvalidData: a file does not exist, or no file matches a pattern.
@@ -127,7 +128,7 @@ class StoredFile:
         self.file = file
 
     def scan(self) -> Scan:
-        """As :meth:`LocalFile.scan`; logs its progress."""
+        """Returns a reader as :meth:`LocalFile.scan` does, which logs its progress."""
         now = MonotonicClock().now
         progress = Announcer(
             lambda reason, waited_s: log.info(
@@ -205,7 +206,7 @@ class RecordIndex:
         self.files = DataFiles(found)
 
     def located(self, spans: npt.NDArray[np.int64]) -> None:
-        """Takes the records' ``[n, 3]`` spans, as :meth:`DataFiles.read`."""
+        """Sets the spans of the records, ``[n, 3]`` as for :meth:`DataFiles.read`."""
         self._spans = spans
         self.num_records = len(spans)
         self.order = RecordOrder(self.num_records)

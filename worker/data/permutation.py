@@ -17,7 +17,7 @@ import numpy.typing as npt
 from psrpc.core.batch import BatchId
 
 KEPT_EPOCHS = 2
-"""Around the end of an epoch, batches of two epochs are in work."""
+"""Epochs whose orders are kept: around the end of one, workers compute batches of two."""
 
 
 def permutation(records: int, *key: int) -> npt.NDArray[np.int64]:

@@ -49,8 +49,8 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Any], dtype: npt.DTypeLike | None = None) -> Ragged:
-        """Makes one from rows that are lists or arrays. Without ``dtype`` NumPy chooses it; if all
-        rows are empty it is int64."""
+        """Makes a ``Ragged`` from rows that are lists or arrays. Without ``dtype`` NumPy chooses
+        the dtype; if all rows are empty it is int64."""
         arrays = [np.asarray(row, dtype) for row in rows]
         splits = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         # NumPy would make an empty list float.

@@ -67,7 +67,7 @@ def describe_model(
 
 
 def naming(job: Job, example: Batch) -> AbstractContextManager[None]:
-    """Names the record of the first batch that causes an error."""
+    """Returns a context that adds to an error which record of the first batch caused it."""
     from worker.data.source import arrays_of
     from worker.embedding.record_names import name_in_batch, naming_record
 
@@ -167,7 +167,7 @@ def _without_gradient(
     example: Batch,
     asked: AskedRows | None = None,
 ) -> set[str]:
-    """Returns the names of trainable variables without gradient in the workers' step, whatever the
+    """Returns the names of trainable variables that get no gradient in the workers' step, for any
     values. Traces the step as workers do, without running it."""
     import keras
     import tensorflow as tf
@@ -214,7 +214,7 @@ def _without_gradient(
 
 
 def first_records(name: str, job: Job, count: int) -> Batch:
-    """Reads records of the first batch in the way of a worker."""
+    """Reads records of the first batch as a worker does."""
     with user_code(name):
         if name == "eval":
             assert job.eval is not None  # the caller counts its records

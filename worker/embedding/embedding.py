@@ -43,36 +43,38 @@ class Embedding(TableLayer):
     * ``[..., width]`` without a combiner (ragged ids give a ragged tensor; sparse ids need one);
     * with a combiner, which reduces the last axis of the ids, ``[..., width]`` of a dense
       ``[..., k]``, and ``[batch, width]`` of ragged and sparse ids: their sum, their ``mean``, or
-      their sum divided by the square root of their number (``sqrtn``); zeros of no ids.
+      their sum divided by the square root of their number (``sqrtn``); zeros if there are no ids.
 
     A worker finds the ids by running the model up to its Embedding layers, ahead of the step. So
     ids must not depend on parameters or rows, and a layer must not be called inside a loop or a
     condition that TensorFlow runs.
 
-    Calling the layer outside of a job is an error, unless its rows are there: after ``fit`` within
-    a :class:`worker.fit.cluster.Cluster`, ``cluster.fetch(model)`` brings them, and files that the
-    model is saved to have them then. ``coordinator export`` writes models that do without this
-    layer: a fixed vocabulary in a ``keras.layers.Embedding``, a growing table in a SavedModel.
+    Calling the layer outside of a job is an error, unless it has rows: after ``fit`` within a
+    :class:`worker.fit.cluster.Cluster`, ``cluster.fetch(model)`` brings them, and from then on
+    files to which the model is saved contain them. ``coordinator export`` writes models without
+    this layer: a fixed vocabulary in a ``keras.layers.Embedding``, a growing table in a SavedModel.
 
     Args:
         width: elements of a row.
-        vocabulary: ids are 0 to ``vocabulary - 1``, strings hashed to these; None: any int64.
+        vocabulary: ids are 0 to ``vocabulary - 1``, and strings are hashed to these; with None, ids
+            are any int64.
         combiner: how several ids become one vector: ``sum``, ``mean`` or ``sqrtn``.
-        initializer: of rows: ``RandomUniform``, ``RandomNormal``, ``Constant``, ``Zeros``,
-            ``Ones`` or a name. Values depend on the job's seed, the table and the id alone.
-        optimizer: of the rows: SGD, Adagrad, Adam or Ftrl of Keras, or ``RowwiseAdagrad``; None is
-            the job's.
+        initializer: initializer of the rows: ``RandomUniform``, ``RandomNormal``, ``Constant``,
+            ``Zeros``, ``Ones`` or a name. Values depend on the job's seed, the table and the id
+            alone.
+        optimizer: optimizer of the rows: SGD, Adagrad, Adam or Ftrl of Keras, or
+            ``RowwiseAdagrad``; None takes the job's.
         min_count: updates that an id has to take part in before it gets a row of its own.
-        max_rows: rows over all shards; None is no limit.
+        max_rows: most rows over all shards; None is no limit.
         evict: which rows a full table removes: ``age``, those not updated for longest, or
-            ``frequency``, those updated least often; None: a full table is an error.
+            ``frequency``, those updated least often; with None, a full table is an error.
         keep_evicted: checkpoints keep evicted rows, for ``coordinator export --evicted``.
         out_of_vocabulary: treatment of an id outside the vocabulary: ``error``, ``clip`` to the
             nearest id, or ``drop``: zeros, which a combiner leaves out.
         padding: the id, or string, that means no id and is dropped; without a combiner the layer
             masks it for the layers that follow.
         table: the table's name; None takes the layer's. Layers with the same table share it.
-        seed: of the initial values; None takes the job's.
+        seed: seed of the initial values; None takes the job's.
 
     Raises:
         InvalidJob: an argument or the ids are invalid; names which.
@@ -143,7 +145,7 @@ class Embedding(TableLayer):
         self._initializer = initializer
         self.strings = False
         """Whether a functional model gave it strings."""
-        # In a model for export, this layer's own rows, and the layer with them for Keras to track.
+        # In a model for export this layer holds its own rows, in a Keras layer that Keras tracks.
         self._held = None if held.tables is None else HeldRows(self.options)
         self._rows = None if self._held is None else self._held.rows
 
@@ -274,7 +276,7 @@ class Embedding(TableLayer):
         source = self._held or present()
         if source is not None:
             return source.find(asked)
-        # Before anything is traced, for an error in plain words.
+        # Fail before TensorFlow traces the look-up, whose errors it would wrap.
         self.known()
         return find_known(self.known, asked)
 

@@ -44,7 +44,8 @@ class IdsTrace:
 
     Attributes:
         tables: each once, as the layers name them, in the order of the calls.
-        calls: the calls of layers in order; tables by their index in the finder's.
+        calls: the calls of layers in order. Their indices of tables are places in ``tables``, or,
+            within an :class:`IdFinder`, in the plan's tables.
         shapes: the shape of each call's ids; None for dimensions that differ between batches.
         find: returns the ids of each call for the flattened tensors of ``(seeds, batch)``.
     """
@@ -60,8 +61,8 @@ class FoundIds:
     """The rows that a batch needs, and the place of each call's ids among them.
 
     Attributes:
-        places: of each call, int32, in ``shapes`` where those are known.
-        orders: of each table, see :class:`worker.embedding.rows.ByRow`.
+        places: per call the place of each id, int32, in the shape of the ids.
+        orders: per table its ids by row, see :class:`worker.embedding.rows.ByRow`.
     """
 
     needed: RowsNeeded
@@ -145,7 +146,8 @@ def trace_ids(
     *,
     training: bool = True,
 ) -> IdsTrace:
-    """Traces ``model`` for batches like ``batch``; tables by their index in the result.
+    """Traces ``model`` for batches like ``batch``. The indices in calls are places in ``tables`` of
+    the result.
 
     Raises:
         InvalidJob: ids depend on parameters or rows, a layer is called in a loop (names the
@@ -244,8 +246,8 @@ def _sources(tensor: tf.Tensor) -> set[int]:
 def table_specs(
     plan: Plan, ids: FoundIds | None, orders: Sequence[tf.Tensor] = ()
 ) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Returns the specs of a step's places of each call, ``orders``, and rows of each table; empty
-    without ``ids``."""
+    """Returns the specs of tensors that a step takes: the places of each call, the ``orders``, and
+    the rows of each table. All are empty without ``ids``."""
     if ids is None:
         return (), (), ()
     return (

@@ -23,7 +23,8 @@ from worker.embedding.table_options import TableOptions
 
 @dataclass(frozen=True)
 class LookUpCall:
-    """One call: the table, the meaning of its ids, and the ids, int64 of any dense shape."""
+    """One call of a layer: its table, the meaning of its ids, and the ids, int64 of any dense
+    shape."""
 
     table: TableOptions
     rule: IdRule
@@ -65,11 +66,11 @@ class FetchedRows:
     """Returns rows that were fetched for the batch.
 
     Attributes:
-        rows: of each table of the plan, float32 ``[at least 1, width]``.
+        rows: per table of the plan its rows, float32 ``[at least 1, width]``.
         calls: the calls of the run, in order.
-        places: of each call, int32: the place of each id among its table's rows; -1 is none.
-        orders: of each table, see :class:`worker.embedding.rows.ByRow`; empty if gradients are
-            summed outside of the step.
+        places: per call the place of each id among its table's rows, int32; -1 is none.
+        orders: per table its ids by row, see :class:`worker.embedding.rows.ByRow`; empty if
+            gradients are summed outside of the step.
     """
 
     rows: Sequence[tf.Tensor]
@@ -136,8 +137,8 @@ def present() -> LookUps | None:
 
 
 class _Held(threading.local):
-    """Tables whose rows layers hold themselves if this thread makes them, and the Keras layers in
-    which they hold them. ``tables`` is None outside of :func:`holding`."""
+    """The tables whose rows a layer holds itself if this thread creates it, and the Keras layers
+    that hold those rows. ``tables`` is None outside of :func:`holding`."""
 
     def __init__(self) -> None:
         self.tables: Mapping[str, Any] | None = None
@@ -170,10 +171,11 @@ def holding(
 
 
 class GivenRows(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
-    """Rows of a checkpoint. A file with the rest of the model has neither them nor this layer."""
+    """A Keras layer with rows of a checkpoint. A file that holds the rest of the model has neither
+    this layer nor its rows."""
 
     def load_own_variables(self, _store: Any) -> None:
-        """Keeps the rows."""
+        """Keeps the rows: the file has none."""
 
 
 class HeldRows:

@@ -1,4 +1,4 @@
-"""The tables of a caller's model: where their rows are, and what brings them elsewhere."""
+"""The tables of a caller's model: finds their rows, and brings them to the model or to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.embedding.trained import KnownRows, TrainedTable
 
 
 def table_layers(model: keras.Model) -> list[TableLayer]:
-    """Returns the layers whose rows shards have, wherever they are in the model."""
+    """Returns the layers, at any depth of the model, whose rows are on shards."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, TableLayer)]
 
 
@@ -34,8 +34,8 @@ def trained_tables(model: keras.Model) -> dict[str, TrainedTable]:
 def place_tables(
     model: keras.Model, checkpoint: Path, specs: tuple[TableSpec, ...]
 ) -> dict[str, TrainedTable]:
-    """Makes the rows in ``checkpoint``, whose plan has the tables ``specs``, those of the model,
-    whose layers fetch them when they need them. Reads none. Returns the tables by name."""
+    """Makes the model's layers use the rows in ``checkpoint``, whose plan has the tables ``specs``.
+    Reads no rows: layers fetch them when they need them. Returns the tables by name."""
     tables = {spec.name: TrainedTable(spec, checkpoint) for spec in specs}
     for layer in table_layers(model):
         if layer.options.name in tables:
@@ -45,21 +45,21 @@ def place_tables(
 
 
 def serve_callbacks(model: keras.Model) -> None:
-    """Makes layers fetch the rows that they need: callbacks run."""
+    """Lets layers fetch the rows that they need by themselves, for callbacks that use the model."""
     for table in trained_tables(model).values():
         table.fetches_itself = True
 
 
 def leave_tables(model: keras.Model) -> None:
-    """Makes layers need :func:`fetch_tables` from now on: no callback runs any more."""
+    """Ends :func:`serve_callbacks`: from now on, layers need :func:`fetch_tables` for rows."""
     for table in trained_tables(model).values():
         table.fetches_itself = False
-        # A traced one would find out while it runs, where TensorFlow wraps errors.
+        # A function traced before would fail only while it runs, where TensorFlow wraps the error.
         model.predict_function = model.test_function = None
 
 
 def fetch_tables(model: Any) -> None:
-    """Reads the rows of all tables of the model into it.
+    """Reads the rows of all tables of the model into the model.
 
     Raises:
         InvalidJob: the model has no table, or one that is not trained.

@@ -35,8 +35,8 @@ def link_rows(checkpoint: Path, file: ManifestFile, to: Path) -> None:
 
 
 def link_checkpoint(checkpoint: Path, to: Path) -> None:
-    """Makes ``to`` another directory of a checkpoint, which must have the same name. It outlives
-    the removal of the first. Raises CheckpointError as :func:`link_rows`."""
+    """Makes ``to``, which must have the same name, a second directory of a checkpoint. It stays
+    when the first is removed. Raises CheckpointError as :func:`link_rows`."""
     try:
         to.mkdir(parents=True)
         for path in checkpoint.iterdir():
@@ -68,14 +68,16 @@ def write_rows(
     *,
     keep_slots: bool,
 ) -> ManifestFile:
-    """Writes a shard's rows into the directory ``to``, as if they were of that checkpoint, whose
-    evicted rows stay; returns the entry of the copy's manifest.
+    """Writes the rows of one shard into ``to``, the directory of a changed copy of a checkpoint;
+    evicted rows stay the same. Returns the shard's entry for the manifest of the copy.
 
     Args:
-        checkpoint: with its ``manifest``, and in it the ``file`` of the shard.
+        checkpoint: the checkpoint that is copied. ``manifest`` is its manifest, ``file`` the entry
+            of the shard in it.
         states: rows of the plan's tables by name, of any job and number of shards; other tables
             have none.
-        keep_slots: whether slots of the same optimizer go on; others begin anew.
+        keep_slots: whether rows keep their optimizer slots, where the table's optimizer is the
+            same. Other slots get their initial values.
 
     Raises:
         CheckpointError: a file cannot be read, or written.
@@ -142,7 +144,8 @@ def _read(
     start: int,
     stop: int,
 ) -> NDArray:
-    """Returns some rows of a column: an array, or the value and the width of an equal one."""
+    """Returns rows ``at[start:stop]`` of a column. It is an array, or a value and a width: then
+    each element has this value."""
     found = columns[column]
     if isinstance(found, tuple):
         return np.full((stop - start, found[1]), found[0], np.float32)

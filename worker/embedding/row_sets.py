@@ -16,7 +16,7 @@ from psrpc.ops.logs import get_logger
 from worker.embedding.rows import ByRow, RowsNeeded, RowValues
 
 _FEW = 64
-"""So few rows are summed one by one, if that takes fewer NumPy calls."""
+"""Up to this many rows are summed one by one, if that takes fewer NumPy calls."""
 
 
 log = get_logger()
@@ -30,8 +30,8 @@ class ReceivedRows:
     """The rows of one batch, and the memory that receives them.
 
     Attributes:
-        values: of each table, float32 ``[n, width]``, n at least 1; aligned.
-        versions: of each shard, the version of its part; the receiver sets it.
+        values: per table its rows, float32 ``[n, width]`` with n at least 1; aligned.
+        versions: per shard the version of its part; set by the receiver.
     """
 
     needed: RowsNeeded
@@ -51,8 +51,8 @@ class ReceivedRows:
 class RowSets:
     """Provides memory for rows. One thread uses it.
 
-    Memory stays valid until the second next call: a step may use the rows of one batch while those
-    of the next arrive. Rows that do not fit their area get memory of their own.
+    Memory stays valid until the call after the next: a step may use the rows of one batch while
+    those of the next arrive. Rows that do not fit their area get memory of their own.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RowSums:
         """Returns each shard's part by the index of the table; None if a sum is not finite.
 
         Args:
-            gradients: of each table, float32 ``[ids, width]``, one for each id of the batch.
+            gradients: per table float32 ``[ids, width]``, one row for each id of the batch.
         """
         parts: list[dict[int, Rows]] = []
         for shard in range(len(needed.cuts[0]) - 1):
@@ -205,9 +205,9 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
         finite = finite and bool(np.isfinite(block).all())
     several, number = np.flatnonzero(counts > 1), 1
     with np.errstate(over="ignore", invalid="ignore"):
-        # Adds the next gradient of all rows that have one, while they are many or have few more;
-        # then goes row by row. Both add in batch order, so that a sum does not depend on the other
-        # rows.
+        # Adds the next gradient of all rows that have one, while these rows are many or have few
+        # more gradients; then continues row by row. Both ways add in batch order, so that a sum
+        # does not depend on the other rows.
         while len(several) > _FEW or 0 < len(several) >= counts[several].max() - number:
             sums = into[several]
             sums += gradients[by.order[starts[several] + number]]

@@ -25,7 +25,7 @@ _MAX_PACKED = 2**31 - 1
 
 @dataclass(frozen=True)
 class IdRule:
-    """The meaning of the ids of one call of a layer. ``padding`` is the id that means none,
+    """The meaning of the ids of one call of a layer. ``padding`` is the id that means "no id",
     ``layer`` the name for messages; ``strings`` is whether the layer got strings."""
 
     layer: str
@@ -41,8 +41,8 @@ class IdRule:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an Embedding layer in a run of the model: the index of its table, and its
-    rule."""
+    """One call of an Embedding layer in a run of the model: the index of its table, and the meaning
+    of its ids."""
 
     table: int
     rule: IdRule
@@ -53,8 +53,8 @@ class RowsNeeded:
     """Rows that a batch needs, each once.
 
     Attributes:
-        ids: of each table, int64 ``[n]``, shard after shard, ascending in each.
-        cuts: of each table, ``[shards + 1]``: shard k has ``ids[cuts[k]:cuts[k + 1]]``.
+        ids: per table its ids, int64 ``[n]``: shard after shard, ascending within each shard.
+        cuts: per table ``[shards + 1]``: shard k has ``ids[cuts[k]:cuts[k + 1]]``.
     """
 
     ids: tuple[Ids, ...] = field(repr=False)

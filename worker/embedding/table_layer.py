@@ -1,4 +1,4 @@
-"""A Keras layer whose rows a job trains, and that may have them outside of one."""
+"""A Keras layer whose rows a job trains, and which may have those rows outside of a job too."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
         self.take_trained(TrainedTable(state.spec, None, state))
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
-        """Refuses a SavedModel, which would ask this process for rows. For TensorFlow."""
+        """Refuses to be part of a SavedModel, which would ask this process for rows. Called by
+        TensorFlow."""
         if save_type == "savedmodel" and self.trained is not None:
             raise self.refused(
                 "has rows that a SavedModel of model.export would not have; say `coordinator "
@@ -74,14 +75,13 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
         return super()._trackable_children(save_type, **options)
 
     def take_trained(self, table: TrainedTable) -> None:
-        """Makes ``table`` the layer's rows. Ids without a row keep their initial values, whatever
-        the seed of the next job."""
+        """Makes ``table`` the layer's rows. The layer takes over its seed, so that ids without a
+        row have the same initial values in the next job."""
         self.trained = table
         self.options = replace(self.options, seed=table.spec.seed)
 
     def known(self) -> KnownRows:
-        """Returns the layer's own rows of now. Raises InvalidJob if they are not in this
-        process."""
+        """Returns the layer's present rows. Raises InvalidJob if they are not in this process."""
         if self.trained is None:
             raise self.refused(
                 f"has no rows here: nothing has trained table {self.options.name!r} in this "
@@ -95,8 +95,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
             raise
 
     def check_trains(self) -> None:
-        """Refuses a step of training outside of a job, in which the rows would stay as they are.
-        Raises InvalidJob."""
+        """Refuses a training step outside of a job, which would not change the rows. Raises
+        InvalidJob."""
         if self.trained is not None and present() is None:
             raise self.refused(
                 "trains on a cluster alone, which has its rows; call fit within pserver.Cluster"
@@ -114,7 +114,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras has no type
             raise self.refused(f"has {what} {value!r}; expected {' or '.join(map(repr, choices))}")
 
     def refused(self, why: str) -> InvalidJob:
-        """Returns the error for what the layer cannot do."""
+        """Returns an error about this layer: its message is the layer's name and ``why``."""
         error = InvalidJob(f"layer {self.name!r} {why}")
         # Keras adds its own text to a message without this mark.
         error._keras_call_info_injected = True  # type: ignore[attr-defined]

@@ -26,9 +26,9 @@ _INITIALIZERS = {
 class TableOptions:
     """One table, as a layer describes it; see :class:`worker.embedding.embedding.Embedding`.
 
-    ``initializer`` is that of :class:`psrpc.core.tables.TableSpec`; ``optimizer`` is serialized,
-    None takes the job's, as of ``seed``. ``layer`` is the name of the describing layer, for
-    messages.
+    ``initializer`` is that of :class:`psrpc.core.tables.TableSpec`; ``optimizer`` is serialized. An
+    ``optimizer`` or ``seed`` of None means the job's. ``layer`` is the name of the describing
+    layer, for messages.
     """
 
     name: str

@@ -26,7 +26,7 @@ from worker.runtime.devices import HOST
 
 @dataclass(frozen=True, eq=False)
 class TableState:
-    """All of a table: its rows, ids ascending, and the ids that are counted and have no row."""
+    """All of a table: its rows, by ascending ids, and the ids that are counted but have no row."""
 
     spec: TableSpec
     rows: RowsBlock
@@ -57,13 +57,13 @@ class KnownRows:
         return found
 
     def find(self, asked: LookUpCall) -> Found:
-        """Returns what a layer asks for, see :class:`worker.embedding.lookups.LookUps`."""
+        """See :class:`worker.embedding.lookups.LookUps`."""
         return find_known(lambda: self, asked)
 
 
 def find_known(known: Callable[[], KnownRows], asked: LookUpCall) -> Found:
-    """Returns what a layer asks for, from the rows that ``known`` returns each time the look-up
-    runs. They have no gradient."""
+    """Returns the rows that a layer asks for, without a gradient. The look-up calls ``known`` each
+    time it runs, and so finds rows that were changed since."""
     ids, rule = asked.ids, asked.rule
 
     def read(given: Any) -> tuple[RowValues, Any]:
@@ -168,7 +168,7 @@ def load_table_state(checkpoint: Path, name: str) -> TableState:
     for file in manifest.files:
         for reader in opened_chain(checkpoint, manifest, file):
             if reader.header.part == len(file.rows) - 1:
-                # The last part has all that there are.
+                # The last part of a chain has all candidates.
                 reader.check()
                 pieces += [SavedCandidates(*piece) for piece in reader.candidates(number)]
     candidates = SavedCandidates(
@@ -185,7 +185,7 @@ def _no_candidates() -> SavedCandidates:
 
 
 ABOUT = "about"
-"""Name of the array that describes the others in a Keras file. Load-bearing, as are the others'."""
+"""Name of the array that describes the others in a Keras file. Load-bearing, like their names."""
 
 _COLUMNS = ("ids", "values", "counts", "touched")
 _CANDIDATES = ("ids", "counts", "touched")
@@ -203,10 +203,10 @@ def state_arrays(state: TableState) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def state_of_arrays(arrays: Mapping[str, Any]) -> TableState:
-    """The inverse of :func:`state_arrays`, of arrays or what NumPy makes such of.
+    """Inverts :func:`state_arrays`. Takes arrays, or values that NumPy converts to arrays.
 
     Raises:
-        ValueError: they are others.
+        ValueError: an array is missing, or they do not fit each other.
     """
     try:
         about = json.loads(np.asarray(arrays[ABOUT]).tobytes())
@@ -234,8 +234,8 @@ _left_out = _LeftOut()
 
 @contextmanager
 def rows_left_out() -> Iterator[None]:
-    """Makes layers that this thread writes to a Keras file in the block leave their rows out: for
-    processes that get them in another way."""
+    """Makes layers leave their rows out of Keras files that this thread writes in the block. For
+    files whose readers get the rows in another way."""
     before, _left_out.active = _left_out.active, True
     try:
         yield

@@ -101,7 +101,7 @@ def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict
     for options in _OPTIONS:
         try:
             with warnings.catch_warnings():
-                # An export holds no state of the optimizer, of which Keras warns.
+                # Keras warns that an export holds no state of the optimizer.
                 warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
                 keras.models.load_model(path, custom_objects=own, **options)
         except Exception as error:  # the user's classes raise anything
@@ -112,7 +112,7 @@ def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict
 
 
 _OPTIONS: Sequence[dict[str, bool]] = ({}, {"compile": False}, {"safe_mode": False})
-"""Candidates, least demanding first."""
+"""Options to try, in this order: the fewer a user must give, the better."""
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:

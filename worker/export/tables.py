@@ -61,7 +61,8 @@ def plain_keras(
     model: Any, tables: Mapping[str, Array], to: str
 ) -> tuple[keras.Model, list[tuple[keras.layers.Embedding, str]]]:
     """Returns ``model`` with a ``keras.layers.Embedding`` in place of each layer whose rows are in
-    ``tables`` and all other layers with their weights, and Keras's layers with their tables' names.
+    ``tables``; all other layers keep their weights. Also returns the new layers, each with the name
+    of its table.
 
     Raises:
         InvalidJob: a layer's table is not among ``tables``, or has another shape.

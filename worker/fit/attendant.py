@@ -21,12 +21,12 @@ from worker.fit.processes import LEAVE_S, HostRun
 log = get_logger()
 
 RETRY_S = 0.02
-"""Pause before the coordinator is looked for again, at first."""
+"""First pause, in seconds, between two tries to reach the coordinator; later ones double."""
 
 LONGEST_RETRY_S = 0.5
 
 LOOK_S = 0.25
-"""Time before progress is shown anew."""
+"""Seconds between two looks at the progress of the job."""
 
 _BEYOND = 2**62
 """More batches than a job has."""
@@ -34,17 +34,17 @@ _BEYOND = 2**62
 Answer = TypeVar("Answer")
 
 ANSWER_S = 120.0
-"""How long a coordinator that is restarted may be away."""
+"""Seconds that a coordinator may be away, as it is while it restarts."""
 
 
 @dataclass(frozen=True)
 class HeldJob:
-    """A job that holds after ``at`` batches, in all epochs.
+    """A job that holds, that is, waits for its attendant, after ``at`` batches of all epochs.
 
     Attributes:
-        checkpoint: of this state.
+        checkpoint: the checkpoint of this state.
         evaluation: results of the epoch that has just ended, by name; empty inside of an epoch.
-        over: the job is done, and holds for no one.
+        over: whether the job is done, so that it no longer waits.
     """
 
     at: int
@@ -76,11 +76,12 @@ class Attendant:
             self.await_hold(_BEYOND)
 
     def await_hold(self, after: int, look: Callable[[int], None] | None = None) -> HeldJob:
-        """Waits for a hold at more than ``after`` batches, -1 for the first, or the job's end.
-        ``look`` is told several times a second how many batches are done, while they become more.
+        """Waits until the job holds at more than ``after`` batches (-1: for the first time), or
+        ends. While it trains, calls ``look`` with the number of batches done, several times a
+        second, if the number has changed.
 
         Raises:
-            JobFailed: the job ended in another way than done; says how.
+            JobFailed: the job ended without being done; the message says why.
         """
         seen = -1
 
@@ -102,7 +103,7 @@ class Attendant:
                 checkpoint = self._run_dir / "checkpoints" / Path(answer.checkpoint).name
                 return HeldJob(answer.at, checkpoint, dict(answer.evaluation), not answer.held)
             if answer.phase == "failed":
-                # Where it has stopped the job itself, only ``up`` knows why.
+                # If ``coordinator up`` has stopped the job itself, only it knows the reason.
                 status = self._up.wait(LEAVE_S)
                 raise JobFailed(answer.reason if status is None else self._up.why())
 
@@ -123,15 +124,15 @@ class Attendant:
                 log.warning(warning, run=self._run_dir.name)
 
     def _end(self) -> HeldJob:
-        """Returns the end of a job that is done, from its run directory."""
+        """Returns the final state of a job that is done, read from its run directory."""
         summary = read_summary(self._run_dir)
         results = dict(summary["eval"] or {})
         checkpoint = self._run_dir / str(summary["checkpoint"])
         return HeldJob(int(summary["batches"]), checkpoint, results, over=True)
 
     def _call(self, call: Callable[[CoordinatorClient], Answer]) -> Answer | None:
-        """Calls the coordinator, as often as it takes while the run goes on; returns None once it
-        is done. Raises JobFailed if it has failed."""
+        """Calls the coordinator, and repeats that until it answers or the run ends. Returns None
+        once the run is done. Raises JobFailed if the run has failed."""
         pause_s, silent_since = RETRY_S, time.monotonic()
         while True:
             if self._up.status is not None:

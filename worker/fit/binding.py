@@ -21,12 +21,12 @@ empty for a scalar of the optimizer."""
 
 
 class Binding:
-    """The Keras variables that hold what the checkpoints of a plan do.
+    """Binds the parts of a state, as checkpoints of a plan have them, to variables of a model.
 
     Attributes:
-        whole: the plan's variables on one shard.
-        variables: by what they hold.
-        forms: dtype and shape of each, in the same order.
+        whole: the plan with all variables on one shard.
+        variables: part of the state -> the Keras variable with it.
+        forms: dtype and shape of each variable, in the same order.
     """
 
     def __init__(self, model: keras.Model, plan: Plan) -> None:
@@ -38,7 +38,7 @@ class Binding:
         }
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        # What the optimizer was built for: a layer may have been frozen since.
+        # The variables that the optimizer was built for: a layer may have been frozen since.
         updated = self.optimizer._trainable_variables
         slots = SlotVariables(self.optimizer, updated)
         names = {id(named[v.name]): v.name for v in plan.variables if v.role == "trainable"}
@@ -65,7 +65,7 @@ class Binding:
         self._weights = list(map(id, model.weights))
 
     def holds(self, model: keras.Model) -> bool:
-        """Whether the model has the same variables and optimizer still."""
+        """Whether the model still has the same variables and optimizer."""
         same = self.optimizer is inner(model.optimizer)
         return same and self._weights == list(map(id, model.weights))
 
@@ -92,8 +92,9 @@ class Binding:
             )
 
     def follow_constants(self) -> None:
-        """Makes the averages of variables without a gradient those variables, of which no shard
-        keeps averages: at the end of ``fit`` Keras assigns averages to all."""
+        """Sets the averages of variables without a gradient to the variables' own values. Shards
+        keep no averages of them, but at the end of ``fit`` Keras assigns averages to all
+        variables."""
         if int(self.optimizer._iterations):
             for variable, average in self._constants:
                 average.assign(variable)
@@ -103,7 +104,7 @@ def _named(model: keras.Model, plan: Plan) -> dict[str, Any]:
     """Returns the model's variables by the plan's names.
 
     Keras numbers layers and models without a name per process, so those of a subclassed model may
-    be called otherwise where workers have made it. Then the numbers count by their order alone.
+    have other numbers in the workers. Then names match by the order of their numbers.
 
     Raises:
         InvalidJob: the variables are others; names the first.
@@ -130,7 +131,7 @@ def _named(model: keras.Model, plan: Plan) -> dict[str, Any]:
             code="PS405",
         )
     for name, own_name in names.items():
-        # Not the roles: the job counts trainable ones without a gradient as state.
+        # Roles may differ: in the job, trainable variables without a gradient are state.
         spec, wanted = mine[own_name][0], theirs[name]
         if (spec.shape, spec.dtype) != (wanted.shape, wanted.dtype):
             raise InvalidJob(
@@ -146,7 +147,8 @@ _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?")
 
 
 def _ranked(names: Iterable[str]) -> dict[tuple[str, int], str]:
-    """Returns ``names`` by their text without numbers, and their place among those of that text."""
+    """Returns ``names``, each by its text without numbers and its place, in the order of the
+    numbers, among the names with the same text."""
     alike: dict[str, list[tuple[list[int], str]]] = {}
     for name in names:
         parts = [_NUMBERED.fullmatch(part) for part in name.split("/")]

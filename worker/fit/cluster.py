@@ -46,10 +46,10 @@ class Cluster:
         workers: workers that compute gradients.
         mode: ``sync``, ``async`` or ``ssp``, as in :class:`Job`. In ``sync`` mode an update is
             that of plain ``fit``: ``batch_size`` records, of which each worker computes a part.
-            In the others each worker computes updates of ``batch_size`` records by itself.
+            In the other modes each worker computes updates of ``batch_size`` records by itself.
         replicas: micro-batches that an update is cut into (sync), by default as many as workers
             where that divides ``batch_size``.
-        run_dir: directory for the runs, one each ``fit``; ``runs`` by default.
+        run_dir: directory for the runs, one for each ``fit``; ``runs`` by default.
         batch_hooks_every: updates from one batch hook of a callback to the next; by default ten
             times per epoch. The model is up to date in each of them, which costs some tens of
             milliseconds.
@@ -193,8 +193,8 @@ class Cluster:
         return_dict: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Returns loss and metrics as ``keras.Model.evaluate`` with the same arguments does, each
-        record once. Called by a callback of :meth:`fit`, it runs in this process.
+        """Returns loss and metrics as ``keras.Model.evaluate`` with the same arguments does; each
+        record counts once. If a callback of :meth:`fit` calls it, it runs in this process.
 
         Raises: as :meth:`fit`.
         """
@@ -214,7 +214,7 @@ class Cluster:
         callbacks: Any = None,
     ) -> Any:
         """Returns the outputs for all records, in their order, as ``keras.Model.predict`` with the
-        same arguments does. Called by a callback of :meth:`fit`, it runs in this process.
+        same arguments does. If a callback of :meth:`fit` calls it, it runs in this process.
 
         Raises: as :meth:`fit`.
         """
@@ -225,10 +225,10 @@ class Cluster:
         return self._divided.predict(model, *given)
 
     def fetch(self, model: keras.Model) -> None:
-        """Reads the rows of all tables of a trained ``model`` into it, for ``save`` and for calls
-        outside of the cluster. May be called after the with block. Raises InvalidJob if the model
-        has no :class:`pserver.Embedding` or an untrained one, CheckpointError if the run is gone.
-        """
+        """Reads the rows of all tables of a trained ``model`` into the model, for ``save`` and for
+        calls outside of the cluster. May be called after the with block. Raises InvalidJob if the
+        model has no :class:`pserver.Embedding` or an untrained one, CheckpointError if the
+        directory of the run is gone."""
         fetch_tables(model)
 
     @property
@@ -252,7 +252,7 @@ class Cluster:
             if fitting.finish():
                 up.wait(LEAVE_S)
         except KeyboardInterrupt:
-            # As in plain fit, the model has the state of the moment.
+            # As after an interrupt of plain fit, the model gets the newest state.
             attendant.stop()
             if up.wait(STOP_S) is not None:
                 fitting.load_newest()

@@ -1,4 +1,4 @@
-"""The course of a ``fit``: which batches of a job its epochs and steps are."""
+"""The course of a ``fit``: the batches of a job that its epochs and steps correspond to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tells the callbacks that look at the model, when they do, and whose tables they see."""
+"""Finds the callbacks that look at the model, and keeps the table rows of weights that they
+keep."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ BATCH_HOOKS = (
 )
 
 PARTS = 10
-"""Batch hooks of an epoch, by default."""
+"""How often batch hooks run in an epoch, by default."""
 
 _OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 """Callbacks of every ``fit``. They do not look at the model."""
 
 _ORBAX = tuple(filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]))
-"""Keras 3.12 has none."""
+"""The class ``OrbaxCheckpoint``, which Keras 3.12 does not have."""
 
 _BY_EPOCH = {
     keras.callbacks.ModelCheckpoint: "save_freq",
     keras.callbacks.BackupAndRestore: "save_freq",
     keras.callbacks.TensorBoard: "update_freq",
 } | dict.fromkeys(_ORBAX, "save_freq")
-"""Callbacks whose batch hooks do nothing while an attribute is ``epoch``."""
+"""Callback -> the attribute with which its batch hooks do nothing, if it is ``epoch``."""
 
 
 def looking(callbacks: Sequence[Any]) -> list[Any]:
@@ -60,7 +61,8 @@ def _overrides(callback: Any, hook: str) -> bool:
 
 
 def earliest_epoch(model: keras.Model, initial_epoch: int, callbacks: Sequence[Any]) -> int:
-    """Returns the first epoch that training may begin with, once callbacks have restored one."""
+    """Returns the earliest epoch that training may begin with: callbacks may restore a state of
+    another epoch than ``initial_epoch``."""
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         return 0
     return min(initial_epoch, model._initial_epoch or initial_epoch)
@@ -110,8 +112,8 @@ class BestTables:
             self._kept[number] = (callback, callback.best_weights, to)
 
     def restore(self) -> bool:
-        """Gives the model the rows that belong to its weights, if a callback has restored these;
-        returns whether."""
+        """Gives the model the rows that belong to its weights, if a callback has restored earlier
+        weights; returns whether that is so."""
         for _, weights, kept in self._kept:
             if weights is not None and _same(weights, self._model.get_weights()):
                 place_tables(self._model, kept, read_manifest(kept).plan.tables)

@@ -1,4 +1,4 @@
-"""Sends ``fit``, ``evaluate`` and ``predict`` of Keras models to a cluster, for a while."""
+"""Redirects ``fit``, ``evaluate`` and ``predict`` of Keras models to a cluster, within a block."""
 
 from __future__ import annotations
 

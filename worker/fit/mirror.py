@@ -1,4 +1,4 @@
-"""The state of a job's checkpoint in the caller's Keras model, and back."""
+"""Copies the state of a job's checkpoint into the caller's Keras model, and back."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from worker.model.variables import derive
 
 
 class Mirror:
-    """A caller's model as the mirror of the checkpoints of a job that trains it.
+    """Keeps a caller's model equal to the checkpoints of the job that trains it.
 
-    A checkpoint holds the model's weights and the state of its optimizer, not the learning rate,
-    the states of seed generators (workers derive them from the batch) and the scale of a
-    ``LossScaleOptimizer`` (workers begin each batch with the same): those stay as they are. Rows of
-    embedding tables stay in the checkpoint; the layers know where that is. Not thread-safe.
+    A checkpoint holds the model's weights and the state of its optimizer. It does not hold the
+    learning rate, the states of seed generators (workers derive them from the batch) and the scale
+    of a ``LossScaleOptimizer`` (workers begin each batch with the same): the model keeps its own.
+    Rows of embedding tables stay in the checkpoint, and the layers know its path. Not thread-safe.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Takes a compiled model; it has to be built by the first :meth:`load` or :meth:`save`.
+        """``model`` is compiled, and must be built before the first :meth:`load` or :meth:`save`.
 
         Raises:
             InvalidJob: it is not compiled with an optimizer that shards can run.
@@ -55,7 +55,7 @@ class Mirror:
         self._earlier: set[bytes] = set()
         """Digests of the weights of earlier calls of :meth:`load`, where there are tables."""
         self._loaded: list[tuple[Any, NDArray]] = []
-        """Each variable with what :meth:`load` has assigned to it."""
+        """Each variable with the array that :meth:`load` has assigned to it."""
 
     def load(self, checkpoint: Path) -> None:
         """Assigns a committed checkpoint, of any number of shards, to the model and its optimizer,
@@ -84,9 +84,8 @@ class Mirror:
         self._tables = place_tables(self._model, checkpoint, bound.whole.tables)
 
     def changed(self) -> bool:
-        """Whether a variable of the model or a slot of the optimizer differs, bit for bit, from
-        what :meth:`load` has assigned, a table has other rows, or the model was compiled anew
-        since."""
+        """Whether the model has changed since :meth:`load`: a bit of a variable or of an
+        optimizer's slot differs, a table has other rows, or the model was compiled anew."""
         if self._bound is None or not self._bound.holds(self._model):
             return True
         if self._changed_tables():
@@ -94,10 +93,10 @@ class Mirror:
         return not all(_same_bits(view(variable), array) for variable, array in self._loaded)
 
     def save(self, checkpoint: Path, to: Path) -> None:
-        """Writes a checkpoint ``to``, a directory that is not there yet in one that is: that of
-        ``checkpoint`` with the present values of the model and its optimizer. All else, such as the
-        step and what was applied, is that of ``checkpoint``. Shards restore it as any other. Files
-        of rows are hard links, unless a table of the model has other rows than ``checkpoint``.
+        """Writes a copy of ``checkpoint`` with the present values of the model and its optimizer.
+        All else, such as the step and the applied batches, stays the same. ``to`` is a new
+        directory in an existing one. Shards restore it like any other checkpoint. Files of rows are
+        hard links, unless a table of the model has other rows than ``checkpoint``.
 
         Raises:
             CheckpointError: ``checkpoint`` cannot be read, or ``to`` not be written.
@@ -129,11 +128,11 @@ class Mirror:
         _write(manifest, states, rows, to)
 
     def check_not_set_back(self) -> None:
-        """Refuses weights that a callback has kept and set again, while tables have gone on: of
-        another batch than their rows, they would be no state that ever was.
+        """Refuses weights of an earlier batch that a callback has kept and set again, if there are
+        tables: their rows are of a later batch, and do not belong to such weights.
 
         Raises:
-            InvalidJob: says what to use instead.
+            InvalidJob: names callbacks that set rows back as well.
         """
         if self._bound is None or not self._tables or not self._bound.holds(self._model):
             return
@@ -161,8 +160,7 @@ class Mirror:
 
 
 def check_mirrored(model: keras.Model) -> None:
-    """Refuses a model that no checkpoint can be a mirror of. Raises InvalidJob as
-    :class:`Mirror`."""
+    """Refuses a model that cannot mirror a checkpoint. Raises InvalidJob as :class:`Mirror`."""
     if not model.compiled or not isinstance(model.optimizer, keras.optimizers.Optimizer):
         raise InvalidJob(
             f"model {model.name!r} is not compiled with an optimizer; call compile() first"
@@ -189,7 +187,7 @@ def _parts(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[Key, sli
 
 
 def _digest(bound: Binding) -> bytes:
-    """Returns a digest of the weights of now."""
+    """Returns a digest of the present weights."""
     found = hashlib.blake2b()
     for (slot, _), variable in bound.variables.items():
         if not slot:

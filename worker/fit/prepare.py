@@ -1,4 +1,5 @@
-"""Prepares a call of ``fit``: writes what its job reads, and says what its caller does."""
+"""Prepares a call of ``fit``: writes the files that its job reads, and plans its epochs and
+callbacks."""
 
 from __future__ import annotations
 
@@ -35,28 +36,28 @@ FOLDER = "fit"
 """The folder in a run's directory that holds model, data and settings."""
 
 MOST_PER_WORKER = 4
-"""Micro-batches of a worker in one update, at most."""
+"""Most micro-batches of a worker in one update."""
 
 
 def micro_batches(batch_size: int, workers: int) -> int:
-    """Returns into how many micro-batches of equal size an update's ``batch_size`` records are cut:
-    as many as ``workers``, or, where that is no divisor, the number that keeps the busiest
-    worker's share smallest."""
+    """Returns the number of micro-batches, of equal size, into which an update's ``batch_size``
+    records are cut: as many as ``workers`` or, if that is no divisor, the number that keeps the
+    busiest worker's share smallest."""
     divisors = [n for n in range(1, MOST_PER_WORKER * workers + 1) if batch_size % n == 0]
     return min(divisors, key=lambda n: (-(-n // workers) * (batch_size // n), abs(n - workers)))
 
 
 @dataclass(frozen=True)
 class FitCall:
-    """A call of ``fit`` that is prepared.
+    """A prepared call of ``fit``.
 
     Attributes:
-        model: the caller's.
+        model: the caller's model.
         run_dir: the directory of its run.
         course: its epochs and steps.
         hooks: a ``keras.callbacks.CallbackList``.
         base_rate: the learning rate that the job is described with; NaN under a schedule.
-        validation: of a ``fit`` with validation data.
+        validation: the validation data; None if there is none.
     """
 
     model: Any
@@ -67,7 +68,7 @@ class FitCall:
     validation: Validation | None
 
     def end(self) -> None:
-        """Ends the call. Its data goes from the directory of the run, which keeps all else."""
+        """Ends the call. Removes its data from the directory of the run, and keeps all else."""
         leave_tables(self.model)
         for name in (TRAIN, EVAL):
             shutil.rmtree(self.run_dir / FOLDER / name, ignore_errors=True)
@@ -94,7 +95,7 @@ def prepared(
         per_step: returns the micro-batches of an update, by its records.
         batch_hooks_every: updates from one batch hook to the next; None for a part of an epoch.
         fields: further fields of the job.
-        epochs: as this and the others of ``keras.Model.fit``.
+        epochs: this and the arguments below are those of ``keras.Model.fit``.
 
     Raises:
         InvalidJob: the model, the data or an argument is not supported, or invalid.
@@ -206,8 +207,8 @@ def removed_on_error(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _base_rate(model: keras.Model) -> Iterator[float]:
-    """Yields the learning rate that the block hands over with the model; NaN under a schedule. A
-    rate of 0, of which no other one is a multiple, is 1 in the block."""
+    """Yields the learning rate that the block hands over with the model; NaN under a schedule.
+    Later rates are sent as multiples of it, so a rate of 0 is replaced by 1 within the block."""
     optimizer = inner(model.optimizer)
     rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -1,4 +1,4 @@
-"""The processes of a local cluster, as the caller of ``fit`` holds them."""
+"""Starts and ends the processes of a local cluster, for the caller of ``fit``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from psrpc.ops.host_requests import HostRequest, PartsRequest, UpRequest, encode
 from psrpc.ops.process import child_environment, module_command
 
 LEAVE_S = 15.0
-"""How long the processes may take to end after the caller has closed the cluster."""
+"""Seconds that the processes may take to end after the caller has closed the cluster."""
 
 _TO_FILES = {"TTY_COMPATIBLE": "0", "TTY_INTERACTIVE": "0"}
-"""For rich: a notebook's kernel has ``FORCE_COLOR``, which would draw for a terminal in a file."""
+"""Variables for rich, whose output goes to a file: a notebook's kernel sets ``FORCE_COLOR``, which
+would make rich draw as on a terminal."""
 
 _DASHBOARD = re.compile(r"dashboard (https?://\S+)")
 
 STOP_S = 120.0
-"""How long a job may take to stop, which includes a checkpoint."""
+"""Seconds that a job may take to stop, which includes a checkpoint."""
 
 
 class Host:
-    """The process that runs one job or prediction after the other. It ends with its standard
-    input, which this process holds: all of the cluster ends however this process does.
+    """The process that runs one job or prediction after the other. It ends when its standard input
+    closes. This process holds the other end, so the cluster ends even if this process is killed.
 
     Not thread-safe, except for :meth:`close`.
     """
@@ -65,8 +66,8 @@ class Host:
         return self._process.pid
 
     def up(self, arguments: Sequence[str], output: Path) -> HostRun:
-        """Starts ``coordinator up``; the run before has ended. Raises JobFailed if the host is
-        gone."""
+        """Starts ``coordinator up``; the previous run must have ended. Raises JobFailed if the host
+        is gone."""
         return self._run(UpRequest(list(arguments), str(output)), output)
 
     def parts(self, folder: Path, count: int, output: Path) -> HostRun:
@@ -83,7 +84,7 @@ class Host:
         return HostRun(self._process.pid, self._replies, output)
 
     def let_go(self) -> bool:
-        """Closes what keeps the cluster alive; returns False where that was done before."""
+        """Closes the pipes that keep the cluster alive; returns False if that was done before."""
         if not self._closed.acquire(blocking=False):
             return False
         atexit.unregister(self.close)
@@ -114,7 +115,8 @@ def _let_all_go() -> None:
         host.let_go()
 
 
-# A child, such as one of multiprocessing, may outlive a caller that is killed.
+# A forked child, such as one of multiprocessing, may outlive a caller that is killed; if it held
+# the pipes, the cluster would not end.
 os.register_at_fork(after_in_child=_let_all_go)
 
 
@@ -157,7 +159,7 @@ class HostRun:
 
     @property
     def last_line(self) -> str:
-        """The last line about the state of the job, without its time; how it ended after that."""
+        """The last line about the state of the job, without its time; after the end, the result."""
         if self._status is not None:
             return self.why() if self._status else "done"
         lines = re.findall(r"(?m)^\[ *[\d.]+ s\] (.*)$", self.output)
@@ -183,7 +185,7 @@ class HostRun:
         raise JobFailed(f"the processes of the cluster do not end; see {self._output.parent}/logs")
 
     def why(self) -> str:
-        """Returns why it failed, as it has said itself."""
+        """Returns why the run failed, from its output."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error ")]
         if errors:

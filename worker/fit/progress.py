@@ -1,4 +1,4 @@
-"""Shows in a progress bar how far a job is that no callback looks at."""
+"""Shows the progress of a job in Keras's bar, where no callback makes the job hold."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _THE_FITS = {
     "mode",
     "replicas",
 }
-"""Fields of a job that ``fit`` sets itself or that callbacks stand for."""
+"""Fields of a job that ``fit`` sets itself, or that callbacks replace."""
 
 
 def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -73,14 +73,14 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     mode, replicas = named["mode"], named["replicas"]
     if mode != "sync" and replicas:
         raise InvalidSetting(f"replicas is {replicas}, and mode {mode!r}; only sync has replicas")
-    # Whether there is such a GPU, the workers know.
+    # Checks the form alone: only workers know whether there is such a GPU.
     try:
         gpu_choice(str(settings.get("gpu", "auto")))
     except ArgumentTypeError as error:
         raise InvalidArgument(f"gpu is {error}") from None
     given = {name: value for name, value in settings.items() if name in of_job}
     if mode == "sync":
-        # By default they follow from the batch size.
+        # By default replicas follow from the batch size, which is not known here.
         given["replicas"] = replicas or settings.get("aggregate") or 1
     data = Arrays(np.zeros(1), np.zeros(1))
     # The job itself would say the same, much later.
@@ -93,7 +93,8 @@ def job_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def up_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Returns those that are options of ``coordinator up``, as its command line has them."""
+    """Returns the settings that are options of ``coordinator up``, as arguments of its command
+    line."""
     found = []
     for name in _UP:
         if name in settings:

@@ -24,8 +24,8 @@ from worker.model.loss_scale import inner
 class Fitting:
     """One ``fit`` on a cluster, from its first hold to its last. Use it once.
 
-    The model of the caller is a mirror of the job's state: it is read at each hold, and what
-    callbacks have changed in it goes back when the hold ends.
+    The model of the caller is a mirror of the job's state. It is updated at each hold, and changes
+    that callbacks make in it go back to the job when the hold ends.
     """
 
     def __init__(self, call: FitCall, attendant: Attendant) -> None:
@@ -52,7 +52,8 @@ class Fitting:
         self._hold = self._attendant.await_hold(-1)
         self._unsummed = unsummed_metrics(self._run_dir)
         if not int(model.optimizer.iterations) and not trained_tables(model):
-            # The job has begun with the same: nothing goes back unless a callback changes it.
+            # The job began with this state of the model. After a load, the model goes back to the
+            # job only if a callback changes it.
             self._mirror.load(self._hold.checkpoint)
         serve_callbacks(model)
         self._callbacks.on_train_begin()
@@ -66,7 +67,7 @@ class Fitting:
             self._mirror.check_not_set_back()
 
     def finish(self) -> bool:
-        """Lets a job whose batches are all done end by itself; returns whether they are."""
+        """Lets the job end by itself if all its batches are done; returns whether they are."""
         hold, total = self._hold, self._course.total
         if hold is None or hold.over:
             return hold is not None
@@ -122,13 +123,13 @@ class Fitting:
         return logs
 
     def _validated(self, hold: HeldJob) -> dict[str, float]:
-        """Returns the results of the validation data. To callbacks they are of a single batch."""
+        """Returns the results of the validation data. For callbacks, all of it is one batch."""
         validation, callbacks = self._validation, self._callbacks
         assert validation is not None
         callbacks.on_test_begin()
         callbacks.on_test_batch_begin(0)
         results = dict(hold.evaluation)
-        # Jobs evaluate the averages of such an optimizer, and fit the weights.
+        # With averages of weights, a job evaluates the averages, but ``fit`` the weights.
         averages = inner(self._model.optimizer).use_ema
         if averages or not results or self._mirror.changed():
             results = validation.evaluate()
@@ -137,8 +138,8 @@ class Fitting:
         return {f"val_{name}": value for name, value in results.items()}
 
     def _without_holds(self) -> dict[str, float] | None:
-        """Trains with a hold at the end alone, if shards keep the totals of so many epochs; returns
-        the results of the last epoch."""
+        """Trains without holds but one at the end, and one whenever shards have as many epochs as
+        they keep the totals of. Returns the results of the last epoch."""
         course, logs = self._course, None
         bars = self._of(keras.callbacks.ProgbarLogger)
         progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
@@ -171,8 +172,8 @@ class Fitting:
         return [each for each in self._callbacks.callbacks if type(each) is kind]
 
     def _go(self, until: int, progress: EpochProgress | None = None) -> HeldJob:
-        """Ends the hold with what callbacks have changed, and waits for the one at ``until``
-        batches."""
+        """Sends the changes of callbacks to the job, ends its hold, and waits for the next one, at
+        ``until`` batches."""
         assert self._hold is not None
         begun = hold = self._hold
         changed = self._mirror.changed()
@@ -188,7 +189,7 @@ class Fitting:
             try:
                 self._attendant.end_hold(hold.at, until, self._rate(), restore)
             except InvalidArgument:
-                # A coordinator that was started anew holds where it stands.
+                # A restarted coordinator may hold at other batches.
                 other = self._attendant.await_hold(-1)
                 if (other.at, other.checkpoint) == (hold.at, hold.checkpoint):
                     raise

@@ -27,8 +27,8 @@ from worker.model.build import layer_metrics, loss_trackers
 def totals(checkpoint: Path) -> dict[int, tuple[float, ...]]:
     """Returns the totals of each epoch, counted from 0, as of a checkpoint: sums over the batches
     that shard 0 has applied, see :mod:`psrpc.core.batch`. Shards leave batches out whose loss or
-    gradient is not finite; the loss of an epoch with such a batch is NaN, as in ``fit``. Reads a
-    header alone.
+    gradient is not finite; the loss of an epoch with such a batch is NaN, as in ``fit``. Reads only
+    the header of a file.
 
     Shards keep the totals of the newest epochs only, see :func:`kept_epochs`. Those of others are
     NaN as well.
@@ -50,8 +50,8 @@ def totals(checkpoint: Path) -> dict[int, tuple[float, ...]]:
 
 
 def kept_epochs(model: keras.Model) -> int:
-    """Returns of how many epochs shards keep the totals, at least. The model's metrics are built,
-    see :func:`build_as_fit`."""
+    """Returns the number of epochs whose totals shards keep at least. The model's metrics must be
+    built, see :func:`build_as_fit`."""
     return KEPT_VALUES // min(LOSS + _size(_counted(model)), MAX_VALUES)
 
 
@@ -77,8 +77,8 @@ def merged_metrics(
     model: keras.Model, totals: Sequence[float], unsummed: Collection[str] = ()
 ) -> dict[str, float]:
     """Returns loss and metrics of training under the names and in the order of the logs that
-    ``keras.Model.fit`` gives to ``on_epoch_end``. The model's own metrics have these results then.
-    Where metrics are too large for totals, there is the loss alone.
+    ``keras.Model.fit`` gives to ``on_epoch_end``. Also sets the model's own metrics to these
+    results. If metrics are too large for totals, returns the loss alone.
 
     Args:
         model: compiled, with its metrics built, see :func:`build_as_fit`.

@@ -27,6 +27,6 @@ class Validation:
         """Returns loss and metrics of the model as it is, as ``keras.Model.evaluate``."""
         records = self._source.num_records
         data = Share(self._source, range(self.steps), self._batch_size, records)
-        # Of this process: a cluster that trains evaluates nothing else.
+        # This runs in this process, since a cluster that trains evaluates nothing else.
         results: dict[str, float] = self._model.evaluate(data, verbose=0, return_dict=True)
         return results

@@ -1,8 +1,8 @@
-"""Makes layers and models anew whose classes have no ``get_config``: from their attributes.
+"""Rebuilds layers and models whose classes have no ``get_config``, from their attributes.
 
-Keras writes the arguments of a constructor only where all are numbers and strings, and of a model
-the defaults in place of what was given. So an object goes with all that its class has set: layers
-as Keras writes them, other values beside that file.
+Keras writes the arguments of a constructor only if all are numbers and strings, and for a model it
+writes the defaults in place of the arguments. So this module hands over all attributes that the
+class of an object has set: layers in Keras's file, other values beside it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def has_no_config(kind: type) -> bool:
 
 @contextmanager
 def with_state(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
-    """Gives ``layers`` of such classes a config for :class:`Maker` within the block.
+    """Gives the ``layers`` whose classes have no ``get_config`` a config for :class:`Maker`, within
+    the block.
 
     Args:
-        held: gets the values that Keras cannot write.
+        held: a list to which the values are added that Keras cannot write.
     """
     changed: list[tuple[Any, str]] = []
 
@@ -71,7 +72,8 @@ def with_state(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
                 give(layer, "get_config", partial(_config, layer, held))
                 give(layer, "get_build_config", lambda: None)
             elif not _is_kerass(kind) and kind.build is keras.Layer.build:
-                # Keras would take it for built and not build its parts; its first call does.
+                # Keras would mark the layer as built without building its parts. Without a build
+                # config its first call builds them.
                 give(layer, "get_build_config", lambda: None)
         yield
     finally:
@@ -80,7 +82,7 @@ def with_state(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
 
 
 class Maker:
-    """Stands for a class of layers while Keras reads a model."""
+    """Takes the place of a class of layers while Keras reads a model."""
 
     def __init__(
         self, kind: Any, held: Sequence[Any], made: Callable[[Any], None] | None = None
@@ -108,7 +110,7 @@ class Maker:
         if state["graph"] is not None:
             graph = _read_object(state["graph"])
             inputs, outputs = graph._inputs_struct, graph._outputs_struct
-            # A class that came by value is Functional already, which Keras cannot make it twice.
+            # A class that was stored by value is Functional already; Keras cannot make it so twice.
             base = Functional if issubclass(self._kind, Functional) else keras.Model
             base.__init__(layer, inputs=inputs, outputs=outputs, name=config["name"])
         else:
@@ -122,8 +124,8 @@ class Maker:
         return layer
 
     def _construct(self, config: dict[str, Any]) -> Any:
-        """Makes a layer from arguments. Keras gives each constructor ``name``, ``trainable`` and
-        ``dtype``, which many of a user's own do not take."""
+        """Makes a layer from arguments. Keras passes ``name``, ``trainable`` and ``dtype`` to each
+        constructor, but many users' constructors do not take them."""
         parameters = signature(self._kind.__init__).parameters.values()
         given = dict(config)
         if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters):
@@ -197,7 +199,7 @@ def _config(layer: Any, held: list[Any]) -> dict[str, Any]:
 
 
 def _writable(value: Any, layer: Any, places: Mapping[int, int], held: list[Any]) -> Any:
-    """Returns what Keras can write in place of an attribute."""
+    """Returns a form of an attribute's value that Keras can write."""
     write = partial(_writable, layer=layer, places=places, held=held)
     if value is None or isinstance(value, (bool, int, float, str, *_KERAS_OBJECTS)):
         return value
@@ -225,7 +227,7 @@ _SET_LATER = ("_build_shapes_dict", "_supports_jit", "history", "get_build_confi
 @cache
 def _kerass(of_graph: bool) -> frozenset[str]:
     """Returns the attributes that Keras itself sets in layers and models."""
-    # With names, since Keras counts the objects that have none.
+    # With names, since Keras numbers objects without one, and others would get other numbers.
     layer, model = keras.layers.Identity(name="identity"), _Same(name="same")
     for each in (layer, model):
         each(keras.KerasTensor((None, 1)))

@@ -20,11 +20,11 @@ _WRAPPED = ("build", "quantize")
 
 
 def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
-    """Returns the classes of Keras objects, and the functions, that are reached from ``roots`` and
-    that Keras has not defined itself."""
+    """Returns the classes of Keras objects, and the functions, that ``roots`` refer to, directly or
+    not, and that are not Keras's own."""
     classes: dict[type, None] = {}
     functions: dict[FunctionType, None] = {}
-    seen: dict[int, Any] = {}  # Keeps the objects, whose ids would be used again.
+    seen: dict[int, Any] = {}  # Keeps the objects alive, so that no other gets their ids.
     waiting = list(reversed(roots))
     while waiting:
         each = waiting.pop()
@@ -47,8 +47,8 @@ def user_objects(*roots: Any) -> tuple[list[type], list[FunctionType]]:
 
 
 def check_functions(model: keras.Model, functions: Sequence[FunctionType]) -> None:
-    """Refuses functions that use layers or weights of the model by a variable of their own: in
-    another process they would use a copy, which is not trained.
+    """Refuses functions that use layers or weights of the model through a global or captured
+    variable: in another process they would use a copy, which is not trained.
 
     Raises:
         InvalidJob: names the function and the variable.
@@ -79,9 +79,9 @@ def _outer_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def named_apart(
     classes: Sequence[type], functions: Sequence[FunctionType]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the objects by the names under which Keras writes them within the block. Functions
-    have names of their own there: Keras writes a lambda as bytecode without its module, and two
-    functions of one name, or one with the name of a built-in, could not be told apart.
+    """Yields the objects by the names under which Keras writes them within the block. There each
+    function has a unique name: Keras would write a lambda as bytecode without its module, and could
+    not distinguish two functions of one name, or a function from a built-in of its name.
 
     Raises:
         InvalidJob: two classes have the same name.

@@ -16,7 +16,7 @@ from worker.stored.objects import load_object, save_object
 from worker.stored.stored_data import open_stored
 
 SAMPLE = "sample.pkl"
-"""The first record of the training data, which outlives the data."""
+"""File of the first record of the training data. It stays when the data is removed."""
 
 _JOB_FILE = """# Written by pserver.Cluster: the job of a call of fit.
 from pathlib import Path
@@ -51,7 +51,7 @@ class EndedData:
 
     @property
     def num_records(self) -> int:
-        """See :class:`worker.data.source.DataSource`, as the methods."""
+        """See :class:`worker.data.source.DataSource`, also for the methods."""
         return len(next(arrays_of(self._sample)))
 
     def read(self, _seed: int, _batch: BatchId) -> NoReturn:
@@ -72,12 +72,12 @@ class EndedData:
 
 
 def fit_job(folder: Path) -> Job:
-    """Returns the job of the ``fit`` whose model, data and settings are in ``folder``: what
+    """Returns the job of the ``fit`` whose model, data and settings are in ``folder``, where
     :func:`worker.handover.models.hand_over`, :func:`worker.stored.stored_data.store` and
-    :func:`worker.handover.spec.write_spec` have written there.
+    :func:`worker.handover.spec.write_spec` have written them.
 
     Raises:
-        InvalidJob: something of that is missing.
+        InvalidJob: a part of them is missing.
     """
     spec = read_spec(folder)
     over = not (folder / TRAIN).exists() and (folder / SAMPLE).exists()

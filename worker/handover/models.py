@@ -37,8 +37,8 @@ MEASURES = ("loss", "loss_weights", "metrics", "weighted_metrics")
 """Arguments of ``compile`` that ``evaluate`` needs."""
 
 _COMPILED = (*MEASURES, "optimizer")
-"""Arguments of ``compile`` that a job honours. ``steps_per_execution`` and ``jit_compile`` change
-no result."""
+"""Arguments of ``compile`` that a job uses. Others, such as ``steps_per_execution`` and
+``jit_compile``, do not change the result."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ class _Handover:
         kind: the name of the model's own class.
         compiled: arguments of ``compile``.
         policy: the caller's dtype policy, floatx, epsilon and image data format.
-        trainable: of each layer, in the order of the model.
-        weights: the path of each weight, and whether it is trainable. Keras forms paths when layers
-            are built, which is another time here than there, and checkpoints have these names.
+        trainable: whether each layer is trainable, in the order of the model.
+        weights: the path of each weight, and whether it is trainable. The paths must be equal in
+            both processes, since checkpoints have these names; but Keras forms them when it builds
+            the layers, which may give others in the other process.
         undecayed: the places of the trainable variables that the optimizer does not decay.
-        sample: two records, for a model whose code makes the layers; None for others.
+        sample: two records, to build a model whose own code makes its layers; None for others.
         held: attributes of layers that Keras cannot write.
     """
 
@@ -80,7 +81,8 @@ def hand_over(
         model: built here if it is not yet, as the first batch of ``fit`` would.
         sample: a few records of the input: an array, or a dict, list or tuple of them. A model
             that is not built yet needs it, and one that is a class of its own may.
-        arguments: those of ``compile`` to hand over; with none the other model is not compiled.
+        arguments: the arguments of ``compile`` to hand over; without any, :func:`take_over` does
+            not compile the model.
 
     Raises:
         InvalidJob: Keras cannot write a layer, a class or a metric, or the model is not built and
@@ -104,7 +106,7 @@ def hand_over(
         compiled = {name: _packed(given.get(name), found) for name in MEASURES if name in arguments}
         with_optimizer = "optimizer" in arguments and model.optimizer is not None
         if with_optimizer:
-            # Its own state of now: the learning rate may have been assigned since compile().
+            # Its present state: the learning rate may have been assigned since compile().
             compiled["optimizer"] = _Config(keras.saving.serialize_keras_object(model.optimizer))
     handover = _Handover(
         classes=found,
@@ -138,7 +140,8 @@ def take_over(folder: Path) -> keras.Model:
         paths = json.loads((folder / PATHS).read_text())
     except (OSError, ValueError) as error:
         raise InvalidJob(f"{str(folder)!r} has no model of a fit: {error}") from None
-    # First, as in the caller: the folder of the job file has modules of common names.
+    # These come first, as in the caller: the folder of the job file may have modules of the same
+    # names.
     sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
     handover = load_object(folder / OBJECTS)
     if not isinstance(handover, _Handover):
@@ -151,7 +154,7 @@ def take_over(folder: Path) -> keras.Model:
     keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(policy, classes))
 
     def build(model: keras.Model) -> None:
-        # From the shapes that Keras writes it cannot build all models and layers.
+        # The shapes that Keras writes do not suffice to build all models and layers.
         built = all(layer.built for layer in model._flatten_layers())
         if not built and handover.sample is not None:
             _build(model, handover.sample)
@@ -164,7 +167,7 @@ def take_over(folder: Path) -> keras.Model:
     }
     model = keras.saving.load_model(folder / MODEL, makers, compile=False, safe_mode=False)
     layers = model._flatten_layers()
-    # Of an export, which has given the model rows.
+    # Leave out the layers with rows that an export has given to the model.
     rows = [layer for layer in layers if isinstance(layer, GivenRows)]
     given = {id(variable) for layer in rows for variable in layer.weights}
     layers = [layer for layer in layers if layer not in rows]
@@ -207,15 +210,15 @@ class _Config:
 
 @dataclass(frozen=True)
 class _State:
-    """An object by its class and attributes. A loss of the caller's need not have a config."""
+    """An object as its class and attributes, for losses: those of users need not have a config."""
 
     kind: Any
     attributes: Mapping[str, Any]
 
 
 def _packed(value: Any, classes: Mapping[str, Any]) -> Any:
-    """Returns what the file of objects holds of an argument; called within the
-    names of ``classes``."""
+    """Returns the form of an argument for the file of objects. Called within :func:`named_apart`,
+    which gave ``classes``."""
     if isinstance(value, Mapping):
         return {key: _packed(each, classes) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -248,7 +251,7 @@ def _unpacked(packed: Any, classes: Mapping[str, Any]) -> Any:
 
 
 def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
-    """Writes the model, but not what it is compiled with."""
+    """Writes the model as if it were not compiled."""
     # Not assigned by name: Keras tracks attributes.
     attributes, compiled = vars(model), model.compiled
     optimizer = attributes.pop("optimizer", None)
@@ -263,7 +266,7 @@ def _save(path: Path, model: keras.Model, held: list[Any]) -> None:
 
 @contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Says the fix where Keras cannot write an object."""
+    """Turns the error of Keras, if it cannot write the object ``what``, into one that has a fix."""
     try:
         yield
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -293,5 +296,5 @@ def _build(model: keras.Model, sample: Any) -> None:
 
 
 def _is_graph(model: keras.Model) -> bool:
-    """Whether a model's layers are known without its class's code."""
+    """Whether Keras can make the layers of a model without code of the model's class."""
     return isinstance(model, Functional | keras.Sequential)

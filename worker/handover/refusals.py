@@ -1,4 +1,4 @@
-"""Refuses models for which a cluster would do something else than Keras."""
+"""Refuses models that a cluster would treat in another way than Keras does."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _LABELS = {
 
 
 def check_fit_model(model: keras.Model) -> None:
-    """Refuses a model before anything starts, by the name of its method, argument or layer. What
-    needs data or the number of shards, ``worker describe`` refuses later.
+    """Refuses a model before anything starts, by the name of its method, argument or layer. Checks
+    that need data or the number of shards follow in ``worker describe``.
 
     Raises:
         InvalidJob: the model is not compiled, or its class, arguments of ``compile``, optimizer or
-            layers ask for what workers do not do; the message says what to write instead.
+            layers ask for something that workers do not do; the message names a replacement.
     """
     _check_is_model(model, "fit")
     if not model.compiled or model.optimizer is None:
@@ -88,7 +88,8 @@ def check_evaluate_model(model: keras.Model) -> None:
 
 
 def check_predict_model(model: keras.Model) -> None:
-    """Refuses what is no model, or has tables without rows. Raises as :func:`check_fit_model`."""
+    """Refuses an object that is no model, and a model with tables without rows. Raises as
+    :func:`check_fit_model`."""
     _check_is_model(model, "predict")
     check_trained(model, "predict")
 

@@ -34,8 +34,8 @@ def check_model(model: object) -> None:
 
 
 def required_arguments(function: Any) -> list[str]:
-    """Returns the names of the positional arguments without a default that a callable takes; none
-    for one that does not tell, as some of those written in C."""
+    """Returns the names of the positional arguments without a default that a callable takes; an
+    empty list if it has no signature, as some callables written in C."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -18,7 +18,7 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
 
     Args:
         model: a ``keras.Model``.
-        outputs: of a call of the model, or symbolic.
+        outputs: the outputs of a call of the model, or symbolic ones.
         own: the fields that the job gives; the others come from ``compile``.
 
     Raises:

@@ -132,8 +132,8 @@ _OPTIONAL = frozenset(
 def override_job(
     job: Job, settings: Iterable[str], asked: Collection[str] = (), unread: Collection[str] = ()
 ) -> tuple[Job, dict[str, str]]:
-    """Applies ``key=value`` settings to a job; the last setting of a key counts. A change of mode
-    drops the fields that only fit the job's own mode, see ``worker.job.phases``.
+    """Applies ``key=value`` settings to a job; the last setting of a key wins. A change of mode
+    resets the fields that only fit the job's own mode, see ``worker.job.phases``.
 
     Args:
         asked: settings that the job file read itself (``worker.job.loader``); skipped here.

@@ -44,7 +44,8 @@ class Phases:
 
 
 def phases_of(job: PolicyFields) -> Phases:
-    """Returns the policies of ``job``. With a rule, a setting belongs to all phases it fits.
+    """Returns the policies of ``job``. With a rule (``then``), a setting applies to all phases that
+    it fits.
 
     Raises:
         InvalidJob: settings fit no phase, or not each other; says why.
@@ -66,9 +67,9 @@ def phases_of(job: PolicyFields) -> Phases:
 
 
 def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a job file that only fit its own mode, with their defaults: those to
-    reset for a run in ``mode`` with the fields ``given``. They include a rule, since it begins with
-    the mode of the file."""
+    """Returns the fields to reset for a run in ``mode`` with the fields ``given``, and their
+    defaults: those that only fit the mode of the job file. They include its rule, which begins with
+    that mode."""
     modes: tuple[Mode, ...] = (mode, given["then"]) if given.get("then") else (mode,)
     names = {"then", "then_after"} | {
         name for name in SETTINGS if not any(fitting(each, {name: 0}) for each in modes)

@@ -15,7 +15,7 @@ Direction = Literal["min", "max"]
 
 _LESS = ("loss", "error", "crossentropy")
 MORE = ("accuracy", "auc", "precision", "recall")
-"""Parts of Keras metric names that tell the better direction."""
+"""Parts of the names of Keras metrics that are better if they are greater."""
 
 STOP_EARLY: Mapping[str, Any] = {"patience": 0, "min_delta": 0.0, "restore_best": False}
 """Settings and defaults of ``keras.callbacks.EarlyStopping``."""

@@ -50,14 +50,14 @@ class Commits:
     def _commit_and_pull(
         self, commit: Callable[[], pb.Lease], following: int, here: Joined
     ) -> Committed:
-        """Commits on another thread and meanwhile waits for the round ``following``: shards hear
-        the decision from the coordinator at the time that the commit is answered."""
+        """Commits on another thread and meanwhile waits for the round ``following``: the
+        coordinator sends the decision to the shards as it answers the commit."""
         committing = here.leases.run(commit)
         pulled = False
         try:
             pulled = here.shards.pull_soon(following, self._source.spare)
         finally:
-            # Whatever became of the pull, the commit must be known to be over.
+            # Wait for the commit even if the pull has failed.
             lease = committing.result()
         if pulled:
             self._source.swap(here.shards.version)

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 class FanOut:
     """Runs one call per shard and returns when all have ended. One thread uses it; the clients of
-    the shards report from others.
+    the shards report to it from other threads.
 
     Attributes:
         abort: ends the clients' retries when set.
@@ -38,7 +38,7 @@ class FanOut:
         """Shards whose requests are not sent yet; changed under the lock."""
         self._sending = threading.Lock()
         self._others = ""
-        """The other workers that shards wait for with their answers, in words; empty for none."""
+        """Describes the workers that shards wait for before they answer; empty for none."""
         self._why: dict[int, str] = {}
         """Shard -> why its last call had to be repeated."""
         self._pending: set[int] = set()
@@ -88,10 +88,16 @@ class FanOut:
         report_wait: bool = True,
         others: str = "",
     ) -> list[Result]:
-        """Runs ``call`` for each shard; no call is in flight on return. ``finishing`` is as of
-        :meth:`WorkerSession.check`; ``report_wait`` reports the wait to ``waiting``; ``others`` is
-        what shards wait for with their answers, in words. Raises the error of a call that no retry
-        can fix, or else of another one."""
+        """Runs ``call`` for each shard; no call is in flight on return.
+
+        Args:
+            finishing: as for :meth:`WorkerSession.check`.
+            report_wait: whether to report the wait to ``waiting``.
+            others: describes, for the log, the workers that shards wait for before they answer.
+
+        Raises:
+            PsError: of several errors, one that no retry can fix if there is any.
+        """
         # Clear before checking, so that an interrupt in between is not lost.
         self.abort.clear()
         self._standing.check(finishing=finishing)
@@ -112,8 +118,8 @@ class FanOut:
                     errors.append(error)
                 errors += [failed for each in futures if (failed := each.exception())]
                 if errors:
-                    # Did a signal or the end of the job cut a retry short? If not, an error that
-                    # no retry can fix has ended the other calls.
+                    # If a signal or the end of the job cut a retry short, raise that. If not, an
+                    # error that no retry can fix may have ended the other calls.
                     self._standing.check()
                     raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
                 return results + [each.result() for each in futures]

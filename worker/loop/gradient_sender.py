@@ -26,7 +26,7 @@ class GradientSender:
     Attributes:
         result: the gradient that the next push sends, or None.
         used: the table rows that it was computed from.
-        round: that of the parameters that were received last; None means the newest.
+        round: the round of the parameters received last; None if they were the newest.
     """
 
     def __init__(self, source: GradientSource, standing: WorkerSession, times: StepTimes) -> None:
@@ -37,7 +37,8 @@ class GradientSender:
         self._standing = standing
         self._times = times
         self._staged: list[StagedEverywhere] = []
-        """Attempts that all shards hold, of which they know only from themselves."""
+        """Attempts that all shards hold. Each shard knows only that it holds them itself, until a
+        pull or :meth:`confirm` tells it the rest."""
 
     def drop(self) -> None:
         """Drops the gradient."""
@@ -69,7 +70,8 @@ class GradientSender:
 
         others = _before(action.round) if action.ahead else _BEHIND if action.clock else ""
         if others:
-            # They may need long, and this worker does not keep them waiting.
+            # Those workers may need long. Report that this one waits, so that it is not taken for
+            # the slow one.
             self._times.at(pb.WorkerPosition.PHASE_WAITING)
             self._patiently(pull)
         else:
@@ -81,7 +83,7 @@ class GradientSender:
     def push_pull(self, action: does.PushPull, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.PushPull`."""
         clock, shards = action.clock, here.shards
-        # Others may need long, and a worker that is ahead does not keep them waiting.
+        # The shards may wait long for slower workers; meanwhile this one counts as waiting.
         position = pb.WorkerPosition
         self._times.at(position.PHASE_WAITING if clock else position.PHASE_EXCHANGING)
         following = action.following or here.leases.first_of_next()
@@ -120,8 +122,9 @@ class GradientSender:
             self._staged.clear()
 
     def push_next(self, action: does.PushNext, here: Joined) -> does.Pushed:
-        """Performs :class:`worker.protocol.actions.PushNext`: one exchange with a single shard.
-        Several have to be told that all of them hold the gradient, which comes with the pull."""
+        """Performs :class:`worker.protocol.actions.PushNext`. With a single shard this is one
+        exchange. Several shards must hear that all of them hold the gradient, so a push comes
+        first, and the pull after it carries that message."""
         push = does.Push(action.batch, action.attempt, action.skip, action.grant, ahead=True)
         if here.shards.count > 1:
             pushed = self.push(push, here)
@@ -142,13 +145,13 @@ class GradientSender:
         self._times.took("commit")
         here.rows.came(action.following, rows)
         self._received(action.round, here)
-        # What the shard had may come from a try that found the round not there yet.
+        # If a try ended because the round was not ready, the shard has the gradient from that try.
         asked_again = frozenset([0]) if len(tries) > 1 else here.shards.asked_again
         return self._pushed(tries[-1], 0, asked_again)
 
     def _patiently(self, exchange: Callable[[], None]) -> None:
-        """Repeats ``exchange`` as long as what it waits for does not come: other workers may need
-        long."""
+        """Repeats ``exchange`` until the shards are ready to answer it: the workers that they wait
+        for may need long."""
         while True:
             try:
                 return exchange()
@@ -184,7 +187,7 @@ class GradientSender:
         self, results: Sequence[PushResult], staleness: int, asked_again: frozenset[int]
     ) -> does.Pushed:
         self.drop()
-        # The exchanges with the shards run in parallel, so the slowest one counts.
+        # The shards update in parallel, so the slowest one determines the time.
         apply_s = max([result.apply_us for result in results]) * 1e-6
         self._times.applied(apply_s)
         outcomes = [*enumerate(result.outcome for result in results)]
@@ -205,5 +208,5 @@ def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
 
 
 def _before(number: int | None) -> str:
-    """Says what a round that is decided ahead waits for."""
+    """Describes, for the log, the work that must end before a round decided ahead begins."""
     return f"the other micro-batches before round {number}"

@@ -24,8 +24,8 @@ from worker.step.gradient_source import GradientSource
 log = get_logger()
 
 POLL_S = 0.02
-"""Least time between two requests for work while there is none, in case the coordinator does not
-hold a request for a while, as it usually does."""
+"""Least seconds between two requests for work while there is none. Usually the coordinator holds
+such a request for a while; this limits the rate of requests if it answers at once."""
 
 
 class Leases:
@@ -48,7 +48,7 @@ class Leases:
         self._pool.shutdown(wait=finish)
 
     def run(self, commit: Callable[[], pb.Lease]) -> Future[pb.Lease]:
-        """Runs ``commit`` on the thread of requests ahead of time."""
+        """Runs ``commit`` on the thread that requests leases ahead of time."""
         return self._pool.submit(commit)
 
     def commit_ahead(self, commit: Callable[[], pb.Lease]) -> None:
@@ -125,8 +125,8 @@ class Leases:
 class RowFetcher:
     """Fetches rows for the batches of one generation. One thread uses it.
 
-    If the ids of the next batch are known at an exchange with the shards, its rows come with that
-    exchange, see :meth:`ahead`. Otherwise a pull of their own brings them before the batch is
+    If the ids of the next batch are known at an exchange with the shards, that exchange also brings
+    its rows, see :meth:`ahead`. Otherwise an additional pull brings the rows before the batch is
     computed. Does nothing if the plan has no tables.
     """
 
@@ -139,7 +139,8 @@ class RowFetcher:
         prefetch: bool,
         threads: Threads = THREADS,
     ) -> None:
-        """With ``prefetch``, receives the next batch's rows while a batch is computed."""
+        """``tables`` says whether the plan has any. With ``prefetch``, receives the next batch's
+        rows while a batch is computed."""
         self._source = source
         self._shards = shards
         self.tables = tables
@@ -211,9 +212,9 @@ class Joined:
     """The resources of one generation. One thread uses it.
 
     Attributes:
-        shards: with the workspace that tensors go through.
-        leases: of work.
-        rows: of embedding tables.
+        shards: exchanges tensors with the shards, through its workspace.
+        leases: requests work.
+        rows: fetches rows of embedding tables.
     """
 
     shards: Router
@@ -246,7 +247,7 @@ class Joining:
         plan = Plan.from_json(cluster.plan)
         rows_nbytes = source.rows_nbytes(plan) if plan.tables else 0
         with ExitStack() as stack:
-            # A new workspace each time, since a shard given up may still use the last one.
+            # A new workspace each time, since a shard that did not answer may still use the last.
             workspace = stack.enter_context(
                 closing(Workspace(plan, source.wire, self.shm, rows_nbytes))
             )

@@ -25,8 +25,8 @@ from worker.loop.fan_out import FanOut
 from worker.loop.session import WorkerSession
 
 SOON_S = 0.2
-"""How long a pull of the next round may wait while a worker commits: longer than most rounds, and
-short enough if the worker has to take another micro-batch of the round after all."""
+"""How many seconds a pull of the next round may wait while a worker commits: longer than most
+rounds take, but short, since the commit may bring another micro-batch of the present round."""
 
 KINDS = {
     "shared memory": Transport.KIND_SHARED_MEMORY,
@@ -160,8 +160,8 @@ class Router:
         """Receives parameters into ``into`` and table rows into ``rows``; without ``into`` only
         rows. ``source`` is None for the newest, a round's number (``decision`` is that of the
         round before), or the name of a kept snapshot. ``staged`` are attempts that all shards
-        hold, for rounds that were decided ahead; ``clock`` is this worker's (ssp); ``others`` is
-        what shards wait for with their answers, in words."""
+        hold, for rounds that were decided ahead; ``clock`` is this worker's (ssp); ``others``
+        describes, for the log, the workers that shards wait for before they answer."""
 
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
@@ -192,7 +192,7 @@ class Router:
     def pull_soon(self, round_number: int, into: Mapping[str, Array]) -> bool:
         """Receives the parameters of a round into ``into`` if all shards have decided the round
         before it within :data:`SOON_S`. Returns whether they came; the content of ``into`` is
-        undefined otherwise. Repeats nothing: a later :meth:`pull` does."""
+        undefined otherwise. Does not retry, since a :meth:`pull` can follow."""
 
         def pull(shard: int) -> int | None:
             fence, client = self._fences[shard], self._clients[shard]
@@ -218,8 +218,8 @@ class Router:
         return True
 
     def bases(self, rows: ReceivedRows | None = None) -> tuple[int, ...]:
-        """Returns the base version of a gradient per shard: the older one of parameters and
-        ``rows``."""
+        """Returns the base version of a gradient per shard: that of the parameters or that of
+        ``rows``, whichever is older."""
         if rows is None:
             return self.versions
         return tuple(map(min, self._versions, rows.versions))
@@ -253,8 +253,8 @@ class Router:
     ) -> list[PushResult]:
         """Applies a gradient on all shards, one part on each (async), or stages it (sync), and
         receives the newest parameters, or those of a round, and the rows for the ``following``
-        batch. With ``clock`` (ssp), parameters may be ``behind``: pull again. ``others`` is as in
-        :meth:`pull`."""
+        batch. With ``clock`` (ssp), a result that is ``behind`` came without parameters that are
+        new enough: pull again. ``others`` is as in :meth:`pull`."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)

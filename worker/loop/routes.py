@@ -125,8 +125,9 @@ class RouteProbe:
                 self._broken.setdefault(shard, asked)
 
     def _due(self) -> list[tuple[int, float | None]]:
-        """Returns the shards to probe, each with the start time of its call in flight, if any. A
-        call on a broken route itself finds out when the route is whole."""
+        """Returns the shards to probe, each with the start time of its call in flight, if any.
+        Leaves out broken routes with a call in flight: its answer will show that the route is
+        whole."""
         with self._lock:
             now = self._clock()
             late = {s: t for s, t in self._asked.items() if now - t >= SUSPECT_S}

@@ -1,4 +1,4 @@
-"""A worker's standing with the coordinator: calls, heartbeats and interrupts."""
+"""A worker's session with the coordinator: calls, heartbeats and interrupts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TICK_S = 0.5
 """Interval, in seconds, at which the heartbeat thread checks for long waits."""
 
 PAUSE_S = 0.2
-"""Least time, in seconds, from a call that was answered at once without news, or from joining a
-generation, to the next try."""
+"""Least seconds before the next try, after a call that was answered at once without news, and after
+joining a generation."""
 
 HURRY_S = 0.2
-"""Heartbeat interval, in seconds, while a shard is silent: the reply announces a replacement."""
+"""Heartbeat interval, in seconds, while a shard is silent: a reply announces its replacement."""
 
 FAREWELL_S = 1.5
 """Deadline, in seconds, of each call that a leaving worker makes."""
@@ -63,7 +63,7 @@ class WorkerSession:
         threads: Threads = THREADS,
         routes: RouteProbe | None = None,
     ) -> None:
-        """``times`` returns where this worker's time has gone; any thread may call it."""
+        """``times`` returns the time spent so far, by cause; any thread may call it."""
         self.waits = WorkerWaits(lambda why, s: log.info(f"{waiting_words(why)} ({s:.0f} s)"))
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
@@ -132,7 +132,7 @@ class WorkerSession:
         self.check()
 
     def hurry(self, hurried: bool) -> None:
-        """Speeds heartbeats up while the worker waits for a silent shard."""
+        """Sets whether heartbeats are faster, for a worker that waits for a silent shard."""
         was, self._hurried = self._hurried, hurried
         if hurried and not was:
             self._wake.set()
@@ -166,8 +166,8 @@ class WorkerSession:
         self.pause(max(0.0, self._joined_at + PAUSE_S - self.threads.now()))
 
     def get_cluster(self) -> pb.GetClusterResponse:
-        """Returns the cluster once all shards are ready, which have any time to read a checkpoint;
-        drops leases held before. Raises ShardUnreachable if one is away for connect_timeout_s."""
+        """Returns the cluster once all shards are ready; drops leases held before. Raises
+        ShardUnreachable if one is away, and not reading a checkpoint, for ``connect_timeout_s``."""
         request = self.membership.get_cluster()
         away_since: float | None = None
         with self.waits.on("the shards"):
@@ -212,7 +212,7 @@ class WorkerSession:
 
     def committing(self, round_number: int, done: DoneBatch) -> Callable[[], pb.Lease]:
         """Sync: returns a call, for any thread, that commits an attempt that all shards hold and
-        returns the next lease. It raises OutcomeUnknown if it is unknown whether it counts."""
+        returns the next lease. It raises OutcomeUnknown if the commit may have been recorded."""
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
         call = partial(self._client.commit_batch, request)
@@ -247,7 +247,7 @@ class WorkerSession:
             patience = Patience(self._client, self.connect_timeout_s, log.info, self._interrupted)
             return patience.persist(call, effect)
         except PsError:
-            # If a signal cut the wait short, raise that instead of the call's error.
+            # If a signal or the end of the job cut the wait short, raise that instead.
             self.check()
             raise
 

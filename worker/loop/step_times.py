@@ -32,7 +32,7 @@ _CAUSES: dict[Part, Cause] = {
     "push": "network",
     "commit": "barrier",
 }
-"""The total that the time of each part counts towards."""
+"""Part -> the cause whose total its time is added to."""
 
 MEDIAN_STEPS = 31
 """Number of recent steps whose median time the coordinator receives."""
@@ -99,7 +99,8 @@ class StepTimes:
         return seconds
 
     def waited(self, seconds: float) -> None:
-        """Counts ``seconds`` since the last call as those of a wait for other workers."""
+        """Counts the time since the last call, but at most ``seconds``, as a wait for other workers
+        (the part ``commit``)."""
         waited_s = min(seconds, self._clock() - self._last)
         place = _PLACE["commit"]
         self._rows[self._at + place] += waited_s
@@ -131,7 +132,7 @@ class StepTimes:
 
     def end(self) -> None:
         """Ends the step and keeps it."""
-        # Excludes the commit, which waits for other workers.
+        # Without the last column, the commit, which is a wait for other workers.
         step_s = sum(self._rows[self._at + 1 : self._at + _WIDTH - 1])
         self._lately[self._steps % MEDIAN_STEPS] = step_s
         self._steps += 1

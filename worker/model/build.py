@@ -157,7 +157,7 @@ _OF_COMPILE = ("_loss_tracker", "_compile_metrics")
 """Attributes of a model that hold metrics of ``compile``."""
 
 BY_OUTPUT = "compile_metrics"
-"""Name of Keras's collection of the metrics of several outputs. Load-bearing: Keras's own."""
+"""Name of Keras's collection of the metrics of several outputs. Load-bearing: Keras chose it."""
 
 
 def serialized_optimizer(

@@ -44,15 +44,15 @@ _NOT_RUN = {
     "make_test_function": "workers compile the evaluation themselves",
     "compute_metrics": "give metrics to the job, as metrics=[...]",
 }
-"""Methods that workers never call, with replacements; those for prediction may be overridden."""
+"""Methods that workers never call -> a replacement. Methods for prediction may be overridden."""
 
 
 def complete(job: Job, example: Batch) -> tuple[Job, Any]:
     """Builds the model of a job, and takes missing fields of the job from its ``compile``.
 
     Returns:
-        The job with its loss, optimizer and metrics, and the model: compiled with them only if
-        Keras computes the loss (nested outputs, or the model's own ``compute_loss``).
+        The job with its loss, optimizer and metrics; and the model, which is compiled with them
+        only if Keras computes the loss (nested outputs, or the model's own ``compute_loss``).
 
     Raises:
         InvalidJob: the model cannot be built; it overrides a method that workers do not call, or
@@ -101,9 +101,9 @@ def _complete(
 
 
 def check_sample_weights(job: Job, model: keras.Model, outputs: Any, batch: Batch) -> None:
-    """Refuses sample weights that do not match the outputs with losses by name and shape, if Keras
-    multiplies them; see :func:`worker.model.labels.check_weights`. Raises InvalidJob, which names
-    the output and the expected shape."""
+    """Refuses sample weights whose names or shapes do not match the outputs that have losses; see
+    :func:`worker.model.labels.check_weights`. A model's own ``compute_loss`` may take any. Raises
+    InvalidJob, which names the output and the expected shape."""
     if len(batch) < 3 or overrides_loss(model):
         return
     check_weight_names(job, model, outputs, batch[2])
@@ -168,7 +168,7 @@ def check_supported(model: keras.Model) -> None:
     """Refuses methods, layers and arguments of ``compile`` that workers do not follow, by name.
 
     Raises:
-        InvalidJob: names it, and what to write instead.
+        InvalidJob: names the method, layer or argument, and a replacement.
     """
     _check_methods(model)
     _check_layers(model)

@@ -71,7 +71,8 @@ def _optional(declared: Any) -> bool:
 
 @contextmanager
 def calling(model: Any, x: Any, of: str = "") -> Iterator[None]:
-    """As ``user_code("the model")``; adds which shape of ``x`` differs from that of its input.
+    """Reports errors as ``user_code("the model")`` does, and adds which part of ``x`` has another
+    shape than its input.
 
     Args:
         model: a ``keras.Model`` that the block calls.
@@ -88,7 +89,7 @@ def calling(model: Any, x: Any, of: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_call(x: Any) -> Iterator[None]:
-    """As :func:`calling`, for a model that has not declared its inputs yet."""
+    """Reports errors as :func:`calling` does, for a model that has not declared its inputs yet."""
     try:
         with user_code("the first call of the model"):
             yield

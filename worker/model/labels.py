@@ -21,7 +21,7 @@ from worker.job.loader import user_code
 _SCANNED_AT_ONCE = 8192
 _SPARSE = "sparse_categorical_crossentropy"
 _GENERALIZED = "categorical_generalized_cross_entropy"
-"""Takes classes too, but broadcasts labels ``[n, 1]`` to one output per record."""
+"""A loss that also takes classes, but broadcasts labels ``[n, 1]`` to one output per record."""
 _CLASSES = (_SPARSE, _GENERALIZED)
 _HINTS = {
     "categorical_crossentropy": f"integer class labels need {_SPARSE}",
@@ -73,7 +73,8 @@ def check_labels(
 def check_labels_by_output(
     losses: Mapping[Any, Loss | None], labels: Mapping[Any, Any], outputs: Mapping[Any, Any]
 ) -> None:
-    """As :func:`check_labels`, for a few records of a model with several outputs, all by name."""
+    """Checks a few records as :func:`check_labels` does, for a model with several outputs. All
+    arguments are by the name of the output."""
     _check_by_output(partial(check_labels, None), losses, labels, outputs)
 
 
@@ -96,7 +97,7 @@ def _check_by_output(
 
 @contextmanager
 def naming_losses(losses: Mapping[Any, Any]) -> Iterator[None]:
-    """As ``user_code``, for the losses of several outputs; adds the loss of each output."""
+    """Reports errors as ``user_code`` does, and adds the loss of each output to the message."""
     try:
         with user_code("the loss"):
             yield
@@ -118,8 +119,8 @@ def _called(loss: Any) -> str:
 
 
 def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -> None:
-    """Refuses sample weights that Keras cannot multiply with the values of a built-in loss, which
-    have the shape of the output without its last axis.
+    """Refuses sample weights that Keras cannot multiply with the values of a built-in loss. Those
+    values have the shape of the output without its last axis.
 
     Args:
         weights: some weights ``[n, ...]``.
@@ -145,7 +146,8 @@ def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -
 def check_weights_by_output(
     losses: Mapping[Any, Loss | None], weights: Mapping[Any, Any], outputs: Mapping[Any, Any]
 ) -> None:
-    """As :func:`check_weights`, for a model with several outputs, all by name."""
+    """Checks weights as :func:`check_weights` does, for a model with several outputs. All arguments
+    are by the name of the output."""
     _check_by_output(check_weights, losses, weights, outputs)
 
 
@@ -182,7 +184,8 @@ def _is_built_in(loss: Loss | None) -> bool:
 def _check_classes(
     kind: str, first: int | None, labels: Array, classes: int, ignored: int | None
 ) -> None:
-    """``first`` is the number of the first record among ``labels``, if known."""
+    """Refuses labels that are no whole numbers below ``classes``, except ``ignored``. ``first`` is
+    the number of the first record among ``labels``, if known."""
     wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
     if ignored is not None:
         wrong &= labels != ignored
@@ -232,11 +235,12 @@ _OF_OTHER_SHAPES = ("circle", "cosine_similarity", "ctc")
 def counting(
     metric: str, labels: Any, outputs: Any, by_output: Mapping[Any, Any] | None = None
 ) -> Iterator[None]:
-    """As ``user_code``, for the metric of this name; adds the shapes that it got.
+    """Reports errors as ``user_code`` does, and adds the name of the metric and the shapes that it
+    got to the message.
 
     Args:
-        labels: of a few records.
-        outputs: of the model for them.
+        labels: the labels of a few records.
+        outputs: the outputs of the model for them.
         by_output: the metrics of each output, if there are several.
     """
     try:

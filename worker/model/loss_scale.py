@@ -5,7 +5,7 @@ the worker divides the gradients, float32 like the variables, by it (Micikeviciu
 "Mixed Precision Training"). Keras's ``LossScaleOptimizer`` adapts the scale over many steps. Here
 every batch begins with the same scale, and repeats with a smaller one while its gradients are not
 finite, so that its result depends neither on earlier batches nor on the worker. Scales are powers
-of two, which change only the range.
+of two, which change exponents alone and so cause no rounding.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def inner(optimizer: Any) -> Any:
 
 
 def finite(attempt: Attempt, scale: float) -> tuple[tf.Tensor, Sequence[Any], Any]:
-    """Returns the result of ``attempt`` with the first scale that gives finite gradients; with the
-    smallest if none does, with the current one if the loss is not finite. Called while TensorFlow
-    traces."""
+    """Calls ``attempt`` with ever smaller scales, and returns the first result with finite
+    gradients. If there is none, returns that of the smallest scale; if the loss is not finite, no
+    scale helps, and it returns the result with that loss. Called while TensorFlow traces."""
     first = attempt(tf.constant(scale))
     smallest = scale * SHRINK ** (ATTEMPTS - 1)
 

@@ -1,4 +1,4 @@
-"""The metrics of a job: made, counted on training data, and tested for states that add up."""
+"""Makes a job's metrics, updates them on training data, and tests whether their states add up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
     if (several and job.metrics and model.compiled) or weighs_metrics(model):
         return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
-    # A list in a list is that of the only output, as in Keras.
+    # As in Keras, a list within the list has the metrics of the only output.
     metrics = [_metric(metric, y_true, y_pred) for metric in keras.tree.flatten(job.metrics)]
     tracked = [metric.name for metric in layer_metrics(model)]
     names = ["loss", *tracked, *(metric.name for metric in metrics)]
@@ -149,15 +149,16 @@ def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
 def naming_metric(
     job: Job, model: Any, metric: Any, y_true: Any, y_pred: Any
 ) -> AbstractContextManager[None]:
-    """Returns :func:`worker.model.labels.counting` for a metric of :func:`build_metrics`."""
+    """Returns a context that adds the name of a metric of :func:`build_metrics`, and the shapes, to
+    errors; see :func:`worker.model.labels.counting`."""
     several = metric.name == BY_OUTPUT
     given = by_output(model, y_pred, job.metrics) if several else None
     return counting(metric.name, y_true, y_pred, given)
 
 
 class TrainingMetrics:
-    """Counts the outputs of the training step, as ``keras.Model.fit`` does, but separately for
-    every batch: states of batches add up.
+    """Updates the job's metrics with the outputs of the training step, as ``keras.Model.fit`` does,
+    but separately for every batch: the states of all batches can be added up.
 
     The states have the order of those of an evaluation: the losses of several outputs, metrics of
     layers, then the job's. Used while TensorFlow traces; not thread-safe.
@@ -176,7 +177,8 @@ class TrainingMetrics:
         return [variable for metric in own for variable in metric.variables]
 
     def states(self, batch: Batch, outputs: Any, scope: keras.StatelessScope) -> list[tf.Tensor]:
-        """Returns the variables of all metrics after ``batch`` alone; none if they are too large.
+        """Returns the variables of all metrics after ``batch`` alone; an empty list if they are too
+        large.
 
         Args:
             scope: the scope that computed the loss, with :meth:`trackers` at 0.
@@ -221,9 +223,9 @@ class TrainingMetrics:
 
 
 def _zeros(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Returns labels and outputs of 0 in the same structures and shapes. Takes a dimension that is
-    unknown while tracing, such as the records of a ``TextVectorization``, from the other array,
-    else 1."""
+    """Returns labels and outputs of 0 in the same structures and shapes. A dimension that is
+    unknown while tracing, such as the records of a ``TextVectorization``, is taken from the other
+    array if it is known there, or is 1."""
     labels, outputs = tf.nest.flatten(y_true), tf.nest.flatten(y_pred)
     known = [each.shape[0] for each in (*labels, *outputs) if each.shape.rank]
     records = next((extent for extent in known if extent is not None), 1)

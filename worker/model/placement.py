@@ -36,10 +36,11 @@ def check_enough(devices: Devices | None, device: Device) -> None:
 
 
 def place_layers(model: keras.Model, devices: Devices, names: Sequence[str]) -> None:
-    """Makes layers of a model compute on devices; changes this one object, and no values.
+    """Makes the layers of a model compute on the devices that the job names for them. Changes this
+    one model object, and no values.
 
     Args:
-        names: of the worker's devices; an index beyond them means the first.
+        names: the worker's devices; an index beyond them means the first.
 
     Raises:
         InvalidJob: a pattern fits no layer, or there is no layer to cut.
@@ -111,7 +112,7 @@ def _on(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _in_columns(layer: keras.layers.Dense, names: Sequence[str]) -> Callable[..., Any]:
     """Returns ``call`` of a dense layer whose units are computed on all devices, a share on each.
-    Only the share of the weights goes there."""
+    Each device gets only its share of the weights."""
     shares = [len(part) for part in _divided(layer.units, len(names))]
 
     @functools.wraps(layer.call)
@@ -137,9 +138,9 @@ def _divided(units: int, count: int) -> list[range]:
 
 @contextmanager
 def where_the_forward_pass_ran() -> Iterator[None]:
-    """Places the operations of gradients, made within the block while TensorFlow traces, where what
-    they differentiate was placed. By itself ``tf.GradientTape`` leaves that open, and they would
-    all be computed on the first device."""
+    """Places each gradient operation that TensorFlow traces within the block on the device of the
+    forward operation that it differentiates. ``tf.GradientTape`` itself chooses no device, so all
+    of them would run on the first one."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or len({operation.device for operation in graph.get_operations()}) < 2:
         yield
@@ -157,7 +158,7 @@ def _device_of_gradient(operation: tf.Operation) -> str:
             return str(operation.graph.get_operation_by_name(forward).device)
         except KeyError:
             forward = forward.rpartition("/")[0]
-    # Named after a scope of the forward pass: it is where the results are that it reads.
+    # Its name has only a scope of the forward pass. Choose the device of the results that it reads.
     own: list[str] = []
     read: list[str] = []
     for tensor in operation.inputs:
@@ -170,8 +171,8 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
     ``soft``.
 
     Raises:
-        InvalidArgument: the worker lacks a device, on which TensorFlow would silently not compute,
-            or the model leaves one idle.
+        InvalidArgument: the model asks for a device that the worker lacks, in place of which
+            TensorFlow would silently use another, or leaves one of the worker's idle.
     """
     if soft:
         return

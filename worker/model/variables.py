@@ -118,9 +118,9 @@ def derive(model: keras.Model) -> None:
 
 @contextmanager
 def derived(model: keras.Model) -> Iterator[None]:
-    """As :func:`derive`, for the length of a block, within a ``StatelessScope`` from the values
-    there. Otherwise each worker would normalize by the result of its own ``adapt()``, whatever the
-    shards, a checkpoint or ``init_from`` have."""
+    """Does as :func:`derive` for the length of a block; within a ``StatelessScope``, from the
+    values in that scope. Without this, each worker would normalize by the result of its own
+    ``adapt()``, and ignore the values of the shards, a checkpoint or ``init_from``."""
     layers = [(layer, layer.mean, layer.variance) for layer in _normalizations(model)]
     derive(model)
     try:

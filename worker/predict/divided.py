@@ -1,5 +1,5 @@
-"""``evaluate`` and ``predict`` as their caller drives them: hands model and data over to parts, and
-joins what they return."""
+"""Runs ``evaluate`` and ``predict`` for their caller: hands model and data over to parts, and joins
+the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FOLDER = "parts"
 POLL_S = 0.02
 
 END_S = 15.0
-"""How long processes may take to end after their results are there."""
+"""Seconds that processes may take to end after they have written their results."""
 
 
 class PartsRun(Protocol):
@@ -69,9 +69,9 @@ class Divided:
 
     Args:
         workers: processes at most; less data takes fewer.
-        settings: fields of :class:`worker.predict.spec.PartsSpec` by name; others are left out.
+        settings: fields of :class:`worker.predict.spec.PartsSpec` by name; ignores others.
         new_directory: makes the directory of a call, by the name of the method.
-        start: starts the parts of a folder; takes their number and the file for their output.
+        start: starts the parts; takes their folder, their number and the file for their output.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Divided:
 
     @contextmanager
     def _call(self, what: What, model: keras.Model, data: FitData) -> Iterator[_Call]:
-        """Yields the call, whose processes start at once and end with the context. Its directory
-        goes, too; that of a call that failed keeps the logs."""
+        """Yields the call. Its processes start at once and end with the context, which then removes
+        the directory of the call. If a started call fails, the logs in it stay."""
         directory = self._new_directory(what).absolute()
         folder = directory / FOLDER
         keeps = False
@@ -222,7 +222,8 @@ class _Call:
 
 
 def _first(x: Any, steps: int | None) -> Any:
-    """Returns the first ``steps`` batches of a ``tf.data.Dataset``, which may be endless then."""
+    """Returns the first ``steps`` batches of ``x`` if it is a ``tf.data.Dataset``, which may be
+    endless; else ``x``."""
     if steps is not None and "tensorflow" in sys.modules:
         import tensorflow as tf
 
@@ -243,7 +244,7 @@ def _adds_up(model: keras.Model, sample: tuple[Any, ...]) -> bool:
         if all(is_kerass_own(metric) for metric in tried):
             return True
         updates = [partial(model.test_step, as_keras(batch)) for batch in batches]
-        # One batch says nothing, and needs one part.
+        # From the few records of a single batch nothing follows.
         return len(updates) == 1 or not not_summable(tried, updates)
 
 

@@ -72,7 +72,7 @@ def compute_part(folder: Path, index: int, count: int) -> None:
     tables = MappedTables(folder / TABLES)
     with user_code(f"{spec.what}()"), look_up(tables):
         if spec.what == "predict":
-            # By name: an override has run in the caller.
+            # Keras's own method: an override in the model's class has run in the caller.
             result = keras.Model.predict(model, data, verbose=0)
         else:
             keras.Model.evaluate(model, data, verbose=0)

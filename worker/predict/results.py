@@ -1,4 +1,4 @@
-"""The results of parts, in files, and how they are joined."""
+"""Writes the results of parts to files, reads them and joins them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from worker.stored.objects import load_object, save_object
 
 
 def save_result(folder: Path, index: int, result: Any) -> None:
-    """Writes the result of a part; the file appears whole. An earlier try may have left another."""
+    """Writes the result of a part to a file, which appears at once as a whole and replaces that of
+    an earlier try."""
     path = _path(folder, index)
     begun = path.with_name(f"{path.name}.{os.getpid()}")
     save_object(begun, result)
@@ -29,7 +30,8 @@ def result_is_there(folder: Path, index: int) -> bool:
 
 
 def load_result(folder: Path, index: int) -> Any:
-    """Returns the result of a part. Large arrays are private maps of the file, which may go."""
+    """Returns the result of a part. Large arrays are private memory maps of the file, and stay
+    valid if it is removed."""
     return load_object(_path(folder, index))
 
 
@@ -38,9 +40,9 @@ def _path(folder: Path, index: int) -> Path:
 
 
 def join_outputs(model: keras.Model, outputs: Sequence[Any]) -> Any:
-    """Joins what ``keras.Model.predict`` has returned for consecutive batches, as it does itself
-    for all of them: nests of equal structure, of arrays or ragged or sparse tensors. Arrays whose
-    shapes differ beyond the records become a ragged tensor."""
+    """Joins the results of ``keras.Model.predict`` for consecutive batches to the result of one
+    call for all of them. They are nests of equal structure, of arrays or ragged or sparse tensors.
+    Arrays whose shapes differ beyond the first axis become a ragged tensor."""
     flat = [keras.tree.flatten(each) for each in outputs]
     leaves = [_joined(list(parts)) for parts in zip(*flat, strict=True)]
     # A functional model that was written to a file has lists in place of tuples.

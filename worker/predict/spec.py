@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 DATA = "data"
-"""Directory of the data, beside it."""
+"""Directory of the data, in the same folder."""
 
 TABLES = "tables"
-"""Directory of the rows of embedding tables; none without tables."""
+"""Directory of the rows of embedding tables, in the same folder; absent without tables."""
 
 _FILE = "parts.json"
 
@@ -33,10 +33,11 @@ class PartsSpec:
     Attributes:
         what: the method of the model.
         data: description of the data, for ``worker.stored.stored_data.open_stored``.
-        run_eagerly: as of the caller's model.
+        run_eagerly: the ``run_eagerly`` of the caller's model.
         gpu: ``auto``, ``none`` or an index; with ``auto`` parts take the GPUs in turn.
-        gpu_memory_fraction: as of ``worker run``.
-        intra_op_threads: of a part; None divides the cores among the parts.
+        gpu_memory_fraction: as for ``worker run``.
+        intra_op_threads: threads of one operation in a part; None divides the cores among the
+            parts.
     """
 
     what: What

@@ -59,8 +59,8 @@ within 10 s of the signal."""
 
 @dataclass(frozen=True)
 class WorkerConfig(WorkerOptions):
-    """The options of ``worker run``, with the worker's credentials. ``coordinator`` is HOST:PORT,
-    and so is ``metrics`` for Prometheus, or "off": the default here."""
+    """The options of ``worker run``, with the worker's credentials. ``coordinator`` is HOST:PORT;
+    ``metrics`` is the HOST:PORT for Prometheus, or "off", the default here."""
 
     metrics: str = field(default=OFF, kw_only=True)
     security: Security = field(default=PLAINTEXT, kw_only=True)
@@ -122,7 +122,7 @@ def run_worker(options: WorkerConfig) -> int:
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
-            # Once it takes part, the job has changed since; its devices (PS506) have not.
+            # If the worker was in the job before, the job has changed: no bad input, unless PS506.
             wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
             bad = isinstance(error, AccessDenied) or error.code == "PS506"
             bad = bad or (wrong and not standing.membership.worker)
@@ -221,7 +221,7 @@ def train(
 
 
 def _check_copy(options: WorkerConfig, asked: pb.GetJobResponse) -> Path:
-    """Returns the path of this machine's job file, after comparing file and software.
+    """Compares this machine's job file and software with the coordinator's; returns the file.
 
     Raises:
         InvalidJob: there is no such file.

@@ -1,9 +1,9 @@
 """The actions of a worker as values: ``worker.protocol.conduct`` yields them, a performer carries
 them out.
 
-Each action documents its answer; None if it mentions none. Any action may instead raise
-``Stopped``, ``JobFailed``, or ``StaleGeneration``: the worker must then join anew, and nothing it
-computed before may count.
+Each action documents its answer, which is None if the action mentions none. Any action may instead
+raise ``Stopped``, ``JobFailed`` or ``StaleGeneration``. After the last, the worker must join anew
+and drop everything that it computed before.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Expect(Action):
 
 @dataclass(frozen=True, slots=True)
 class Pull(Action):
-    """Receive the parameters that gradients are computed from: the newest (None), or exactly those
-    of a round. The decision of the round before goes along, for shards that have not applied it.
-    ``batch`` is computed next: the table rows that it needs may come along, and replace those that
-    came before. A round that was decided ``ahead`` may need long, and so may the workers that one
-    with a ``clock`` waits for (ssp).
+    """Receive the parameters that gradients are computed from: those of ``round``, or the newest
+    (None). ``decision``, of the round before, is for shards that have not applied it yet. Table
+    rows of ``batch``, which is computed next, may come along; they replace rows received before.
+    ``ahead`` (the round was decided ahead) and ``clock`` (ssp) mean that the pull waits for other
+    workers, which may need long.
 
     Raises ``RoundPassed``.
     """
@@ -98,7 +98,8 @@ class Pull(Action):
 class Compute(Action):
     """Compute the gradient of a batch at the parameters received last, and keep it for the push
     that follows. Missing table rows are received first: of the same round, or the newest.
-    ``following`` is the batch after it, if known. Answered by :class:`Computed`.
+    ``following`` is the batch to compute after it, if known: its rows may be received meanwhile.
+    Answered by :class:`Computed`.
 
     Raises ``RoundPassed``.
     """
@@ -110,7 +111,7 @@ class Compute(Action):
 @dataclass(frozen=True, slots=True)
 class Computed:
     """Answers ``Compute``: the mean loss over the batch; whether the whole gradient is finite; and
-    if not, a description of the data that is not finite either, if known."""
+    if it is not, which records have data that is not finite either (empty if unknown)."""
 
     loss: float
     finite: bool
@@ -134,9 +135,9 @@ class PushPull(Action):
 
 @dataclass(frozen=True, slots=True)
 class Push(Action):
-    """Sync: have every shard stage the gradient, or with ``skip`` that the batch is skipped.
-    ``grant`` came with the attempt's lease; ``ahead``: its round is decided already. Answered by
-    :class:`Pushed`.
+    """Sync: have every shard stage the gradient or, with ``skip``, record that the batch is
+    skipped. ``grant`` came with the attempt's lease; ``ahead`` says that the round is decided
+    already. Answered by :class:`Pushed`.
 
     Raises ``RoundPassed``.
     """
@@ -150,8 +151,8 @@ class Push(Action):
 
 @dataclass(frozen=True, slots=True)
 class PushNext(Action):
-    """Sync: do :class:`Push` for a round that was decided ahead, and receive the parameters of
-    ``round``, the next one that this worker has a micro-batch of, and the table rows for the batch
+    """Sync: do as :class:`Push` for a round that was decided ahead; then receive the parameters of
+    ``round``, the next round with a micro-batch of this worker, and the table rows for the batch
     ``following``. Answered by :class:`Pushed`.
 
     Raises ``RoundPassed``.
@@ -176,9 +177,9 @@ class Pushed:
     """Answers a push that every shard has answered.
 
     Attributes:
-        staleness: the greatest over the shards; of a staged gradient, at the time of staging.
+        staleness: the greatest over the shards; for a staged gradient, that when it was staged.
         had: shards that had applied the batch before.
-        asked_again: shards whose call was repeated; what they had may come from this push.
+        asked_again: shards whose call was repeated; they may be in ``had`` due to an earlier try.
         too_stale: shards that refused the gradient as too stale, and changed nothing.
         apply_s: duration of the slowest shard's update, in seconds.
         receipts: each shard's receipt for the coordinator.
@@ -194,22 +195,22 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Settle(Action):
-    """Account for what compression left out of the last gradient: all shards have used or will use
-    it, but ``unused`` never will."""
+    """Keep the residual of compression, since shards use the last gradient. For the shards
+    ``unused``, which never will, restore the residual from before that gradient."""
 
     unused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(Action):
-    """Restore what compression had left out: no shard has used or will use the last gradient, if
-    it is not settled yet."""
+    """Restore the residual of compression from before the last gradient, which no shard will use.
+    Does nothing if the gradient is settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Action):
-    """Report, with the next call, a batch that every shard has answered: async, and sync where its
-    round was decided ahead."""
+    """Queue the report of a batch that every shard has answered: the next call carries it. Used in
+    async mode, and in sync mode if the round was decided ahead."""
 
     batch: DoneBatch
 
@@ -251,8 +252,8 @@ class TakeCommit(Action):
 class Initialize(Action):
     """Give every shard the job's first values. Answered by an ``InitializeDone``.
 
-    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables and values begin
-    with; empty for what the job says.
+    ``grant`` came with the lease. ``first_rows`` is the checkpoint with the first rows of tables
+    and the first values; if empty, the values are those of the job.
     """
 
     grant: bytes = b""
@@ -261,7 +262,7 @@ class Initialize(Action):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Action):
-    """Evaluate records on a kept snapshot. Answered by an ``EvaluateDone``.
+    """Evaluate records on a snapshot that shards keep. Answered by an ``EvaluateDone``.
 
     Raises ``RoundPassed``.
     """
@@ -296,4 +297,4 @@ Conduct: TypeAlias = Generator[Action, Any, None]
 """A part of a worker's protocol."""
 
 Leased: TypeAlias = Generator[Action, Any, coordinator_pb2.Lease]
-"""One that ends with the next lease."""
+"""A part of a worker's protocol that returns the next lease."""

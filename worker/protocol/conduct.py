@@ -12,21 +12,22 @@ answer, or its error by ``throw``::
         else:
             action = actions.send(answer)
 
-:func:`drive` is this loop. The worker process performs with ``worker.loop.performer``; a simulator
-with cores of coordinator and shards, and a network of its own.
+:func:`drive` is this loop. The worker process performs actions with ``worker.loop.performer``; a
+simulator performs them on the real cores of coordinator and shards, over a simulated network.
 
 Effects of errors:
 
-* ``StaleGeneration``, from any action: the worker drops all it computed or leased, and registers
-  and joins anew. The performer raises it as soon as a shard's refusal, the coordinator, or a
-  heartbeat's reply makes it known.
+* ``StaleGeneration``, from any action: the worker drops all that it has computed or leased, and
+  registers and joins anew. The performer raises it as soon as a shard refuses a call, or a reply of
+  the coordinator shows that the generation is over.
 * ``RoundPassed``, from a round's pull or push, or from an evaluation: another worker has done the
   work; this worker leases again.
 * ``InvalidJob``: the user's code or data failed; the job fails for all workers. ``TableFull`` has
   the same effect, since no other worker has more room.
 * ``Stopped``, ``JobFailed`` and all others: the worker leaves and the error is raised.
 
-Pure: no clock, no threads, no randomness. Leases are the protobuf messages of the wire.
+Pure: no clock, no threads, no randomness. Leases are protobuf messages, as the coordinator sent
+them.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from worker.protocol.rounds_ahead import RoundsAheadRunner
 
 
 def conduct() -> Conduct:
-    """Yields the actions of a worker from registration to leave; ends by raising.
+    """Yields a worker's actions, from registering to leaving. Always ends by raising an error.
 
     Raises:
         Stopped: the job is done, or the worker was told to leave.
         JobFailed: the job has failed.
-        PsError: any other error thrown in that ends a worker.
+        PsError: any other error that was thrown in and that ends a worker.
     """
     stale = ""
     ahead = RoundsAheadRunner()
@@ -86,7 +87,7 @@ def drive(actions: Conduct, perform: Callable[[does.Action], object]) -> None:
 
 
 def _work(ahead: RoundsAheadRunner) -> Conduct:
-    """Performs leases in the joined generation until an error ends it."""
+    """Works on one lease after the other in the joined generation, until an error ends that."""
     rounds = MicroBatches()
     lease = yield does.Lease()
     while True:
@@ -110,7 +111,7 @@ def _work(ahead: RoundsAheadRunner) -> Conduct:
                 try:
                     evaluated = yield does.Evaluate(lease.evaluate)
                 except RoundPassed:
-                    # Other workers did it meanwhile, and shards released its snapshot.
+                    # Other workers have evaluated it, so the shards have released its snapshot.
                     lease = yield does.Lease(after="work other than an evaluation that is over")
                     continue
                 yield does.ReportWork(evaluated)
@@ -154,8 +155,8 @@ def _train(task: pb.TrainTask) -> Leased:
 def _apply(
     leased: types.Attempt, following: BatchId | None, clock: types.WorkerClock | None
 ) -> Conduct:
-    """Async, ssp: runs one batch, from its data to its report; ``following`` is the next of its
-    task."""
+    """Async, ssp: runs one batch, from its data to its report; ``following`` is the next batch of
+    the task."""
     batch, attempt = from_batch(leased.batch), leased.attempt
     # Rows that come during the computation may be older than the next step's clock allows.
     ahead = following if clock is None else None

@@ -57,7 +57,7 @@ class WorkerMembership:
         self._registration = 0
         self._registered = False
         self._joined = False
-        # The registration that the coordinator does not know.
+        # The latest registration that the coordinator said it does not know; 0 for none.
         self._unknown = 0
         # The newest generation that this registration has learned of.
         self._present = 0
@@ -118,7 +118,7 @@ class WorkerMembership:
     def register(
         self, host: str, pid: int, job_sha256: str, device: str
     ) -> pb.RegisterWorkerRequest:
-        """Returns the first request of all, and the first after :meth:`rejoins`."""
+        """Returns a registration: the first request of all, and the first after :meth:`rejoins`."""
         return pb.RegisterWorkerRequest(
             incarnation=self._incarnation,
             host=host,
@@ -131,12 +131,13 @@ class WorkerMembership:
         )
 
     def registered(self, response: pb.RegisterWorkerResponse) -> None:
-        """Takes in the registration, and the name that the coordinator gives."""
+        """Records a successful registration, with the name that the coordinator gives."""
         self._registration += 1
         self._registered = True
         self._present = 0
         if response.worker != self.worker:
-            # Shards vouched for another worker's batches, which the coordinator leases again.
+            # The shards' receipts are in the former name; the coordinator leases those batches
+            # again.
             self._done.clear()
         self.worker, self.session = response.worker, response.session
         self.heartbeat_s = response.heartbeat_s or self.heartbeat_s
@@ -146,8 +147,8 @@ class WorkerMembership:
         return pb.GetClusterRequest(session=self.session)
 
     def joined(self, cluster: pb.GetClusterResponse) -> None:
-        """Takes in the cluster's generation, without leases. Drops reports of another generation
-        or policy."""
+        """Records that the worker has joined the cluster's generation, with no leases yet. Drops
+        reports of another generation or policy."""
         if (cluster.generation, cluster.policy) != (self.generation, self.policy):
             self._done.clear()
             self._received = 0
@@ -170,7 +171,7 @@ class WorkerMembership:
             generation=self.generation,
             policy=self.policy,
             done=[done.message() for done in sent],
-            # The coordinator must repeat dropped leases.
+            # With 0 the coordinator repeats its leases, which this worker has dropped.
             received=0 if self._dropped else self._received,
             rounds_ahead=True,
             clocks=True,
@@ -178,16 +179,17 @@ class WorkerMembership:
         return LeaseRequest(request, sent)
 
     def leased(self, asked: LeaseRequest, lease: pb.Lease) -> None:
-        """Takes in the reply to ``asked``."""
+        """Processes the reply to ``asked``."""
         self._done.acknowledge(asked.sent)
         if asked.request.generation != self.generation:
             return
-        # Evaluations come before repeated leases, so those are still to be requested.
+        # The coordinator leases evaluations before it repeats leases, so after one of them the next
+        # request must still ask for the repetition.
         self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
         self._take_in(lease)
 
     def committed(self, asked: pb.CommitBatchRequest, lease: pb.Lease) -> pb.Lease:
-        """Takes in and returns the lease that came with the reply to ``asked``."""
+        """Records and returns the lease that came with the reply to ``asked``."""
         if asked.generation == self.generation:
             self._take_in(lease)
         return lease
@@ -219,7 +221,7 @@ class WorkerMembership:
         return request
 
     def leave(self, reason: str, fatal: bool = False) -> pb.LeaveWorkerRequest:
-        """Returns the last request."""
+        """Returns the worker's last request."""
         return pb.LeaveWorkerRequest(session=self.session, reason=reason, fatal=fatal)
 
     def beat(
@@ -255,11 +257,12 @@ class WorkerMembership:
         return Beat(request, sent, self._registration)
 
     def heard(self, beat: Beat, response: pb.HeartbeatWorkerResponse) -> None:
-        """Takes in the reply to ``beat``; it may come late."""
+        """Processes the reply to ``beat``, which may come late."""
         if response.HasField("shutdown"):
             self._shutdown = response.shutdown
         if not response.unknown:
-            # An unknown worker's reports were not recorded; the first lease after joining has them.
+            # The coordinator does not record the reports of a worker that it does not know; the
+            # first request for work after joining sends them again.
             self._done.acknowledge(beat.sent)
         if beat.registration != self._registration:
             return

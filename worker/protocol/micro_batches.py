@@ -14,8 +14,9 @@ from worker.protocol.done import DoneBatch, Stopped
 
 
 class MicroBatches:
-    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease. If that will
-    be another one of the same round, as the last lease said, the worker computes it meanwhile."""
+    """Sync: runs micro-batches of rounds. The answer to a commit is the next lease. If the last
+    lease announced another micro-batch of the same round, the worker computes it during the
+    commit."""
 
     def __init__(self) -> None:
         self._next = NextBatch()
@@ -26,7 +27,7 @@ class MicroBatches:
         self._ahead: tuple[int, int, does.Computed] | None = None
 
     def expect_nothing(self) -> None:
-        """Notes that other batches than its own were announced."""
+        """Forgets the batch announced last, because others have been announced since."""
         self._expected = None
 
     def run(self, work: pb.RoundWork) -> Leased:
@@ -35,7 +36,7 @@ class MicroBatches:
             lease: pb.Lease = yield from self._run_micro_batch(work)
             work = lease.round
             if self._ahead is not None and self._ahead[:2] != (work.round, work.attempt.attempt):
-                # No shard will use it.
+                # No shard will use the gradient that was computed ahead.
                 self._ahead = None
                 yield does.TakeBack()
             if lease.WhichOneof("work") != "round":
@@ -65,7 +66,7 @@ class MicroBatches:
             yield does.TakeBack()
             lease = yield does.Lease()
             return lease
-        # A shard that had the batch applied the round with another attempt; the others will too.
+        # A shard that had the batch has applied the round with another attempt; so will the others.
         yield does.TakeBack() if pushed.had else does.Settle()
         done = DoneBatch(
             batch,
@@ -107,7 +108,8 @@ class MicroBatches:
             yield does.Expect((batch,), instead=True)
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
-        """Pulls the parameters of the round, or with backup workers newer ones, unless held."""
+        """Pulls the parameters of the round, unless this worker has them. With backup workers they
+        may be newer."""
         if self.pulled != work.round:
             decision = work.decision if work.HasField("decision") else None
             yield does.Pull(None if work.newest else work.round, decision, batch)
@@ -115,10 +117,10 @@ class MicroBatches:
 
 
 class NextBatch:
-    """Guesses this worker's next micro-batch: as far from the current one as that is from the
-    last. Right for one worker, and for several at one pace. Pure.
+    """Guesses this worker's next micro-batch: the distance from the last batch to the current one,
+    once more. Correct for a single worker, and for several of the same speed. Pure.
 
-    A wrong guess costs reading a batch, so after one it stays silent until a guess would have been
+    A wrong guess costs reading a batch, so after one it returns None until a guess would have been
     right.
     """
 

@@ -15,8 +15,8 @@ class RoundsAheadRunner:
     """Runs tasks of micro-batches whose rounds are decided already: no commit follows a push, and
     one exchange with the shards stages a gradient and brings the next round.
 
-    One for all generations that a worker joins: an attempt whose push was interrupted may be in its
-    round all the same, so its result is remembered.
+    A worker uses one object for all generations that it joins. If a new generation interrupts a
+    push, the round may contain the attempt all the same, so this object remembers its result.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class RoundsAheadRunner:
         """The attempt that was computed last, with its result."""
 
     def run(self, task: pb.RoundsTask, at: MicroBatches) -> Leased:
-        """Runs ``task`` and following ones; returns the first lease of another kind. ``at`` knows
-        the round of the parameters at hand.
+        """Runs ``task`` and following ones; returns the first lease of another kind. ``at.pulled``
+        is the round of the parameters at hand.
 
         Requests the next task when half of the current one is done.
         """
@@ -61,7 +61,8 @@ class RoundsAheadRunner:
                 yield does.Pull(planned.round, batch=batch, ahead=True)
                 at.pulled = planned.round
             ends = following is None or following.round != planned.round
-            # Rows that come while a batch is computed are of its round.
+            # Rows that are received during the computation are of this round, so they are of use
+            # only to a batch of the same round.
             computed: does.Computed = yield does.Compute(batch, None if ends else after)
             self._last = number, computed
             skip = not computed.finite
@@ -72,13 +73,14 @@ class RoundsAheadRunner:
                 pushed = yield does.PushNext(batch, number, following.round, after, skip, grant)
                 at.pulled = following.round
         except RoundPassed:
-            # The round has this attempt, which was pushed before the worker had to join anew. The
-            # shards do not look at the gradient again, and give their receipts.
+            # The round has this attempt, which was pushed before the worker had to join anew. Push
+            # without the gradient: the shards need it no more, but return their receipts.
             yield does.TakeBack()
             computed = self._result_of(number)
             pushed = yield does.Push(batch, number, True, grant, ahead=True)
         if following is None:
-            # No pull will say it, and once it is reported nothing waits for this worker.
+            # No pull follows that would tell the shards. Tell them before the report: after it,
+            # the coordinator no longer waits for this worker.
             yield does.Confirm()
         unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
         yield does.Settle(unused)

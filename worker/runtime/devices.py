@@ -21,8 +21,8 @@ HOST = "/CPU:0"
 
 @dataclass(frozen=True)
 class Device:
-    """The device of steps: ``name`` for TensorFlow, ``label`` for people. ``others`` are further
-    ones, over which a model may be spread (``worker.model.placement``)."""
+    """The device that computes steps: ``name`` is for TensorFlow, ``label`` for people. ``others``
+    are further devices over which a model may be spread (``worker.model.placement``)."""
 
     name: str
     label: str
@@ -43,9 +43,9 @@ class Device:
         return contextlib.nullcontext() if self.is_host else tf.device(self.name)
 
     def edge(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context for what cuts parameters and joins gradients within a step. If there
-        are several devices it is the host, from which each takes its part: the whole may be larger
-        than any of them."""
+        """Returns a context for the operations of a step that cut parameters and join gradients.
+        With several devices these run on the host, from which each device takes its part: the whole
+        may be larger than the memory of any device."""
         return tf.device(HOST) if self.others else contextlib.nullcontext()
 
     def receive(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
@@ -145,7 +145,7 @@ def _label(gpu: Any) -> str:
 
 
 def choose_gpus(gpu: str, count: int) -> tuple[int, ...]:
-    """Returns the indices that ``gpu`` means among ``count`` GPUs; none is the CPU.
+    """Returns the indices that ``gpu`` means among ``count`` GPUs; no index means the CPU.
 
     Args:
         gpu: ``auto`` (the first GPU if there is one, else the CPU), ``none``, ``all``, or indices
@@ -211,7 +211,7 @@ class ParameterBuffers:
 
     @classmethod
     def of(cls, plan: Plan) -> ParameterBuffers:
-        """Makes buffers of zeros in own memory, not rounded."""
+        """Makes buffers of zeros, in memory of their own and in the dtypes of the plan."""
         arrays = {arena.name: aligned_empty(arena.length, arena.dtype) for arena in plan.arenas}
         for array in arrays.values():
             array.fill(0)

@@ -39,8 +39,8 @@ class Trace:
         self._dtypes = [output.dtype for output in concrete.outputs]
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """``inputs`` are the function's arguments as ``tf.nest.flatten`` gives them, ragged tensors
-        as components."""
+        """Runs the function. ``inputs`` are its arguments as ``tf.nest.flatten`` gives them, ragged
+        tensors as components."""
         captured = self._concrete.captured_inputs
         try:
             outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(

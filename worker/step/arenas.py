@@ -31,8 +31,8 @@ def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Cuts ``flat`` into pieces of ``sizes``. Pieces with aligned start and end are views; cut
-    placement puts as many of those first as possible.
+    """Cuts ``flat`` into pieces of ``sizes``. Pieces whose start and end are aligned are views; as
+    far as possible they come first in an arena.
 
     One split cuts all aligned pieces: hundreds of slices cost more than the mathematics of a small
     model, and each adds four operations to compile. A split with an unaligned piece copies all its
@@ -73,8 +73,8 @@ def encoded(spans: Sequence[ArenaSpan], buffers: Sequence[tf.Tensor]) -> list[tf
 def is_finite_span(span: ArenaSpan, buffer: Array) -> bool:
     """Whether every element of an encoded buffer is finite."""
     if span.encoding == "float16":
-        # Clipping has made infinite elements the largest number. Finite gradients of norm 1e19,
-        # which also come here, are as useless as infinite ones.
+        # Clipping has replaced infinite elements by the largest number. Finite gradients of norm
+        # 1e19, which are also refused here, are as useless as infinite ones.
         return False
     elements = buffer.view(wire_dtype(span.encoding, buffer.dtype))
     return bool(np.isfinite(elements).all())

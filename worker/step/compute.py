@@ -58,7 +58,8 @@ class BatchReader:
         (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
 
     def __call__(self, batch: BatchId) -> StepInput:
-        """Raises InvalidJob if reading fails, or lacks whole numbers where the model takes them."""
+        """Returns the input of a step. Raises InvalidJob if reading fails, or if the data has
+        fractions for an input that takes whole numbers."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
             records = weighed(records, self._job.class_weight)
@@ -165,7 +166,8 @@ class GradientComputer:
     def leave(self) -> None:
         """Releases the workspace, the expected batches and the compression residual, to join anew.
 
-        Whether the last gradient was used is unknown, and batches that shards lost are repeated.
+        The residual must go because it is unknown whether the last gradient was used, and because
+        batches that shards lost are repeated.
         """
         self._current = self.spare = ParameterBuffers({})
         self._rows = RowSets(self._tables)
@@ -198,20 +200,21 @@ class GradientComputer:
 
     def place(self, given: Any) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
-        none. Valid until the second call after."""
+        none. Valid until the call after the next."""
         needed = given.needed if isinstance(given, StepInput) else None
         return None if needed is None else self._rows.place(needed)
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
-        """Computes the gradient of ``batch`` at the current parameters and its ``rows``. Valid
-        until the second ``swap``; row gradients until the next call. Raises InvalidJob if the step
-        fails, InvalidArgument if it asks for other devices than those of this worker."""
+        """Computes the gradient of ``batch`` at the current parameters and its ``rows``. The result
+        is valid until the second ``swap``, its row gradients until the next call. Raises InvalidJob
+        if the step fails, InvalidArgument if it asks for other devices than those of this
+        worker."""
         try:
             compiled = self._step.compiled(given)
             with nullcontext() if compiled else self._waits.on(self._compiling):
                 return self._run(given, rows)
         except InvalidArgument:
-            # Of this worker, which has other devices than the model asks for.
+            # Not a fault of the user's code: this worker has other devices than the model asks for.
             raise
         except Exception:
             with user_code(f"the training step on {batch}"):

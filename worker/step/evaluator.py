@@ -34,8 +34,8 @@ from worker.step.module_step import ModuleStep
 from worker.step.replica import Replica
 
 LARGER = 4
-"""Size of an evaluation batch in training batches, since there are no gradients to keep; 1 with
-embedding tables, which limit the rows of a batch."""
+"""Training batches per evaluation batch: evaluation keeps no gradients, so more records fit into
+memory. It is 1 instead with embedding tables, where a batch may need only so many rows."""
 
 
 class Evaluator:
@@ -155,7 +155,7 @@ class Evaluator:
     def _loss(
         self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: Sequence[Array]
     ) -> tf.Tensor:
-        """Returns the loss of a batch and counts the batch in the metrics."""
+        """Returns the loss of a batch, and updates the metrics with the batch."""
         received = self._device.receive(list(map(tensor_of, rows)))
         trace = self._traces.get(given.signature)
         if trace is None:
@@ -227,7 +227,7 @@ class Evaluator:
 
 
 def _cut(flat: Sequence[pb.MetricVariable], shapes: Sequence[Any]) -> list[pb.MetricVariable]:
-    """Cuts the flat ``states`` into variables of ``shapes``, which fill them exactly."""
+    """Cuts the values of ``flat``, joined, into variables of ``shapes``. The sizes must match."""
     values = [value for variable in flat for value in variable.values]
     sizes = [math.prod(shape) for shape in shapes]
     ends = itertools.accumulate(sizes)

@@ -13,27 +13,28 @@ from psrpc.core.batch import BatchId
 Prepared = TypeVar("Prepared")
 
 PATIENCE_S = 0.01
-"""Seconds that reading waits for :meth:`Feed.waiting` while a batch is ready. A longer step mostly
-runs in TensorFlow, which lets other threads run."""
+"""Seconds that the reading thread waits for :meth:`Feed.waiting` while a batch is ready. Then it
+reads anyway: a longer step mostly runs in TensorFlow, which lets other threads run."""
 
 SHORT_S = 0.001
 """CPU seconds below which reading a batch costs less than waking the thread that reads it. It also
-bounds the memory of batches that are held because of that: to write some megabytes takes longer."""
+bounds the memory of the :data:`SHORT_DEPTH` batches: writing a few megabytes takes longer."""
 
 SHORT_DEPTH = 8
-"""How many batches are held ready where reading one is that short."""
+"""How many batches are held ready if reading one takes less than :data:`SHORT_S`."""
 
 
 class Feed(Generic[Prepared]):
     """Reads the expected batches, in order, on a thread of its own.
 
-    Holds at most ``depth`` batches ready. While one is ready, it reads the next when the consuming
-    thread says that it waits for something else: both need the interpreter, and a short step would
-    spend half of its time on getting it back.
+    Holds at most ``depth`` batches ready. While one is ready, it reads the next only when the
+    consuming thread says that it waits for something else: both threads need the interpreter, and a
+    short step would spend half of its time on getting it back.
 
-    A thread that wakes finds neither code nor data in the caches of its core, which for a small
-    batch costs several times what reading it does. So where reading is ``short``, once awake it
-    reads on while the consuming thread waits, and then sleeps until less than ``depth`` are ready.
+    Waking the thread costs several times as much as reading a small batch, since the caches of its
+    core then hold neither code nor data. So where reading is ``short``, the thread, once awake,
+    reads up to :data:`SHORT_DEPTH` batches while the consuming thread waits, and then sleeps until
+    fewer than ``depth`` are ready.
 
     Thread-safe; one lock guards expected and ready batches, and is not held while reading.
     """
@@ -47,14 +48,15 @@ class Feed(Generic[Prepared]):
     ) -> None:
         """Args:
         read: prepares a batch for the step; any thread may call it.
-        short: whether reading is short that took this CPU time; with a ``depth`` of 1 none is.
+        short: takes the CPU seconds of a read and returns whether that is short; not used if
+            ``depth`` is 1.
         """
         self._read = read
         self._depth = depth
         self._short = short
         self._going_on = False
-        """Whether to read on up to :data:`SHORT_DEPTH`: the thread is awake, and the consuming
-        thread has been waiting since."""
+        """Whether to read up to :data:`SHORT_DEPTH` batches: the last read was short, and the
+        consuming thread has been waiting since."""
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._expected: deque[BatchId] = deque()
@@ -135,7 +137,7 @@ class Feed(Generic[Prepared]):
             outcome = _Outcome(self._read, batch)
             short = self._depth > 1 and self._short(time.thread_time() - began)
             with self._changed:
-                # Otherwise the batch was forgotten during the read.
+                # If this differs, the batch was forgotten during the read.
                 if self._reading is batch:
                     self._ready[batch] = outcome
                     self._reading = None

@@ -48,11 +48,11 @@ class StepInput:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``; may contain ragged tensors.
         ids: the ids that the batch looks up in embedding tables; None without tables.
-        places: those of ``ids``, per call of a layer, as tensors.
-        orders: those of ``ids``, per table, as tensors; empty on the host.
-        tensors: all of them, flat, ragged ones as values and row splits.
-        signature: the structure, dtypes and shapes of ``batch``, the key of a trace. Like
-            ``tensors`` computed with the input, ahead of the step.
+        places: the ``places`` of ``ids`` as tensors, one per call of a layer.
+        orders: the ``orders`` of ``ids`` as tensors, one per table; empty on the host.
+        tensors: all tensors of the input in a flat list; ragged ones as values and row splits.
+        signature: the structure, dtypes and shapes of ``batch``, the key of a trace. Computed with
+            the input, like ``tensors``, to save that time in the step.
     """
 
     seeds: tf.Tensor
@@ -99,14 +99,16 @@ class StepResult:
 class FlatStep:
     """The training step of one model on flat parameters. Not thread-safe.
 
-    Each batch shape has a trace of its own, never a relaxed one: with other shapes TensorFlow may
-    choose other kernels, and workers that saw batches in another order would compute other bits.
-    There are few shapes: a batch and the last of an epoch and, where micro-batch sizes follow
-    worker speed, multiples of an eighth of ``batch_size``, at most 8 K in a round of K. Only the
-    number of ragged values and table rows, which differs from batch to batch, is relaxed from the
-    first trace on. Rows are only gathered, and their gradients summed in batch order: on a device
-    within the step, which then sends less; on the host by
-    :class:`worker.embedding.row_sets.RowSums`, where the shards read them."""
+    Each batch shape has a trace of its own, never one that also fits other shapes: in such a trace
+    TensorFlow may choose other kernels, and workers that saw batches in another order would compute
+    other bits. There are few shapes: a batch and the last of an epoch and, where micro-batch sizes
+    follow worker speed, multiples of an eighth of ``batch_size``, at most 8 K in a round of K. Only
+    the number of ragged values and table rows, which differs from batch to batch, is left open from
+    the first trace on.
+
+    The step only gathers rows. Their gradients are summed in batch order: on an accelerator within
+    the step, so that it sends less to the host; otherwise by
+    :class:`worker.embedding.row_sets.RowSums`, into memory that the shards read."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from worker.embedding.row_sets import ReceivedRows
 
 
 class PullSnapshot(Protocol):
-    """Receives values of a kept snapshot by name."""
+    """Receives values of a snapshot that shards keep, given its name."""
 
     def __call__(
         self,
@@ -83,8 +83,8 @@ class GradientSource(Protocol):
 
     @property
     def spare(self) -> Mapping[str, Array]:
-        """Where to receive parameters: arena name -> ``[length]``; the same two mappings as long as
-        the workspace is the same."""
+        """Where to receive parameters: arena name -> ``[length]``. Alternates between two mappings,
+        which stay the same as long as the workspace does."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""
@@ -121,7 +121,7 @@ class GradientSource(Protocol):
 
     def place(self, given: Any, /) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
-        none. Valid until the second call after."""
+        none. Valid until the call after the next."""
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> GradientResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``."""
@@ -133,8 +133,8 @@ class GradientSource(Protocol):
         """Records that all shards but ``unused`` have used or will use the last gradient."""
 
     def not_finite(self, batch: BatchId, /) -> str:
-        """Names the records of ``batch`` that are not finite, after its gradient was not; empty if
-        all are, or if unknown."""
+        """Names the records of ``batch`` that have NaN or infinite values, to explain a gradient
+        that is not finite. Empty if there are none, or if unknown."""
 
     def take_back(self) -> None:
         """Records that no shard has used or will use the last gradient, if not settled yet."""

@@ -118,8 +118,8 @@ def first_rows(job: Job, plan: Plan) -> str:
 def _here(
     source: Path | str, wanted: Callable[[Manifest], Iterable[str]] = lambda _manifest: ()
 ) -> Iterator[Path]:
-    """Yields a local path: ``source`` itself, or a copy of what the URL names; of a checkpoint
-    with the ``wanted`` files."""
+    """Yields a local path: ``source`` itself, or a copy of the file or checkpoint at the URL. The
+    copy of a checkpoint has its manifest and the ``wanted`` files."""
     if isinstance(source, Path):
         yield source
     elif source.endswith(_KERAS_FILES):
@@ -199,7 +199,7 @@ def _load_keras(model: Any, source: Path, what: str) -> None:
             f"{what} is a Keras file, but the model is a tf.Module; give a checkpoint's directory"
         )
     try:
-        # A .keras file too: its architecture is not needed, and custom code neither.
+        # Also right for a .keras file: this needs neither its architecture nor custom code.
         model.load_weights(source)
     except (ValueError, OSError, KeyError) as error:
         raise InvalidJob(f"{what} does not fit the model: {_keras_reason(error)}") from None

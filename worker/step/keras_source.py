@@ -30,7 +30,8 @@ from worker.step.replica import Replica
 
 
 class KerasSource:
-    """A :class:`worker.step.gradient_source.GradientSource`; caches plan-dependent parts."""
+    """A :class:`worker.step.gradient_source.GradientSource` for Keras models and ``tf.Module``;
+    caches the parts that depend on the plan."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class KerasSource:
         waits: WorkerWaits,
         optimizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """``optimizer_arguments`` overrides ``optimizer.*``, as text, for local steps."""
+        """``optimizer_arguments`` are the settings ``optimizer.*`` as text, for local steps."""
         self.wire: Encoding = wire_encoding(job.wire_dtype)
         self._job = job
         self._device = device

@@ -41,9 +41,9 @@ class KerasStep:
         metrics: TrainingMetrics | None = None,
         scale: float | None = None,
     ) -> None:
-        """``loss`` is ``worker.model.build.build_loss``'s; ``variables`` and ``trainable`` are in
-        plan order; ``seeds`` are the states of the model's seed generators, in model order;
-        ``metrics`` are counted with each gradient; for ``scale`` see
+        """``loss`` comes from ``worker.model.build.build_loss``; ``variables`` and ``trainable``
+        are in plan order; ``seeds`` are the states of the model's seed generators, in model order;
+        ``metrics`` are updated with each gradient; for ``scale`` see
         :mod:`worker.model.loss_scale`."""
         self._model = model
         self._loss = loss
@@ -100,7 +100,7 @@ class KerasStep:
             if scale is not None:
                 # A custom loss may be float16.
                 loss = tf.cast(loss, tf.float32)
-        # Custom gradients also read variables.
+        # Custom gradients read variables too, so they need the same scope.
         with scope, derived(self._model), where_the_forward_pass_ran():
             gradients = tape.gradient(loss, watched, output_gradients=scale)
         self._check_assigned(scope.assigned)
@@ -110,7 +110,8 @@ class KerasStep:
             gradients = [divided(gradient, scale) for gradient in gradients]
         counted: Sequence[tf.Tensor] = ()
         if self._metrics is not None:
-            # After the gradients: in parallel they would cost waking other threads.
+            # Compute metrics after the gradients: in parallel, they would have to wake other
+            # threads, which costs more.
             last = next((g for g in gradients if isinstance(g, tf.Tensor)), loss)
             with tf.control_dependencies([last]):
                 counted = self._metrics.states(batch, outputs, scope)
@@ -123,8 +124,8 @@ class KerasStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """See :class:`worker.step.arenas.GradientStep`. Also counts the losses of several outputs
-        and the metrics of layers."""
+        """See :class:`worker.step.arenas.GradientStep`. Also updates the means of the losses of
+        several outputs, and the metrics of layers."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
         loss, outputs, scope = self._call(values, seeds, batch, tables, training=False)
         for metric in [*loss_trackers(self._model), *layer_metrics(self._model)]:

@@ -111,8 +111,9 @@ class Compressor:
 
     The residual, which a compressed gradient leaves out, is added to the next one (Seide et al.
     2014, 1-bit SGD, section 3; Stich et al. 2018, Sparsified SGD with Memory, algorithm 1;
-    Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2), so compression only delays.
-    It takes twice the memory of those arenas, plus that of the largest part.
+    Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2), so compression loses
+    nothing, but delays parts of a gradient. It takes twice the memory of those arenas, plus that of
+    the largest part.
 
     Runs in NumPy on the host, where it is cheap: finding the largest 1 % of 230 000 elements takes
     0.4 ms, and 2 ms by ``tf.math.top_k``.
@@ -134,7 +135,7 @@ class Compressor:
         """Compresses finite, plain ``gradients``, one per shard. :meth:`settle` must follow before
         the next call.
 
-        Returns empty, with the residual unchanged, if the sum with the residual is not finite.
+        Returns an empty tuple, and keeps the residual, if the sum with the residual is not finite.
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -147,7 +148,7 @@ class Compressor:
 
     def settle(self, unused: Iterable[int] = ()) -> None:
         """Records that the shards ``unused`` never use the last gradient, and that the others do.
-        Only the first call per gradient counts."""
+        Only the first call per gradient has an effect."""
         if not self._open:
             return
         self._open = False

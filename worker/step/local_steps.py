@@ -54,7 +54,7 @@ class LocalReader:
         self._batch_size = batch_size
 
     def __call__(self, batch: BatchId) -> LocalInput:
-        """Raises InvalidJob if the data source fails."""
+        """Returns the inputs of all steps. Raises InvalidJob if the data source fails."""
         pieces = sub_batches(batch, self._batch_size)
         return LocalInput(
             tuple(self._read(piece) for piece in pieces), tuple(piece.count for piece in pieces)
@@ -235,7 +235,7 @@ class LocalSteps:
     def _difference(
         self, first: tuple[tf.Tensor, ...], last: tuple[tf.Tensor, ...]
     ) -> tuple[tf.Tensor, ...]:
-        """Returns what is pushed of each arena, and :func:`power_of` it."""
+        """Returns the buffer to push of each arena, and :func:`power_of` them."""
         with self._device.scope():
             arenas = self._plan.arenas
             buffers = [

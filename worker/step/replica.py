@@ -27,7 +27,7 @@ EXAMPLES = 2
 """Records that a model is built with, since shapes of a single record are ambiguous."""
 
 SHOWN = 6
-"""Names that a message lists."""
+"""Most names that a message lists."""
 
 
 class Replica:
@@ -61,8 +61,8 @@ class Replica:
         return [variable for _, variable in named]
 
     def make_step(self, plan: Plan, *, counts: bool = False) -> KerasStep | ModuleStep:
-        """Makes the training step as a function of variable values in plan order; one that
-        ``counts`` also computes the job's metrics with each gradient."""
+        """Makes the training step as a function of variable values in plan order. With ``counts``
+        the step also computes the job's metrics with each gradient."""
         named = list(zip(plan.variables, self.variables(plan), strict=True))
         scale = loss_scale(self.job.optimizer, self.model)
         return build_step(self.job, self.model, named, counts=counts, scale=scale)

@@ -51,11 +51,13 @@ def check_random(graph: tf.Graph) -> None:
 
 
 def check_custom_gradients(values: Mapping[str, tf.Tensor]) -> None:
-    """Refuses variables without a gradient that a custom gradient reads. It gives gradients only of
-    its arguments and of variables, but the step's variables are plain tensors.
+    """Refuses variables that have no gradient because only a custom gradient reads them. A custom
+    gradient covers its arguments and each ``tf.Variable``, but in a step variables are plain
+    tensors.
 
     Args:
-        values: the tensors of variables, by name, in the graph of the traced step.
+        values: the variables without a gradient: their tensors, by name, in the graph of the traced
+            step.
 
     Raises:
         InvalidJob: names the variable and a remedy.

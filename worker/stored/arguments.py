@@ -40,17 +40,17 @@ class FitData:
     weights: Any = None
     order: Order = "kept"
     batch_size: int | None = None
-    """Records of a global batch; None: a ``tf.data.Dataset`` says it when it is stored."""
+    """Records of a global batch; None for a ``tf.data.Dataset``, until it is stored."""
     records: int | None = None
     """Records of a pass; None as for ``batch_size``."""
     steps: int | None = None
     """Batches of an epoch, if given."""
     class_weight: Mapping[int, float] | None = None
-    """That of the job, see :class:`worker.job.job.Job`."""
+    """Weights by class, as in :class:`worker.job.job.Job`."""
 
     def cut(self, epochs: int) -> FitData:
         """Returns the data without the batches of a ``tf.data.Dataset`` that ``epochs`` epochs of
-        ``steps`` do not reach: one that never ends need not say so."""
+        ``steps`` do not reach, since the dataset may be endless and not say so."""
         if self.kind != "dataset" or self.steps is None:
             return self
         return replace(self, x=self.x.take(self.steps * epochs))
@@ -74,8 +74,8 @@ class EpochSizes:
 
     @classmethod
     def of(cls, pass_records: int, batch_size: int, steps: int | None) -> EpochSizes:
-        """Returns those of data with ``pass_records`` records, if an epoch has ``steps`` batches.
-        Like Keras's, an epoch ends where the data does, with a warning."""
+        """Returns the sizes for data with ``pass_records`` records, and epochs of ``steps``
+        batches. As with Keras, an epoch ends early, with a warning, if the data does."""
         batches = -(-pass_records // batch_size)
         if steps is not None and steps > batches:
             log.warning(

@@ -19,7 +19,7 @@ _LENGTH = np.dtype("<u4")
 
 
 def is_text(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this dtype are strings; objects are, since other ones are refused."""
+    """Whether values of this dtype are strings. Objects are: others were refused before."""
     return dtype.kind in "SUO"
 
 
@@ -60,7 +60,7 @@ class NpyWriter:
 
     def complete(self) -> None:
         """Writes the number of rows."""
-        # NumPy leaves room for it to grow in place.
+        # NumPy's header leaves room for the number to grow.
         self._file.seek(0)
         self._write_header()
 
@@ -80,7 +80,7 @@ class NpyWriter:
 class ColumnWriter:
     """Writes one column, of arrays or :class:`Ragged <worker.data.ragged.Ragged>` with equal rows.
 
-    A string is stored as its length and its UTF-8 bytes, so a long one costs no other record room.
+    A string is stored as its length and its UTF-8 bytes, so a long one makes no other one larger.
     """
 
     def __init__(self, folder: Path, index: int, like: Any, dtype: np.dtype[Any]) -> None:

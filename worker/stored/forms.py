@@ -77,7 +77,7 @@ def _is_ragged(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a dense tensor of numbers as a view of its buffer; :func:`in_numpy` copies it."""
+    """Converts as :func:`in_numpy`, but does not copy a dense tensor of numbers: returns a view."""
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
@@ -145,7 +145,8 @@ def unpacked(producer: str, batch: Any) -> tuple[Any, Any, Any]:
 
 
 def as_batch(producer: str, batch: Any) -> tuple[Any, ...]:
-    """Returns a batch as Keras takes it as ``(x, y)`` or ``(x, y, sample_weight)`` in arrays.
+    """Converts a batch, in a form that Keras takes, to ``(x, y)`` or ``(x, y, sample_weight)`` in
+    arrays.
 
     Raises:
         InvalidData: as :func:`unpacked`, :func:`in_arrays` and :func:`check_lengths`.

@@ -1,8 +1,8 @@
 """Objects of the caller in files that only their owner reads.
 
-The only module that uses cloudpickle. Classes and functions of importable modules go by their
-import path, those of ``__main__`` or a notebook by value. Reading such a file runs its code, so
-:func:`load_object` refuses one that another user owns or may write.
+The only module that uses cloudpickle. Classes and functions of importable modules are stored as
+their import path, those of ``__main__`` or a notebook by value. Reading such a file runs its code,
+so :func:`load_object` refuses one that another user owns or may write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import cloudpickle
 from psrpc.core.errors import AccessDenied, InvalidData
 
 _APART_NBYTES = 1 << 20
-"""Arrays of this size follow the pickle, and readers map them instead of copying them."""
+"""Arrays of at least this size follow the pickle, so that readers map them instead of copying."""
 _ALIGNED = 64
 
 

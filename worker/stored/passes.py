@@ -14,8 +14,9 @@ from worker.data.ragged import take
 from worker.data.source import Batch, DataSource, check_range, join_batches, map_arrays
 
 Order = Literal["shuffled", "kept", "batches", "within_batches"]
-"""``shuffled``: all records, by the source. ``kept``: as they are. ``batches``: the batches, except
-a short last one, which stays the last. ``within_batches``: the records of each batch."""
+"""The order of a pass. ``shuffled``: the source shuffles all records. ``kept``: nothing is
+shuffled. ``batches``: the batches are shuffled, except a short last one, which stays last.
+``within_batches``: the records of each batch are shuffled."""
 
 
 class Passes:
@@ -28,10 +29,10 @@ class Passes:
     Args:
         open_source: returns the other source; called on first use.
         pass_records: its number of records.
-        records: those of an epoch, at most ``pass_records``.
+        records: the number of records of an epoch, at most ``pass_records``.
         batch_size: records of a batch, for ``batches`` and ``within_batches``.
-        order: that of each pass.
-        fingerprint: that of the contents.
+        order: the order of the records in each pass.
+        fingerprint: the fingerprint of the contents.
         quick: see :class:`worker.data.source.DataSource`.
     """
 
@@ -101,7 +102,7 @@ class Passes:
     def _pieces(self, seed: int, first: int, stop: int) -> Iterator[Batch]:
         """Yields the records at positions ``[first, stop)``, counted over all passes."""
         source = self._source()
-        # By whole batches, except where the order is not one of batches.
+        # One batch at a time, unless the order has nothing to do with batches.
         longest = self._batch_size
         if self._order in ("shuffled", "kept"):
             longest = self._pass_records

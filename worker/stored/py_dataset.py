@@ -74,7 +74,8 @@ def measured(name: str, dataset: Any) -> tuple[int, int]:
 
 class ItemRecords:
     """The records of a PyDataset in order: the batches 0, 1, 2 and so on, of equal size except the
-    last. Keeps the last batch, since several reads may take parts of it. Thread-safe.
+    last. Keeps the batch that it has made last, since several reads may take parts of it.
+    Thread-safe.
 
     Args:
         open_dataset: returns the PyDataset; called on first use.

@@ -17,7 +17,7 @@ from worker.stored.py_dataset import records_of
 from worker.stored.stored_records import RecordsWriter, check_disk, in_units
 
 _CHECKED_NBYTES = 64 << 20
-"""How much is written between two looks at the room on the disk."""
+"""Bytes that are written between two checks of the room on the disk."""
 
 
 def spool(folder: Path, dataset: Any, say: Callable[[str], object]) -> tuple[list[Any], int, int]:
@@ -28,7 +28,7 @@ def spool(folder: Path, dataset: Any, say: Callable[[str], object]) -> tuple[lis
         is that of the first batch, and the number of records.
 
     Raises:
-        InvalidData: batches have different forms, or one but the last has another size.
+        InvalidData: batches have different forms, or one before the last has another size.
         PsError: PS502, the dataset is larger than the disk.
     """
     _check_batched(dataset)

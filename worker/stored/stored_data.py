@@ -39,7 +39,7 @@ def store(
     the global one, and ``labels``, whether batches have any.
 
     Args:
-        say: gets a line before a dataset is read: how much room it takes.
+        say: called before a dataset is read, with a line about the room that it takes.
 
     Raises:
         InvalidData: the records of a dataset have different forms, or an object cannot be saved.

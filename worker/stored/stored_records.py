@@ -1,4 +1,4 @@
-"""Nests of columns in a directory: batches ``(x, y)`` or ``(x, y, sample_weight)``."""
+"""Stores batches ``(x, y)`` or ``(x, y, sample_weight)`` in a directory, one column per array."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class RecordsWriter:
         folder: where the files go; it has none yet.
         like: the first batch, or all records.
         dtype: returns the dtype of a column in its file.
-        once: whether ``like`` has all records. An array that is there twice is then stored once.
+        once: whether ``like`` has all records. If so, an array that it contains twice is stored
+            once.
     """
 
     def __init__(
