@@ -1,4 +1,4 @@
-"""Decides where shards begin: at the start, after a loss, after a coordinator was lost.
+"""Decides from which state shards begin: at the start, and after the loss of shards or coordinator.
 
 See ``docs/design/0008-recovery.md``. Pure.
 """
@@ -18,8 +18,8 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where all shards begin, and why. ``kept`` means that all keep their state, so that the
-    history goes on."""
+    """The order with which each shard begins, and the reason. ``kept`` means that all shards keep
+    their state, so that the history of earlier generations goes on."""
 
     begins: tuple[Begin, ...]
     reason: str
@@ -72,7 +72,7 @@ def choose_origin(
         checkpoint: the newest good one, relative to the run directory; None if there is none.
         committed: whether this run has ever committed a checkpoint. Training begins only after the
             first, so without any there is nothing to lose.
-        version: the versions of shards that restore the checkpoint, unless they are its own.
+        version: the version that shards take on with the restored checkpoint; None for its own.
 
     Raises:
         CheckpointError: parameters were lost, and no good checkpoint is left.
@@ -98,8 +98,8 @@ def choose_origin(
 
 
 def restore_all(restore: Begin, shards: int, reason: str) -> Origin:
-    """Returns the same order to ``restore`` for every shard, which ends the history of what they
-    hold."""
+    """Returns the same order to ``restore`` for every shard; the history of their present state
+    ends."""
     return Origin((restore,) * shards, reason, kept=False)
 
 
@@ -126,7 +126,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
         return ""
     lost = before - after
     steps = counted(lost, "step is", "steps are")
-    # The order names the checkpoint; asynchronous training goes on until the order arrives.
+    # A checkpoint is named after the step of its order; async training goes on until that arrives.
     named = step_of(source)
     more = 0 if named is None else after - named
     beyond = f", which holds {counted(more, 'step')} beyond its name" if more > 0 else ""
