@@ -37,13 +37,13 @@ class PolicyChange:
 @dataclass(frozen=True)
 class JobDescription:
     """A job as processes other than workers need it. ``policy`` is the initial one, ``then`` the
-    rule to switch it; ``local_steps`` (H) are the batches of one batch id, ``local_learning_rate``
-    is then that of the workers' SGD, None under a schedule; ``tables`` are the embedding tables,
-    ``first_rows`` the checkpoint of their initial rows (empty: none), and ``rows_nbytes`` roughly
-    the bytes of rows that a batch needs; ``warmup_epochs`` is for ``scale_lr``;
-    ``intra_op_threads`` is 0 where TensorFlow chooses; ``optimizer`` is the serialized Keras
-    optimizer and ``slots`` the names of its state in checkpoints, None if unknown; ``document`` is
-    the JSON."""
+    rule to switch it; ``local_steps`` (H) is the number of batches in one batch id, and
+    ``local_learning_rate`` the rate of the workers' SGD in them, None under a schedule; ``tables``
+    are the embedding tables, ``first_rows`` the checkpoint of their initial rows (empty: none), and
+    ``rows_nbytes`` roughly the bytes of rows that a batch needs; ``warmup_epochs`` is for
+    ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow chooses; ``optimizer`` is the
+    serialized Keras optimizer and ``slots`` the names of its state in checkpoints, None if unknown;
+    ``document`` is the JSON."""
 
     name: str
     job_sha256: str

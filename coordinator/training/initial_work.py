@@ -16,8 +16,8 @@ from psrpc.core.shard_reports import Positions
 
 @dataclass(frozen=True, slots=True)
 class InitialWork:
-    """The positions per epoch that all shards have (``done``), those of them without a gradient
-    (``skipped``), and those that only some shards have (``partial``)."""
+    """The positions per epoch that all shards have (``done``), those of them that were recorded
+    without an update (``skipped``), and those that only some shards have (``partial``)."""
 
     done: Positions
     skipped: Positions
@@ -30,7 +30,7 @@ class InitialWork:
         return InitialWork(done, common_positions(skipped), partial_positions(applied, done))
 
     def batches_skipped(self, run: Run) -> int:
-        """Counts the batches without a gradient."""
+        """Counts the skipped batches."""
         unit = run.description.unit
         return sum(count_batches(positions, unit) for positions in self.skipped.values())
 

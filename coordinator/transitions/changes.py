@@ -23,8 +23,8 @@ class Changes:
     def __init__(
         self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
     ) -> None:
-        """``advance`` takes the job as far as the facts allow; ``waiting_for`` says what it waits
-        for."""
+        """``advance`` moves the job on as far as its state allows; ``waiting_for`` says what the
+        job waits for."""
         self._job = job
         self._advance = advance
         self._waiting_for = waiting_for

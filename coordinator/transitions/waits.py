@@ -40,7 +40,8 @@ class Assignments:
                 return InitializationWork()
         elif job.phase in ("training", "finishing"):
             rounds = job.training.rounds
-            # An evaluation would keep the others of the round waiting for what this worker holds.
+            # An evaluation would keep the round's other workers waiting for this worker's
+            # micro-batch.
             held = rounds is not None and rounds.holds(name)
             task = None if held else job.training.orders.evaluations.lease(name)
             if task is not None:
@@ -100,8 +101,8 @@ def waiting_for(
 
 
 def held_up(job: JobState, awaited: str) -> str:
-    """Returns ``awaited``, but without training work while batches are being done: it is normal
-    that workers hold every batch."""
+    """Returns ``awaited``, or only the shards that are away while batches are being done: it is
+    then normal that some work waits for workers that hold every batch."""
     last = job.training.progress.last_done
     busy = last is not None and job.now() - last < FIRST_S
     if job.phase == "training" and busy:
@@ -127,5 +128,5 @@ class JobWaits:
             self._announcer.over()
 
     def waited_s(self, now: float) -> float:
-        """Returns how long the job has waited for that, in seconds; 0 if for nothing."""
+        """Returns how long the job has waited for it, in seconds; 0 if it waits for nothing."""
         return self._announcer.waited_s(now)
