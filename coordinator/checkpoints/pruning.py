@@ -171,7 +171,8 @@ def described_job(run_dir: Path) -> JobDescription:
 
 
 def objective_of(run_dir: Path) -> Objective | None:
-    """Returns how the run's best checkpoint is chosen, or None if it is not, or unknown."""
+    """Returns the objective by which the run keeps its best checkpoint; None if it keeps none, or
+    if that is unknown."""
     try:
         return described_job(run_dir).keep_best
     except InvalidJob:
