@@ -146,8 +146,9 @@ class Server:
 
 
 def refusal(why: PsError, method: str) -> PsError:
-    """Returns the error of a call of ``method``. CoordinatorRefuses lets a process that holds part
-    of the run wait for a coordinator that serves it; a corrected command then finds its state."""
+    """Returns the error of a call of ``method``. A process that may hold part of the run gets
+    CoordinatorRefuses and waits for a coordinator that serves the run, so that a corrected command
+    finds its state."""
     if isinstance(why, JobDone):
         return why
     if method in FIRST_WORDS:
