@@ -137,11 +137,12 @@ class Store:
             for decision in ahead.decisions:
                 self._insert("decisions_ahead", decision)
             newest = ahead.decisions[-1].round
-            # Whatever their generation: shards may have gone on from them in a later one.
+            # Old rounds go and newer ones stay, whatever their generation: shards may have gone on
+            # from them in a later generation.
             self._file.run("DELETE FROM decisions_ahead WHERE round <= ?", newest - KEPT_AHEAD)
 
     def last_decision(self, since: int) -> Decision | None:
-        """Returns the newest decision of generation ``since`` or later, but for those made
+        """Returns the newest decision of generation ``since`` or later, except decisions made
         ahead."""
         return self._decision(
             "SELECT decision FROM decisions WHERE generation >= ? "
@@ -188,8 +189,8 @@ class Store:
         )
 
     def evaluations(self, up_to_step: int | None = None) -> list[tuple[str, int, dict[str, float]]]:
-        """Returns ``(evaluation, global_step, results)``, oldest first; of two evaluations of the
-        same name the newest generation's counts."""
+        """Returns ``(evaluation, global_step, results)``, oldest first; of several evaluations of
+        one name, only the one of the newest generation."""
         rows = self._file.run(
             "SELECT evaluation, global_step, results FROM evaluations ORDER BY generation, rowid"
         )
