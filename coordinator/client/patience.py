@@ -1,4 +1,4 @@
-"""How long a caller waits for a silent coordinator, and what it says meanwhile."""
+"""Limits how long a caller waits for a silent coordinator, and announces the wait."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class Patience:
         self._reading.over()
         if not self._client.reached:
             self._cause = self._client.raise_if_hopeless()
-            # A call to a host that does not answer at all takes its whole deadline.
+            # Announced first: a call to a host that does not answer at all takes its whole
+            # deadline.
             if self._cause is not None and not isinstance(self._cause, NotConnected):
                 self._say("", 0.0)
         threads = self._client.threads

@@ -33,8 +33,8 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 MOST_APART_S = 30.0
-"""Maximum difference of two clocks: certificates are valid from an hour before their making, and
-people read logs of several machines side by side."""
+"""Largest accepted difference of two clocks, in seconds: certificates are valid from an hour before
+their making, and people read logs of several machines side by side."""
 
 
 def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator[Step]:
