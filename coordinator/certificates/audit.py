@@ -108,7 +108,7 @@ class AuditLog:
     def note(
         self, what: str, peer: Peer = NO_CERTIFICATE, address: str = "", **details: object
     ) -> None:
-        """Queues a line that says that ``peer`` did ``what`` from ``address``, which is in gRPC's
+        """Queues a line: ``peer`` did ``what``. ``address`` is that of the caller, in gRPC's
         form."""
         now = self._now()
         host = address.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""Decides when the next checkpoint is due: by steps, by time, and by what checkpoints cost.
+"""Decides when the next checkpoint is due: by steps, by time, and by the cost of checkpoints.
 
 Pure: the clock is an argument.
 
@@ -132,8 +132,8 @@ class Cadence:
         return median_low(self._recent) if self._recent else 0.0
 
     def interval_s(self, steps_per_s: float) -> float | None:
-        """Returns the longest time from one periodic order to the next while all goes well; None
-        for an interval in steps of which none are done."""
+        """Returns the longest time from one periodic order to the next while nothing fails; None
+        for an interval in steps while no steps are done."""
         if self.every.seconds is not None:
             return max(self.every.seconds, self._gap_s)
         assert self.every.steps is not None

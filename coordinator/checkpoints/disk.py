@@ -36,7 +36,7 @@ Warnings = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class WrittenManifest:
     """The result of a commit: ``error`` says why there is no checkpoint. ``damaged`` means that
-    reading it back gave something other than what was written."""
+    reading it back gave other bytes than were written."""
 
     taken: Taken
     generation: int
@@ -100,7 +100,7 @@ class DiskWork:
         self._checkpoints.prepare(order)
 
     def discard(self, order: SnapshotOrder) -> None:
-        """Removes what shards wrote of a checkpoint that failed."""
+        """Removes the files that shards wrote of a failed checkpoint."""
         self._checkpoints.discard(order)
 
     def commit(

@@ -22,8 +22,8 @@ log = get_logger()
 
 
 class Orders:
-    """The snapshots and evaluations of a generation. ``failure`` says why the job must stop,
-    ``warnings`` what users should know. Not thread-safe."""
+    """The snapshots and evaluations of a generation. ``failure`` says why the job must stop;
+    ``warnings`` are for users. Not thread-safe."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Orders:
             self._order(order)
 
     def order_due(self, step: int, trained: bool) -> None:
-        """Orders by command what is due now that the shards stand at ``step``."""
+        """Sends the orders that are due now that the global step is ``step``."""
         while (order := self.saving.next_order(step, trained)) is not None:
             self._order(order)
         self._take_warnings()
 
     def with_decision(self, step: int, trained: bool) -> tuple[SnapshotOrder, ...]:
-        """Returns the orders of the decision that takes the shards to ``step``."""
+        """Returns the orders that the decision of the round ending at ``step`` carries."""
         order = self.saving.next_order(step, trained, by_decision=True)
         self._take_warnings()
         return (order,) if order is not None and self._make_directory(order) else ()

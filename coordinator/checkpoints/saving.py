@@ -154,8 +154,8 @@ class Saving:
     def next_order(
         self, step: int, trained: bool, by_decision: bool = False
     ) -> SnapshotOrder | None:
-        """Returns the order that is due now that the shards stand at ``step``; call it until it
-        returns None, or once per decision."""
+        """Returns the order that is due at the global ``step``. Call it until it returns None, or
+        once per decision."""
         busy = self._snapshots.writing
         final_due = trained and self.final.due
         if final_due and step == self._written_step and self._written not in self._done:
@@ -231,7 +231,7 @@ class Saving:
             self._written_step = None
 
     def _keeps(self, epoch: int, written: bool) -> bool:
-        """Whether the shards have room to keep an epoch's state; warns of what is lost."""
+        """Whether the shards have room to keep an epoch's state; warns if they do not."""
         # One place is left free for the final state.
         if self._snapshots.room <= 1:
             unkept = ", so it cannot be kept as the best one" if self._writes_epochs else ""

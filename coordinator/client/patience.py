@@ -24,7 +24,7 @@ FIRST_RETRY_S = 0.05
 """First pause between two tries."""
 
 ANNOUNCE_S = 3.0
-"""Pause between two announcements of what the client waits for."""
+"""Pause between two announcements that the client waits."""
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,7 @@ class Patience:
         """
         Args:
             connect_timeout_s: how long to try while the coordinator is silent.
-            announce: gets a line now and then that says what the client waits for.
+            announce: gets a line now and then, with the reason for the wait.
             stopped: set from elsewhere to give up at once.
         """
         self._client = client

@@ -1,5 +1,4 @@
-"""Figures that workers report about themselves, and the rule by which a worker counts as stuck.
-Pure."""
+"""Figures that workers report about themselves, and the rule that finds stuck workers. Pure."""
 
 from __future__ import annotations
 

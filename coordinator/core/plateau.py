@@ -12,7 +12,8 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """An early stop after ``epoch``, which counts from 1 as ``best`` does (0 for none), and why."""
+    """An early stop after ``epoch``, and the reason. ``best`` is the best epoch, 0 if there is
+    none; both count from 1."""
 
     epoch: int
     best: int

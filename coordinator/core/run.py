@@ -42,7 +42,7 @@ class Followed:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Followed:
-        """Reads what :meth:`to_json` returned."""
+        """Reads the document that :meth:`to_json` returned."""
         settings = Policy.from_json(document["settings"])
         rate = document.get("rate", 1.0)
         return Followed(document["number"], settings, document["step"], document["batches"], rate)

@@ -16,8 +16,9 @@ from psrpc.core.commands import Attempt, Decision, Ended, WorkerClock
 class Report:
     """The outcome of one batch, reported by a worker. ``loss`` is the mean over the batch and may
     be NaN; ``staleness`` is the greatest over the shards. A ``too_stale`` batch must be computed
-    again, since some shard refused its gradient. ``receipts`` come from the shards. ``not_finite``
-    says what in the data of a ``skipped`` batch is not finite, where known."""
+    again, since some shard refused its gradient. ``receipts`` are the shards' proofs that they have
+    the batch. ``not_finite`` names the non-finite part of the data of a ``skipped`` batch, if
+    known."""
 
     batch: BatchId
     attempt: int

@@ -38,7 +38,7 @@ their making, and people read logs of several machines side by side."""
 
 
 def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator[Step]:
-    """Yields the steps of the path to the coordinator at ``address`` and of what a process needs
+    """Yields the steps of the path to the coordinator at ``address``, and of the checks of the job
     there, up to the first failure. Changes nothing.
 
     Args:

@@ -214,8 +214,8 @@ class Engine:
         return self.course.assignments.find(caller.name, received, caller.ahead, caller.clocks)
 
     def _admit(self, caller: Caller) -> bool:
-        """Returns whether the job goes on. Raises StaleGeneration if the session is unknown or the
-        caller works on a past generation or policy."""
+        """Returns whether the job still runs. Raises StaleGeneration if the session is unknown or
+        the caller works on a past generation or policy."""
         self._members.worker(caller.name)
         if self.course.phase in ENDED:
             return False

@@ -170,13 +170,13 @@ class JobRun(JobState):
             raise StaleGeneration(f"generation {generation} is over; the job waits for {awaited}")
 
     def waiting_for(self) -> str:
-        """Says what the job waits for; empty while it goes on."""
+        """Names the events that the job waits for; empty while it waits for none."""
         return waiting_for(
             self, self.stopping, self.changes, self.holding, self.stuck, self.departures
         )
 
     def held_up(self) -> str:
-        """Says what holds the job up; empty while workers finish batches."""
+        """Names the events that hold the job up; empty while workers finish batches."""
         return held_up(self, self.waiting_for())
 
     def record(self, name: str, reports: Sequence[Report]) -> None:

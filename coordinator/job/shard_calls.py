@@ -81,7 +81,8 @@ class ShardCalls:
         return False, beat.leaving and self._course.departures.shard_may_go(index, incarnation)
 
     def forming_waits_for(self) -> str:
-        """Says what keeps shards from beginning a generation; empty once all have begun."""
+        """Names the events that shards wait for before they begin a generation; empty once all have
+        begun."""
         return self._course.waiting_for() if self._course.phase in FORMING else ""
 
     def watch_now(self, index: int, holding: HeldState) -> Stream:

@@ -75,7 +75,7 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
 
 @contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """Sends what this process prints to the file ``path``."""
+    """Sends the output of this process to the file ``path``."""
     streams = (sys.stdout, sys.stderr)
     before = [os.dup(stream.fileno()) for stream in streams]
     with Path(path).open("ab") as file:

@@ -1,8 +1,8 @@
 """Revokes departed workers, so that no shard accepts their gradients once others repeat the work.
 
 A silent worker may only have been suspended, and come back. Before its work goes to another, every
-shard must confirm that it refuses the worker's name and has dropped what the worker staged and did
-not commit.
+shard must confirm that it refuses the worker's name and has dropped the attempts that the worker
+staged and did not commit.
 
 Pure: the engine's loop is the only caller.
 """

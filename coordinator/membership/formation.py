@@ -1,4 +1,4 @@
-"""Forms a generation: which shards watch, what each was ordered, which have yet to begin.
+"""Forms a generation: which shards watch, the order of each, and which have yet to begin.
 
 Pure: the engine's loop is the only caller.
 """
@@ -66,7 +66,7 @@ class Formation:
         )
 
     def stands(self, shard: int, holding: HeldState) -> None:
-        """Notes that a shard has opened its command stream, and what it holds."""
+        """Notes that a shard has opened its command stream, and the state that it holds."""
         self._holdings[shard] = holding
         self._watching.add(shard)
         told = self._told[shard]
@@ -103,7 +103,7 @@ class Formation:
         return None if shard in self._ready else told[1]
 
     def begun(self, shard: int, holding: HeldState) -> None:
-        """Notes that a shard has carried out its order, and what it holds now."""
+        """Notes that a shard has carried out its order, and the state that it holds now."""
         assert holding.generation == self.generation
         self._holdings[shard] = holding
         self._ready.add(shard)

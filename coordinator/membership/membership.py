@@ -49,8 +49,8 @@ class Membership:
         names: Mapping[int, str] | None = None,
         barred: Mapping[str, str] | None = None,
     ) -> None:
-        """``names`` and ``barred`` are what an earlier coordinator of the run stored: names of
-        workers by incarnation, the newest last, and barred processes."""
+        """``names`` of workers by incarnation, the newest last, and ``barred`` processes are as an
+        earlier coordinator of the run stored them."""
         self.places = places
         self.workers: dict[str, Worker] = {}
         self.active_workers = 0

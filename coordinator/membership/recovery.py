@@ -104,7 +104,7 @@ def restore_all(restore: Begin, shards: int, reason: str) -> Origin:
 
 
 def order_in_words(begin: Begin) -> str:
-    """Says what a shard is ordered to begin with."""
+    """Describes the state with which ``begin`` orders a shard to begin."""
     if begin.restore:
         return f"restore {begin.restore}"
     return "keep what it holds" if begin.keep else "begin with nothing"
@@ -139,7 +139,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
 def go_over(
     holdings: Sequence[HeldState], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:
-    """Returns the orders for a policy change in which no shard was lost: all hold the same batches,
-    each keeps what it holds, and its version becomes the global ``step``."""
+    """Returns the orders for a policy change in which no shard was lost. All shards hold the same
+    batches; each keeps its state, and its version becomes the global ``step``."""
     keep = Begin(generation, policy, keep=True, settings=settings, version=step)
     return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

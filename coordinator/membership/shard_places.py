@@ -29,7 +29,7 @@ class ShardPlaces:
         former: Mapping[int, Iterable[int]] | None = None,
         last: Mapping[int, int] | None = None,
     ) -> None:
-        """The mappings are what an earlier coordinator of the run stored, by index: replaced
+        """The mappings, by index, are as an earlier coordinator of the run stored them: replaced
         (``former``) incarnations, and the ``last`` one, which may still run."""
         self.shards = [Shard(index) for index in range(shards)]
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]

@@ -74,7 +74,7 @@ def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """A child that has ended, and what it printed."""
+    """A child that has ended, and its output."""
 
     status: int
     out: bytes
@@ -84,7 +84,7 @@ class _Ended:
 async def describe_job(
     command: Sequence[str], environment: Mapping[str, str], server: ForkClient | None = None
 ) -> JobDescription:
-    """Runs the child and reads what it prints. Cancelling ends the child.
+    """Runs the child and reads its output. Cancelling ends the child.
 
     Args:
         server: forks the child, if it can.
@@ -245,7 +245,7 @@ async def describe_patiently(options: ServeOptions) -> JobDescription:
 
 
 def wait_announcer() -> Announcer:
-    """Returns an announcer that logs what the coordinator waits for."""
+    """Returns an announcer that logs the reason for which the coordinator waits."""
     return Announcer(
         lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
     )

@@ -55,7 +55,7 @@ FREE_TO_CHANGE = (
     "stop_early",
     "unsummed_metrics",
 )
-"""Settings of a job that may change when a run that has not ended goes on without --resume. Any
+"""Settings of a job that may change when a run that has not ended continues without --resume. Any
 other setting belongs to the job's identity; a change of it requires --resume."""
 
 

@@ -148,7 +148,7 @@ class Curves:
             self._write_epochs()
 
     def close(self) -> None:
-        """Writes the rest; may be called twice."""
+        """Writes the points collected so far and closes the file; may be called twice."""
         if self._epochs:
             self._write_epochs()
         if self._steps:

@@ -57,7 +57,7 @@ _ROTTEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
 class DamagedLedger(sqlite3.DatabaseError):
-    """The file is not one that a coordinator wrote; the message names it and says what is wrong."""
+    """The file is not one that a coordinator wrote; the message names the file and the fault."""
 
 
 def damaged_ledger(error: DamagedLedger) -> CheckpointError:

@@ -73,7 +73,7 @@ class Notes:
         return self._scores
 
     def retry(self) -> None:
-        """Retries what the disk refused. Call it periodically."""
+        """Stores the records that the disk refused. Call it periodically."""
         for what, store in list(self._unstored.items()):
             self.store_soon(what, store)
 

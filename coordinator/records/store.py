@@ -40,7 +40,7 @@ class Store:
     when it returns (0.2 ms). For one thread; call ``open`` and ``close``, or use ``with``.
 
     Every method raises ``sqlite3.Error`` when the disk refuses, and its subclass DamagedLedger when
-    the file does not hold what was written.
+    the file's content is not as it was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,8 @@ class Store:
         return None if row is None else self._read(row[0], check, key)
 
     def check(self) -> None:
-        """Reads all that a coordinator needs, so that damage shows before anything relies on it."""
+        """Reads all values that a coordinator needs, so that damage shows before anything relies on
+        them."""
         for key in VALUES:
             self.get(key)
         self.last_decision(0)

@@ -30,7 +30,8 @@ from psrpc.core.policy import Policy
 
 LEAST_ROUNDS = 2
 """Rounds that must fit into :data:`coordinator.schedule.pace.TASK_S` to be decided ahead. Longer
-rounds are divided as workers ask: one that is done takes what others have not begun."""
+rounds are divided as workers ask: one that is done takes micro-batches that others have not
+begun."""
 
 LONG_ROUND_S = 2.0
 """Longest round, in seconds, that is decided ahead where no worker has two of its micro-batches."""

@@ -190,7 +190,7 @@ class Evaluations:
         return opened
 
     def waiting_for(self) -> str:
-        """Says what the oldest evaluation waits for; empty when there is none."""
+        """Names the event that the oldest evaluation waits for; empty when there is none."""
         if not self._queue:
             return ""
         current = self._queue[0]

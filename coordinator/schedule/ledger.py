@@ -242,7 +242,7 @@ class Ledger(BatchSchedule):
         return epochs
 
     def waiting_for(self) -> str:
-        """Says what the next step waits for; empty when there are open batches."""
+        """Names the event that the next step waits for; empty when there are open batches."""
         if self.finished or self._has_open():
             return ""
         if not self._leased:

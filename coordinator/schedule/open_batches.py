@@ -138,7 +138,8 @@ class OpenBatches:
         return batch
 
     def take_partial(self) -> BatchId | None:
-        """Takes the next batch that only some shards have, in the same order."""
+        """Takes the next batch that only some shards have, in the order of :meth:`take`; None if
+        none is left."""
         if not self._seek_partial():
             return None
         epoch, start, stop = self._partial[0]

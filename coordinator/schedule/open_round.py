@@ -39,7 +39,8 @@ class OpenRound:
         """Its committed micro-batches, in the order of their commits."""
         self._cut: tuple[BatchId, ...] = ()
         self._uncut = Uncut((), batch_size)
-        """With ``balance``, the batches of the round, and what is left to be cut."""
+        """With ``balance``, the batches of the round, and the records of them that are not cut
+        yet."""
         self._draining = False
 
     def __bool__(self) -> bool:
@@ -186,7 +187,7 @@ class OpenRound:
 
     def fill(self, todo: OpenBatches) -> None:
         """Opens a new round: up to K micro-batches of one epoch. At the limit of ``todo`` it has
-        only what is left of earlier rounds, or nothing."""
+        only micro-batches left over from earlier rounds, if any."""
         self._cut = ()
         if self._draining:
             self.micros = [micro for micro in self.micros if micro.under_way]
@@ -207,7 +208,7 @@ class OpenRound:
             self.micros += [MicroBatch(batch) for batch in batches]
 
     def adopt(self, micros: Sequence[MicroBatch]) -> None:
-        """Opens a round that was decided ahead, some of which may be committed."""
+        """Opens a round that was decided ahead; some of its ``micros`` may be committed already."""
         self._cut = ()
         self.micros = list(micros)
         self._commits = [micro for micro in micros if micro.committed is not None]

@@ -162,8 +162,8 @@ class Rounds(BatchSchedule):
             self._slow.deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
-        """Says which workers are late with the open round, and with what; empty before its
-        deadline."""
+        """Names the workers that are late with the open round, and their micro-batches; empty
+        before its deadline."""
         return [] if self.complete else self._slow.deadline.stragglers(self._open.micros, now)
 
     def look_ahead(

@@ -78,7 +78,8 @@ class Deadline:
             self._tally.overdue += 1
 
     def stragglers(self, micros: Sequence[MicroBatch], now: float) -> list[str]:
-        """Says which workers hold what of a late round, and for how long."""
+        """Names the workers that hold micro-batches of a late round, the micro-batches, and for how
+        long."""
         if not self._late(now):
             return []
         return [

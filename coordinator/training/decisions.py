@@ -90,7 +90,7 @@ class Decisions:
         return [RoundsAhead(sent)] if sent and not self.held else []
 
     def retry(self, rounds: Rounds, orders: Orders, now: float) -> None:
-        """Stores again what the disk refused."""
+        """Tries again to store the decision that the disk refused."""
         if isinstance(self._undecided, RoundsAhead):
             self._store_ahead()
         elif self._undecided is not None:

@@ -1,4 +1,4 @@
-"""The epochs of a run: their totals, ends and evaluations, and what follows from the results.
+"""The epochs of a run: totals, ends, evaluations, and the decisions that depend on the results.
 
 Deterministic; the only side effects are on the store, the curves and the schedule.
 """

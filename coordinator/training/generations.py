@@ -1,4 +1,4 @@
-"""The generations of a run: when one is formed, from what, and whether all shards have begun it.
+"""The generations of a run: when to form one, from which state, and whether all shards began it.
 
 Deterministic: orders go out through ``send_to``. The only other side effects are on the store and
 the disk. A new generation is stored before it is announced.
@@ -139,7 +139,7 @@ class Generations:
             self.formation.absent(shard)
 
     def cannot(self, what: str, error: Exception) -> None:
-        """Notes that the disk refuses ``what``, which is retried."""
+        """Notes that the disk refuses the step ``what``, which is retried."""
         self.refused_by_disk = f"{what}: {error}"
         self.warnings.append(f"{self.refused_by_disk}; tried again")
 
@@ -233,7 +233,7 @@ class Generations:
         self._ordered = None
 
     def waiting_for(self) -> str:
-        """Says what the forming of a generation waits for, besides absent shards."""
+        """Names the event that the forming of a generation waits for, besides absent shards."""
         if self.refused_by_disk:
             return self.refused_by_disk
         if self._choosing:

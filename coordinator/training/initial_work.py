@@ -37,8 +37,8 @@ class InitialWork:
     def schedule(
         self, run: Run, version: int, tally: Tally, limit: int | None = None
     ) -> Ledger | Rounds:
-        """Returns the schedule of what is left to do in the generation of ``run``, whose shards
-        stand at ``version``, in rounds; ``limit`` is that of an attended job, in batches."""
+        """Returns the schedule of the batches left to do in the generation of ``run``, whose shards
+        have this ``version``, in rounds; ``limit`` is that of an attended job, in batches."""
         description = run.description
         # If an epoch depends on the previous one's results, it is opened later.
         until = 0 if description.paced else run.rule.epoch if run.rule else None

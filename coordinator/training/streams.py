@@ -42,7 +42,8 @@ class Stream:
         self._bell.ring()
 
     def end(self) -> None:
-        """Ends the stream, which a newer one or another process replaces; drops the rest."""
+        """Ends the stream, since a newer stream or another process replaces it; drops its unread
+        commands."""
         self._replaced = True
         self._bell.ring()
 

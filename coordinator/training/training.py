@@ -146,7 +146,7 @@ class Training:
             self.schedule.drain()
 
     def halt(self) -> None:
-        """Ends the generation: decides no more rounds and gives up what was ordered."""
+        """Ends the generation: decides no more rounds and gives up ordered snapshots."""
         self.decisions.halt()
         self.orders.give_up()
 
@@ -173,7 +173,8 @@ class Training:
         ahead: bool = False,
         clocks: bool = False,
     ) -> TrainingWork:
-        """Leases work, or says what it waits for; see :class:`coordinator.job.engine.Caller`."""
+        """Leases work, or returns the reason to wait; see
+        :class:`coordinator.job.engine.Caller`."""
         assert self.schedule is not None
         if self.rounds is not None:
             self.rounds.ahead.crew.asks(worker, ahead)
@@ -199,9 +200,9 @@ class Training:
         self._awaited.look(self.ledger)
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
-        """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
-        :meth:`release`. Its batches count as failed if it is ``lost``, not if it returned them.
-        Its evaluations change nothing on a shard, so other workers may take them at once."""
+        """Returns the uncommitted attempts of a departed ``worker``; others get the batches only
+        after :meth:`release`. The batches count as failed if it is ``lost``, not if it returned
+        them. Its evaluations change nothing on a shard, so other workers may take them at once."""
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
         self.progress.left(worker)
@@ -291,7 +292,7 @@ class Training:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self.cadence)
 
     def waiting_for(self) -> str:
-        """Says what the next step waits for; empty when there is work."""
+        """Names the event that the next step waits for; empty when there is work."""
         return self.epochs.waiting_for() or (self.schedule.waiting_for() if self.schedule else "")
 
     def _batch_done(self, worker: str, report: Report, now: float) -> None:

@@ -1,5 +1,5 @@
 """Holds of an attended job: all batches below a limit are done and saved, and the attendant says
-how training goes on. See docs/design/0028-fit-on-a-cluster.md.
+how training continues. See docs/design/0028-fit-on-a-cluster.md.
 
 Deterministic: it asks the disk, which calls back.
 """
@@ -186,7 +186,8 @@ class Holding:
             self._go_on(self._accepted)
 
     def waiting_for(self) -> str:
-        """Says what a hold, or its end, waits for; empty while the job is not at its limit."""
+        """Names the event that a hold, or its end, waits for; empty while the job is not at its
+        limit."""
         training = self._job.training
         orders = training.orders
         if self.hold is None:

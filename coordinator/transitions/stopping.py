@@ -21,7 +21,7 @@ class Stopping:
 
     def __init__(self, now: float, drains: bool = False) -> None:
         self.drains = drains
-        """Whether only the coordinator leaves, and another one goes on with the run."""
+        """Whether only the coordinator leaves, and another one continues the run."""
         self._finish_by = now + FINISH_S
         self._begin_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
@@ -77,7 +77,7 @@ class Stopping:
         return True
 
     def waiting_for(self, training: Training) -> str:
-        """Says what the stop waits for."""
+        """Names the event that the stop waits for."""
         if self._save is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"

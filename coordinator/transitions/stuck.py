@@ -113,8 +113,8 @@ class Stuck:
             job.bell.ring()
 
     def why_no_lease(self, worker: str) -> str:
-        """Says what ``worker`` must do before it gets work, continuing "waiting for"; empty if it
-        may have some."""
+        """Names the event before which ``worker`` gets no work, continuing "waiting for"; empty if
+        it may have some."""
         known = self._job.members.workers.get(worker)
         if known is None or not known.unreachable:
             return ""

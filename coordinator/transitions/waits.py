@@ -1,4 +1,4 @@
-"""Finds work for a worker, and says what a job waits for, less and less often."""
+"""Finds work for a worker, and logs the reason for which a job waits, less and less often."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def waiting_for(
     stuck: Stuck,
     departures: Departures,
 ) -> str:
-    """Says what the job waits for; empty while it goes on."""
+    """Names the events that the job waits for; empty while it waits for none."""
     if job.phase in ENDED:
         return ""
     training = job.training
@@ -111,7 +111,7 @@ def held_up(job: JobState, awaited: str) -> str:
 
 
 class JobWaits:
-    """Logs what the job waits for, less and less often. Not thread-safe."""
+    """Logs the reason for which the job waits, less and less often. Not thread-safe."""
 
     def __init__(self) -> None:
         self._announcer = Announcer(
@@ -121,7 +121,7 @@ class JobWaits:
         )
 
     def look(self, reason: str, now: float) -> None:
-        """Updates what the job waits for, if anything. Call it periodically."""
+        """Takes the present ``reason`` to wait, empty for none. Call it periodically."""
         if reason:
             self._announcer.waiting(reason, now)
         else:
