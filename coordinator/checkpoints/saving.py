@@ -126,7 +126,7 @@ class Saving:
         have."""
         if epoch not in self._epochs:
             self._epochs.append(epoch)
-            # A failed one is ordered under another name.
+            # Counted, so that a repeated evaluation gets another name.
             self._asked[epoch] = self._asked.get(epoch, 0) + 1
 
     def look(self, step: int) -> None:

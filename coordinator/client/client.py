@@ -48,7 +48,7 @@ Response = TypeVar("Response", bound=Message)
 class CoordinatorClient:
     """One process's connection to the coordinator. Thread-safe.
 
-    Every call has a deadline and raises the class that the coordinator raised, besides
+    Every call has a deadline. A failed call raises the class that the coordinator raised, or
 
     * :class:`CoordinatorUnreachable` if nothing answers at the address or the connection broke,
     * :class:`DeadlinePassed` if the coordinator took too long.

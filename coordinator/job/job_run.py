@@ -99,7 +99,7 @@ class JobRun(JobState):
 
     def stop(self) -> None:
         """Stops the job for a user, once the work under way is finished and saved; a second call
-        stops at once. A draining coordinator then ends the run when it leaves."""
+        stops at once. If the coordinator is draining, it ends the run when it leaves."""
         if self.drained:
             return
         if self.stopping is not None and self.stopping.drains:

@@ -219,8 +219,8 @@ class Membership:
     def tick(self, now: float) -> list[Effect]:
         """Returns the members that have fallen silent since the last tick.
 
-        A tick that is more than half a lease late means that this process stood still, and all
-        incoming heartbeats with it: then it renews every lease before judging any.
+        A tick that is more than half a lease late means that this process was suspended and
+        received no heartbeats: such a tick renews every lease, and judges no member.
         """
         late = self._ticked is not None and now - self._ticked > self.lease_s / 2
         self._ticked = now

@@ -18,7 +18,7 @@ from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
 
 if TYPE_CHECKING:
-    # `coordinator up` writes summaries too, and says mistakes before it imports what runs a job.
+    # `coordinator up` writes summaries too, but reports mistakes before it imports a job's modules.
     from coordinator.job.job_run import JobRun
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -272,7 +272,7 @@ class Crossing(CoordinatorServicer):
 
     def _remember(self, key: tuple[Any, ...], answer: Any) -> None:
         self._last.pop(key, None)
-        # A member that the job does not know must hear so from the job.
+        # A member that the job does not know must learn this from the job itself.
         if not answer.unknown:
             self._last[key] = answer
         if len(self._last) > REMEMBERED:

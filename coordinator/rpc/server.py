@@ -42,10 +42,12 @@ class Server:
     def __init__(
         self, address: str, security: Security = PLAINTEXT, reflection: bool = False
     ) -> None:
-        """Args:
-        address: HOST:PORT; port 0 lets the system choose.
-        security: the credentials of this process.
-        reflection: describe the services to callers on any address, not only on loopback.
+        """
+        Args:
+            address: HOST:PORT; port 0 lets the system choose.
+            security: the credentials of this process.
+            reflection: whether to describe the services to callers on any address, not only on
+                loopback.
         """
         self._address = address
         self._security = security

@@ -9,8 +9,8 @@ from psrpc.core.commands import AwaitedWorkers, WorkerClock
 
 @dataclass(slots=True)
 class _Clock:
-    """The clock of a worker. ``holds`` means that others wait for it, and have since it
-    ``entered``; ``counted``, that the shards count its steps themselves."""
+    """The clock of a worker. ``holds`` means that others have waited for it since it ``entered``;
+    ``counted`` means that the shards count its steps themselves."""
 
     steps: int
     entered: WorkerClock

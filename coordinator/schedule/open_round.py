@@ -193,7 +193,7 @@ class OpenRound:
             self.micros = [micro for micro in self.micros if micro.under_way]
             return
         batches: list[BatchId] = []
-        # With backup workers, those of rounds below the limit may still be open.
+        # With backup workers, micro-batches of rounds below the limit may still be open.
         most = len(self.micros) if todo.limited else self._policy.open
         epoch = self.epoch if self.micros else todo.next_epoch
         while len(self.micros) + len(batches) < most and (
@@ -222,9 +222,8 @@ class OpenRound:
         return next((m for m in self.micros if m.may_be_doubled and m.held_by(stuck)), None)
 
     def twice_left_by(self, stuck: Set[str]) -> list[str]:
-        """Returns the ``stuck`` workers, sorted, that must make room: of each micro-batch whose
-        attempts are all held by stuck workers and leave no room for another, the worker of the
-        newest one."""
+        """Returns the ``stuck`` workers that must make room, sorted: where stuck workers hold as
+        many attempts of a micro-batch as shards have room for, the worker of the newest attempt."""
         full = [m for m in self.micros if len(m.attempts) >= LIVE_ATTEMPTS and m.held_by(stuck)]
         return sorted({m.attempts[max(m.attempts)].worker for m in full})
 

@@ -60,7 +60,7 @@ class RoundCommits:
             self._open.begin_again(worker, now)
         if micro.committed is not None:
             if micro.committed.attempt != report.attempt:
-                # Its worker is done with it.
+                # The attempt came second, and its worker is done with it.
                 del micro.attempts[report.attempt]
                 micro.superseded.add(report.attempt)
             return None

@@ -12,8 +12,8 @@ from psrpc.core.commands import Attempt
 from psrpc.core.policy import Policy
 
 NOT_SLOW = 0.8
-"""Least speed, relative to the mean of all workers, at which a worker gets a next micro-batch in
-advance: one that a slow worker holds keeps the others waiting."""
+"""Least speed, relative to the mean of all workers, at which a worker gets its next micro-batch in
+advance: a slow worker would keep the others waiting for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class RoundLeases:
         if self._policy.backups:
             return RoundLease(attempt)
         ahead = self._ahead(attempt, worker, now, number, workers)
-        # The other workers without a micro-batch take what is open.
+        # The other workers without a micro-batch take the open ones.
         last = ahead is None and self._open.left <= workers - len(self._open.holders)
         return RoundLease(attempt, ahead, last)
 

@@ -25,8 +25,8 @@ class Speculation:
     def second(
         self, micros: Iterable[MicroBatch], worker: str, now: float
     ) -> tuple[MicroBatch, float] | None:
-        """Returns the micro-batch that the idle ``worker`` should attempt too, and the time from
-        which on it should. None if there is none, or nothing was measured yet."""
+        """Returns the micro-batch that the idle ``worker`` should attempt as well, and the earliest
+        time to do so. None if there is none, or nothing was measured yet."""
         candidates = []
         for micro in micros:
             times = self._times(micro, worker, now) if micro.may_be_doubled else None

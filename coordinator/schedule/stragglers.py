@@ -48,7 +48,7 @@ class ComputePace:
             self._looked = (compute_s, examples, now)
             self._first = (batches, now)
         elif examples > before:
-            # Else it is inside a batch, whose time counts when it is finished.
+            # Otherwise the worker is inside a batch; its time counts once the batch is finished.
             fade = 0.5 ** ((now - then) / HALF_LIFE_S)
             self._seconds = self._seconds * fade + compute_s - before_s
             self._examples = self._examples * fade + examples - before

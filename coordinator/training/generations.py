@@ -226,7 +226,7 @@ class Generations:
 
     def note_restored(self) -> None:
         """Records the checkpoint that this generation began with, now that no shard has refused it:
-        its coordinator may have died before it could do so. Raises sqlite3.Error."""
+        the coordinator that committed it may have died before that. Raises sqlite3.Error."""
         if self._restored is not None:
             name, step = self._restored.restored.name, self._restored.restored.global_step
             self._store.put_checkpoint(name, self._restored.generation, step)
@@ -250,7 +250,7 @@ class Generations:
             self.formation.dissolve()
         elif len(versions) > 1:
             what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
-            # An order to keep that again would repeat this for ever.
+            # All states count as lost: orders to keep them would repeat this for ever.
             for shard in range(self.run.plan.shards):
                 self.formation.failed(shard)
         else:
@@ -268,7 +268,7 @@ class Generations:
         )
         try:
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
-            # Even if the job does not keep evicted rows: after a restart it may.
+            # Stored even if the job does not keep evicted rows: after a restart it may.
             if chosen is not None and run.plan.tables and not origin.kept:
                 kept = [shard for shard, begin in enumerate(origin.begins) if not begin.restore]
                 age = [run.generation, chosen.generation, chosen.restored.global_step, kept]

@@ -91,7 +91,7 @@ class Stuck:
         job = self._job
         members = job.members
         if not job.complete or job.phase in FORMING or members.places.away:
-            # That may be what delays workers now.
+            # The forming of a generation, or an absent shard, may delay workers now.
             self._routes, reasons = _NONE, {}
             for worker in members.workers.values():
                 worker.stood(now)
@@ -149,7 +149,7 @@ class Stuck:
             if worker.state != "active":
                 continue
             if worker.unreachable:
-                # It waits for a route, and reports that itself.
+                # The worker waits for a route, and reports this itself.
                 worker.stood(now)
                 cut = self._routes.broken.get(worker.name)
                 if cut:
