@@ -75,8 +75,8 @@ class Paces:
 
 
 class AuditLog:
-    """Takes lines from any thread and writes them on its own, from ``start`` to ``stop``; as a
-    context manager it starts and stops. Thread-safe, and no caller ever waits."""
+    """Takes lines from any thread and writes them on a thread of its own, from ``start`` to
+    ``stop``; as a context manager it starts and stops. Thread-safe, and no caller ever waits."""
 
     def __init__(self, path: Path, now: Callable[[], datetime]) -> None:
         """``now`` returns the time in UTC."""
@@ -108,7 +108,8 @@ class AuditLog:
     def note(
         self, what: str, peer: Peer = NO_CERTIFICATE, address: str = "", **details: object
     ) -> None:
-        """Queues a line: ``peer`` did ``what`` from ``address``, written as gRPC writes it."""
+        """Queues a line: ``peer`` did ``what``. ``address`` is that of the caller, in gRPC's
+        form."""
         now = self._now()
         host = address.rpartition(":")[0]
         with self._lock:

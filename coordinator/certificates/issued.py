@@ -1,5 +1,6 @@
 """The register of certificates that an authority has issued: ``issued.jsonl`` beside its key, one
-line each. It makes all certificates of a name revocable, renewed ones too."""
+line each. With it, all certificates of a name can be revoked, also those that newer ones have
+replaced."""
 
 from __future__ import annotations
 

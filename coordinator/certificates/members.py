@@ -1,5 +1,5 @@
-"""Certificates of single machines, beside those that all processes of a role share: makes, renews,
-revokes and lists them. docs/design/0019-leaving-the-circle.md."""
+"""Makes, renews, revokes and lists certificates of single machines, beside those that all processes
+of a role share. See docs/design/0019-leaving-the-circle.md."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def add_member(
 def member_of_run(directory: Path, role: Role, name: str, now: datetime, within: timedelta) -> Path:
     """Returns a directory with the certificate of one process of a run, see :func:`add_member`.
     Keeps the existing certificate if it was not revoked, renewing it if it expires ``within`` that
-    time. The directory holds no key but its own. Raises InvalidArgument."""
+    time. The directory holds no key of another process. Raises InvalidArgument."""
     path = directory / f"{role}-{name}"
     certificate = path / certificate_name(role)
     if certificate.exists():

@@ -1,4 +1,4 @@
-"""Decides when the next checkpoint is due: by steps, by time, and by what checkpoints cost.
+"""Decides when the next checkpoint is due: by steps, by time, and by the cost of checkpoints.
 
 Pure: the clock is an argument.
 
@@ -40,16 +40,16 @@ from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.ops.clock import Clock
 
 COST_FACTOR = 20.0
-"""Load-bearing: ``docs/guarantees.md`` states what a loss may cost by it."""
+"""The factor k. Load-bearing: ``docs/guarantees.md`` says by it how much work a loss may cost."""
 
 PAY_IN = 10.0
-"""The part of the debt that is paid before the next checkpoint is its inverse; likewise."""
+"""The divisor N: an N-th of the debt is paid before the next checkpoint. Load-bearing likewise."""
 
 PAUSE_S = 3.0
 """Least duration of a failed checkpoint, for the pause after it."""
 
 RECENT = 3
-"""Checkpoints whose median duration is the cost of one; likewise."""
+"""Number of checkpoints whose median duration is the cost of one. Load-bearing likewise."""
 
 
 REPEAT_S = 1.0
@@ -59,7 +59,8 @@ LONGEST_REPEAT_S = 60.0
 
 
 def checkpoint_pause_s(failures: int) -> float:
-    """Returns the pause before a state that failed to be saved so often is ordered again."""
+    """Returns the seconds before a state that failed to be saved ``failures`` times is ordered
+    again."""
     return min(REPEAT_S * 2.0 ** min(failures - 1, 9), LONGEST_REPEAT_S)
 
 
@@ -108,7 +109,7 @@ class Cadence:
         """Longest duration of any."""
         self._owed_s = 0.0
         self._owed_at = 0.0
-        """The debt, and the time that it is of; it is paid since then."""
+        """The debt, and the time at which it had this value; since then it is being paid."""
         self._next_at = 0.0
         """Earliest time of the next order, by cost."""
         self._gap_s = 0.0
@@ -116,7 +117,7 @@ class Cadence:
         self._since: float | None = None
         """Time of the last order, or of the start of training."""
         self._before: float | None = None
-        """The same without checkpoints in progress."""
+        """The same, but without orders of checkpoints in progress."""
         self._under_way: dict[str, float] = {}
         """Order times of checkpoints in progress."""
         self._failures = 0
@@ -131,8 +132,8 @@ class Cadence:
         return median_low(self._recent) if self._recent else 0.0
 
     def interval_s(self, steps_per_s: float) -> float | None:
-        """Returns the longest time from one periodic order to the next while all goes well; None
-        for an interval in steps of which none are done."""
+        """Returns the longest time from one periodic order to the next while nothing fails; None
+        for an interval in steps while no steps are done."""
         if self.every.seconds is not None:
             return max(self.every.seconds, self._gap_s)
         assert self.every.steps is not None
@@ -236,7 +237,7 @@ class FinalState:
         self.saved = False
         """True once it is on disk (and kept, if it is evaluated)."""
         self.name: str | None = None
-        """Of its snapshot, once ordered; None again if that fails."""
+        """Name of its snapshot, once that is ordered; None again if it fails."""
         self._refused = ""
         """Why it could not be saved, until it is ordered again."""
         self._tries = 0
@@ -255,7 +256,7 @@ class FinalState:
         return self.name
 
     def taken(self, name: str) -> None:
-        """Notes that every shard has the snapshot ``name``, which may be another one."""
+        """Notes that every shard has the snapshot ``name``, perhaps one of another state."""
         self.saved = self.saved or name == self.name
 
     def withdrawn(self, name: str) -> None:

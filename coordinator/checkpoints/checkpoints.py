@@ -121,8 +121,8 @@ class Checkpoints:
         )
         commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
         self.lasting.add(order.name)
-        # Tables may have many files of rows, of which the next checkpoint reuses all but one; or it
-        # writes one anew, as large as the largest.
+        # Tables may have many files of rows. The next checkpoint reuses most of them and writes
+        # one, which is not much larger than the largest of them.
         self._nbytes = sum(
             file.nbytes + max((part.nbytes for part in file.rows), default=0)
             for file in taken.files
@@ -152,8 +152,8 @@ class Checkpoints:
 
 
 def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
-    """Removes what a killed coordinator had begun to write or remove, and restores the names that
-    it had taken."""
+    """Removes checkpoints that a killed coordinator had begun to write or remove, and gives their
+    names back to those that it had renamed."""
     with suppress(OSError):
         give_names_back(run_dir / CHECKPOINTS, storage)
     for name in storage.directories(run_dir / CHECKPOINTS):

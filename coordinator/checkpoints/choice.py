@@ -33,8 +33,8 @@ from psrpc.files.storage import DISK, Storage
 @dataclass(frozen=True)
 class Chosen:
     """The checkpoint to go on from, its run, remarks on skipped ones, and the number of batches
-    that all of its shards have. ``apart`` counts batches that count twice on parts of the
-    parameters, since only some shards had them and the plan has changed."""
+    that all of its shards have. ``apart`` is the number of batches that only some shards had; since
+    the plan has changed, they count twice on parts of the parameters."""
 
     restored: RestoredCheckpoint
     run_id: str
@@ -44,8 +44,8 @@ class Chosen:
     apart: int = 0
 
     def version(self, policy: int) -> int | None:
-        """Returns the version of shards that restore it under the policy of that number, or None
-        for its own: under another policy it may have counted something other than global steps."""
+        """Returns the version that shards take on when they restore it under the policy of that
+        number; None for its own, which under another policy may not have counted global steps."""
         return None if self.restored.policy == policy else self.restored.global_step
 
 
@@ -59,7 +59,7 @@ def choose_checkpoint(
     lasting: MutableSet[str] | None = None,
 ) -> Chosen:
     """Returns the newest good checkpoint of a run, which must fit the job, and makes its name
-    durable: later training is lost with it.
+    durable, since later training depends on it.
 
     Args:
         run_id: the run that it must belong to; None accepts any.
@@ -69,7 +69,8 @@ def choose_checkpoint(
 
     Raises:
         CheckpointError: there is none.
-        InvalidJob: it belongs to a job that differs in what training depends on; names both values.
+        InvalidJob: it belongs to a job that differs in something that training depends on; the
+            message names both values.
         OSError: the operating system refused; a retry may help.
     """
     give_names_back(run_dir / CHECKPOINTS, storage)
@@ -117,7 +118,7 @@ def check_changed_copy(
         lasting: as in :func:`choose_checkpoint`.
 
     Raises:
-        CheckpointError: it is not; names what differs.
+        CheckpointError: it is not; the message names the difference.
         OSError: the operating system refused; a retry may help.
     """
     checkpoints = run.run_dir / CHECKPOINTS
@@ -225,7 +226,8 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
 def _check_slots(
     directory: Path, manifest: Manifest, description: JobDescription, storage: Storage
 ) -> None:
-    """Refuses another optimizer's slots, which shards would refuse checkpoint by checkpoint."""
+    """Raises InvalidJob if the checkpoint has another optimizer's slots: shards would refuse this
+    run's checkpoints one after another."""
     if description.slots is None:
         return
     try:

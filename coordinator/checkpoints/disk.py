@@ -36,7 +36,7 @@ Warnings = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class WrittenManifest:
     """The result of a commit: ``error`` says why there is no checkpoint. ``damaged`` means that
-    reading it back gave something other than what was written."""
+    reading it back gave other bytes than were written."""
 
     taken: Taken
     generation: int
@@ -64,7 +64,7 @@ class DiskWork:
         self._run = run
         self._storage = storage
         self._checkpoints = Checkpoints(run, storage)
-        # The first piece is being worked on.
+        # The first item is in progress.
         self._turns: deque[tuple[str, Callable[[], None]]] = deque()
 
     def start(self, what: str, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
@@ -100,7 +100,7 @@ class DiskWork:
         self._checkpoints.prepare(order)
 
     def discard(self, order: SnapshotOrder) -> None:
-        """Removes what shards wrote of a checkpoint that failed."""
+        """Removes the files that shards wrote of a failed checkpoint."""
         self._checkpoints.discard(order)
 
     def commit(
@@ -142,8 +142,8 @@ class DiskWork:
         )
 
     def check_copy(self, name: str, of: str, done: Callable[[Chosen | str], None]) -> None:
-        """Checks that ``name`` may be restored in place of checkpoint ``of``, of which it is a
-        changed copy; passes ``done`` why it may not."""
+        """Checks that ``name``, a changed copy of checkpoint ``of``, may be restored in its place;
+        passes ``done`` the result, or why it may not."""
         self.start(
             f"the check of checkpoint {name}",
             lambda: check_copy(self._run, name, of, self._storage, self._checkpoints.lasting),
@@ -156,8 +156,8 @@ class ThreadedDisk(DiskWork):
     no more than :data:`CLOSE_S`."""
 
     def __init__(self, run: Run, failed: Callable[[str], object]) -> None:
-        """``failed`` is called on the loop with the reason when a piece of work will never be
-        answered, for which the job would wait for ever."""
+        """``failed`` is called on the loop, with the reason, if work fails unexpectedly: the job
+        would wait for its result for ever."""
         super().__init__(run)
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,8 +196,8 @@ class ThreadedDisk(DiskWork):
 
 
 def _on_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Runs ``work`` on a daemon thread: the process waits for asyncio's own threads when it
-    ends."""
+    """Runs ``work`` on a daemon thread, since a process that ends waits for asyncio's own
+    threads."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
     context = copy_context()

@@ -65,8 +65,9 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
 
 
 def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list[str]]:
-    """Returns where the evicted rows of a checkpoint and its whole history are, oldest first, and
-    remarks on skipped ones. Excludes rows that a shard lost by a restore, and other runs.
+    """Returns the sources of the evicted rows of a checkpoint and its whole history, oldest first,
+    and remarks on skipped checkpoints. Excludes rows that a shard lost by a restore, and other
+    runs.
 
     Raises:
         CheckpointError: the run's directory cannot be read.
@@ -92,7 +93,7 @@ def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list
 def is_behind(
     one: tuple[int, int], other: tuple[int, int], shard: int, restored: Iterable[RestoredGeneration]
 ) -> bool:
-    """Whether checkpoint ``one`` is ``other`` or belongs to the history of its ``shard``. Both are
+    """Whether checkpoint ``one`` is ``other``, or precedes it in the history of ``shard``. Both are
     a generation and a global step."""
     if one > other:
         return False

@@ -22,8 +22,8 @@ log = get_logger()
 
 
 class Orders:
-    """The snapshots and evaluations of a generation. ``failure`` says why the job must stop,
-    ``warnings`` what users should know. Not thread-safe."""
+    """The snapshots and evaluations of a generation. ``failure`` says why the job must stop;
+    ``warnings`` are for users. Not thread-safe."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class Orders:
         description = run.description
         saved_step = run.restored.global_step if run.restored else None
         if run.restored is None and newest is not None and newest[1] >= run.since:
-            # Shards do not hold a checkpoint of another history, whatever its step.
+            # A checkpoint of another history is not the shards' state, even if its step is the
+            # same.
             saved_step = newest[2]
         self.failure: str | None = None
         self.warnings: list[str] = []
@@ -69,7 +70,7 @@ class Orders:
         self._written = 0
         """Number of checkpoints ordered."""
         self._unfinished: dict[str, int] = {}
-        """Those neither committed nor given up: name to number."""
+        """Checkpoints neither committed nor given up: name to number."""
         self._saved = 0
         """Greatest number of a committed one; 0 is the generation's initial checkpoint."""
         self._refused = ""
@@ -82,13 +83,13 @@ class Orders:
             self._order(order)
 
     def order_due(self, step: int, trained: bool) -> None:
-        """Orders by command what is due now that the shards stand at ``step``."""
+        """Sends the orders that are due now that the global step is ``step``."""
         while (order := self.saving.next_order(step, trained)) is not None:
             self._order(order)
         self._take_warnings()
 
     def with_decision(self, step: int, trained: bool) -> tuple[SnapshotOrder, ...]:
-        """Returns the orders of the decision that takes the shards to ``step``."""
+        """Returns the orders that the decision of the round ending at ``step`` carries."""
         order = self.saving.next_order(step, trained, by_decision=True)
         self._take_warnings()
         return (order,) if order is not None and self._make_directory(order) else ()
@@ -128,9 +129,9 @@ class Orders:
         self.evaluations.snapshot_taken(order.name)
 
     def failed(self, failed: Failed, damaged: bool = False) -> None:
-        """Handles a snapshot that a shard could not take or that cannot be committed. After one
-        that is ``damaged``, read back after its commit, nothing is continued, as the next would
-        contain its parts."""
+        """Handles a snapshot that a shard could not take or that cannot be committed. One that is
+        ``damaged`` was found so when it was read back after its commit; the next checkpoint does
+        not continue it, or it would contain the damaged parts."""
         if damaged:
             self.saving.base = ""
         self._finished(failed.order)
@@ -168,12 +169,13 @@ class Orders:
 
     @property
     def releases(self) -> list[Command]:
-        """The last releases; a shard that missed one has less room than it should."""
+        """The last releases: a shard that missed one has less room for snapshots than it should."""
         return [Release(name) for name in self.snapshots.released]
 
     def missed(self, shard: int) -> list[Command]:
-        """Returns the commands that a shard may have missed without a command stream."""
-        # The releases again: the shard may only now take a snapshot that is no longer needed.
+        """Returns the commands that a shard may have missed while it had no command stream."""
+        # The releases make room first. They are repeated because the shard may take a snapshot only
+        # now that is no longer needed.
         return [*self.releases, *self.snapshots.lacking(shard), *self.releases]
 
     def _order(self, order: SnapshotOrder) -> None:

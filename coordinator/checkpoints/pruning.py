@@ -53,8 +53,8 @@ class Pruner:
     def find(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> Removable:
-        """Finds what :meth:`prune` would remove. Reads each checkpoint back
-        once, while it is the newest."""
+        """Finds the checkpoints that :meth:`prune` would remove. Reads each checkpoint back once,
+        while it is the newest."""
         try:
             found = find_checkpoints(self._checkpoints, self._storage)
         except CheckpointError as error:
@@ -93,8 +93,8 @@ class Pruner:
         return (*removable.warnings, *self.remove(removable))
 
     def remove(self, removable: Removable) -> list[str]:
-        """Removes what :meth:`find` returned, once the name of the newest good checkpoint is
-        durable; returns warnings. Keeps their evicted rows."""
+        """Removes the checkpoints that :meth:`find` returned, once the name of the newest good
+        checkpoint is durable; returns warnings. Keeps their evicted rows."""
         if removable.names and removable.good not in self.lasting:
             good = self._checkpoints / removable.good
             try:
@@ -112,7 +112,8 @@ class Pruner:
         return warnings
 
     def _verify_newest(self, found: FoundCheckpoints) -> list[str]:
-        """Verifies from the newest back to a good one; returns what is wrong with those before."""
+        """Verifies checkpoints from the newest back to a good one; returns a warning on each bad
+        one."""
         warnings = []
         for directory, manifest in found.manifests:
             if manifest.name in self._verified:
@@ -171,7 +172,8 @@ def described_job(run_dir: Path) -> JobDescription:
 
 
 def objective_of(run_dir: Path) -> Objective | None:
-    """Returns how the run's best checkpoint is chosen, or None if it is not, or unknown."""
+    """Returns the objective by which the run keeps its best checkpoint; None if it keeps none, or
+    if that is unknown."""
     try:
         return described_job(run_dir).keep_best
     except InvalidJob:

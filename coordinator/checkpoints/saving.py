@@ -29,10 +29,10 @@ MAX_WRITTEN = 2
 
 
 class Saving:
-    """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
-    except that a round's decision never waits: the final checkpoint of a sync job, and that of an
-    epoch to be evaluated, may be written beside it. If two are being written, the final one waits,
-    since its state does not change. ``final`` is that state."""
+    """Orders the snapshots of one generation, one at a time. At most one checkpoint is being
+    written, with one exception: a round's decision cannot wait, so the final checkpoint of a sync
+    job, and that of an epoch to be evaluated, may be written beside another. If two are being
+    written, the final one waits, since its state does not change. ``final`` is that state."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Saving:
         writes_epochs: bool = False,
         full_every: int = FULL_EVERY,
     ) -> None:
-        """``cadence`` says when a checkpoint is due. ``saved_step`` is the step of a checkpoint
-        of the shards' present state, if any; ``first_saved`` whether there ever was a checkpoint.
-        ``writes_epochs`` makes evaluated states checkpoints. One in ``full_every`` contains all
-        rows of tables itself."""
+        """``cadence`` says when a checkpoint is due. ``saved_step`` is the step of a checkpoint of
+        the shards' present state, if any; ``first_saved`` whether there ever was a checkpoint.
+        ``writes_epochs`` makes evaluated states checkpoints. One checkpoint in ``full_every``
+        contains all table rows itself, without files of earlier ones."""
         self._snapshots = snapshots
         self._evaluations = evaluations
         self._cadence = cadence
@@ -104,8 +104,8 @@ class Saving:
         return self.final.name is not None and self._evaluations.idle
 
     def order_first(self, step: int) -> SnapshotOrder | None:
-        """Orders the checkpoint that training begins with, once. It is of step 0, or of a later
-        ``step`` that the shards kept while the store could not note that they were ever saved."""
+        """Orders the checkpoint that training begins with, once. Its ``step`` is 0, or later if the
+        shards kept their state although the store has no record of a checkpoint."""
         if self._first is not None:
             return None
         self._first = self._written = self._name(step)
@@ -126,7 +126,7 @@ class Saving:
         have."""
         if epoch not in self._epochs:
             self._epochs.append(epoch)
-            # A failed one is ordered under another name.
+            # Counted, so that a repeated evaluation gets another name.
             self._asked[epoch] = self._asked.get(epoch, 0) + 1
 
     def look(self, step: int) -> None:
@@ -154,8 +154,8 @@ class Saving:
     def next_order(
         self, step: int, trained: bool, by_decision: bool = False
     ) -> SnapshotOrder | None:
-        """Returns the order that is due now that the shards stand at ``step``; call it until it
-        returns None, or once per decision."""
+        """Returns the order that is due at the global ``step``. Call it until it returns None, or
+        once per decision."""
         busy = self._snapshots.writing
         final_due = trained and self.final.due
         if final_due and step == self._written_step and self._written not in self._done:
@@ -196,7 +196,8 @@ class Saving:
 
     def failed(self, failed: Failed) -> str | None:
         """Handles a failed snapshot; returns why the job must stop, or None if a warning will do.
-        Without the first checkpoint nothing is trained; the final one has all that was trained."""
+        The job stops without its first checkpoint, since training needs that; the final one is
+        tried again."""
         order = failed.order
         self._cadence.failed(order.name)
         dropped = self._evaluations.drop(order.name)
@@ -222,7 +223,7 @@ class Saving:
         return None
 
     def withdrawn(self, order: SnapshotOrder) -> None:
-        """Undoes an order that did not go out, with all that would wait for it."""
+        """Undoes an order that was not sent, and drops whatever would wait for it."""
         self._cadence.withdrawn(order.name)
         self._evaluations.drop(order.name)
         self.final.withdrawn(order.name)
@@ -230,7 +231,7 @@ class Saving:
             self._written_step = None
 
     def _keeps(self, epoch: int, written: bool) -> bool:
-        """Whether the shards have room to keep an epoch's state; warns of what is lost."""
+        """Whether the shards have room to keep an epoch's state; warns if they do not."""
         # One place is left free for the final state.
         if self._snapshots.room <= 1:
             unkept = ", so it cannot be kept as the best one" if self._writes_epochs else ""

@@ -30,7 +30,8 @@ def is_checkpoint(snapshot: str) -> bool:
 
 
 def suffix(generation: int) -> str:
-    """Returns what keeps the names of a later generation's snapshots apart."""
+    """Returns the suffix that makes the snapshot names of a later generation unique; empty for the
+    first."""
     return f".g{generation}" if generation > 1 else ""
 
 

@@ -25,10 +25,10 @@ EVERY_S = 1.0
 """Interval between two requests."""
 
 AWAY_S = 120.0
-"""Default for how long a coordinator may be away: as long as its members wait."""
+"""Default of the seconds for which a coordinator may be away: as long as its members wait."""
 
 LAST_LOOK_S = 4.0
-"""How long the page stays for browsers to see the end of the job."""
+"""Most seconds that the page stays for browsers to see the end of the job."""
 
 INTERRUPTED = 130
 

@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> int:
     except CoordinatorUnreachable as error:
         return healthcheck.said(error.coded)
     peer = Role.COORDINATOR
-    # All roles may call it: in a container the server itself does.
+    # Any role may ask: in a container, the coordinator itself does.
     security = whereabouts.find_security(args, who_asks(args, (peer, *Role)))
     return healthcheck.check_health(args, address, security, peer, "psrpc.v1.Coordinator")

@@ -21,7 +21,7 @@ POLL_S = 0.2
 """Poll interval of ``--follow``."""
 
 QUIET = 10
-"""Number of empty polls after the coordinator's end that end ``--follow``."""
+"""After the coordinator's end, ``--follow`` ends with this many empty polls in a row."""
 
 LONGEST = 64 << 10
 """Maximum of bytes shown of a line."""

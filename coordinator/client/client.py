@@ -1,4 +1,4 @@
-"""The client that shards and workers call the coordinator with."""
+"""The client with which shards and workers call the coordinator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Response = TypeVar("Response", bound=Message)
 class CoordinatorClient:
     """One process's connection to the coordinator. Thread-safe.
 
-    Every call has a deadline and raises the class that the coordinator raised, besides
+    Every call has a deadline. A failed call raises the class that the coordinator raised, or
 
     * :class:`CoordinatorUnreachable` if nothing answers at the address or the connection broke,
     * :class:`DeadlinePassed` if the coordinator took too long.
@@ -126,13 +126,13 @@ class CoordinatorClient:
     def get_cluster(
         self, request: pb.GetClusterRequest, deadline_s: float = POLL_S
     ) -> pb.GetClusterResponse:
-        """Raises NotReady (names the missing shards), for a worker after a few seconds: call
-        again."""
+        """Raises NotReady, which names the missing shards; a worker gets it after a few seconds,
+        and calls again."""
         return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, deadline_s)
 
     def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
-        """Requests work. With ``request.received`` a worker may request its next task while it runs
-        the present one, and gets a lost answer again.
+        """Requests work. ``request.received`` lets a worker request its next task while it runs the
+        present one, and get a lost answer again.
 
         Raises:
             StaleGeneration: get the cluster again, pull, and request again.

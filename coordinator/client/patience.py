@@ -1,4 +1,4 @@
-"""How long a caller waits for a silent coordinator, and what it says meanwhile."""
+"""Limits how long a caller waits for a silent coordinator, and announces the wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_RETRY_S = 0.05
 """First pause between two tries."""
 
 ANNOUNCE_S = 3.0
-"""Pause between two announcements of what the client waits for."""
+"""Pause between two announcements that the client waits."""
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,7 @@ class Patience:
         """
         Args:
             connect_timeout_s: how long to try while the coordinator is silent.
-            announce: gets a line now and then that says what the client waits for.
+            announce: gets a line now and then, with the reason for the wait.
             stopped: set from elsewhere to give up at once.
         """
         self._client = client
@@ -85,7 +85,8 @@ class Patience:
         self._reading.over()
         if not self._client.reached:
             self._cause = self._client.raise_if_hopeless()
-            # A call to a host that does not answer at all takes its whole deadline.
+            # Announced first: a call to a host that does not answer at all takes its whole
+            # deadline.
             if self._cause is not None and not isinstance(self._cause, NotConnected):
                 self._say("", 0.0)
         threads = self._client.threads

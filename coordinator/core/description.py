@@ -36,14 +36,25 @@ class PolicyChange:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """A job as processes other than workers need it. ``policy`` is the initial one, ``then`` the
-    rule to switch it; ``local_steps`` (H) are the batches of one batch id, ``local_learning_rate``
-    is then that of the workers' SGD, None under a schedule; ``tables`` are the embedding tables,
-    ``first_rows`` the checkpoint of their initial rows (empty: none), and ``rows_nbytes`` roughly
-    the bytes of rows that a batch needs; ``warmup_epochs`` is for ``scale_lr``;
-    ``intra_op_threads`` is 0 where TensorFlow chooses; ``optimizer`` is the serialized Keras
-    optimizer and ``slots`` the names of its state in checkpoints, None if unknown; ``document`` is
-    the JSON."""
+    """A job as processes other than workers need it.
+
+    Attributes:
+        policy: the initial policy.
+        optimizer: the serialized Keras optimizer.
+        needs_single_shard: why the job's update needs all variables on one shard; None if it does
+            not.
+        intra_op_threads: threads of an operation; 0 where TensorFlow chooses.
+        document: the JSON that this description was read from.
+        then: the rule to switch the policy.
+        local_steps: H, the number of batches in one batch id.
+        local_learning_rate: the learning rate of the workers' SGD in local steps; None under a
+            schedule.
+        warmup_epochs: length of the warmup of ``scale_lr``.
+        tables: the embedding tables.
+        rows_nbytes: bytes of the rows that a batch needs, roughly.
+        first_rows: the checkpoint with the initial rows of the tables; empty for none.
+        slots: the names of the optimizer's state in checkpoints; None if unknown.
+    """
 
     name: str
     job_sha256: str

@@ -44,7 +44,7 @@ def parse_description(said: str) -> JobDescription:
     """Parses and checks the JSON.
 
     Raises:
-        InvalidJob: it is no such description; names the field.
+        InvalidJob: the text is no such description; the message names the field.
     """
     try:
         document = parse_json(said.encode())

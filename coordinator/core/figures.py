@@ -1,4 +1,4 @@
-"""Figures that workers report about themselves, and when one counts as stuck by them. Pure."""
+"""Figures that workers report about themselves, and the rule that finds stuck workers. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerTimes:
         return {cause: getattr(self, cause) for cause in CAUSES}
 
     def since(self, earlier: WorkerTimes) -> WorkerTimes:
-        """Returns the time after ``earlier``; all of it, if the process was replaced."""
+        """Returns the time since ``earlier``; all of it if the process was replaced."""
         mine, others = self.by_cause(), earlier.by_cause()
         if self.total < earlier.total:
             return self
@@ -53,8 +53,8 @@ class WorkerTimes:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """A heartbeat of a worker; ``unreachable`` are the shards that do not answer it, each with its
-    duration in seconds."""
+    """A heartbeat of a worker; ``unreachable`` are the shards that do not answer it, each with the
+    seconds for which it has not."""
 
     generation: int
     reports: Sequence[Report] = ()
@@ -67,8 +67,9 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """A worker's request to register. ``secret`` proves that it comes from this process,
-    ``certificate`` is the name in the caller's certificate, ``address`` where it calls from."""
+    """A worker's request to register. ``secret``, known to its process alone, shows that a repeated
+    request comes from the same process, ``certificate`` is the name in the caller's certificate,
+    ``address`` where it calls from."""
 
     incarnation: int
     host: str
@@ -104,10 +105,10 @@ JUDGED: tuple[Phase, ...] = ("computing", "exchanging")
 in the other phases the worker delays no other process."""
 
 LEAST_S = 60.0
-"""A worker that has not moved for a shorter time never counts as stuck."""
+"""Seconds without progress before which a worker never counts as stuck."""
 
 MEDIANS = 10.0
-"""Nor does one that has not moved for fewer than this many of its own median steps."""
+"""Multiple of a worker's own median step before which it does not count as stuck either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,9 @@ class Position:
     Attributes:
         phase: its activity.
         count: rises with every change of phase.
-        median_step_s: of its last steps, without waiting for others; 0 before the first.
-        since: when it was first seen in this place.
+        median_step_s: median duration of its last steps, without waits for others; 0 before the
+            first.
+        since: when this phase and count were first reported.
     """
 
     phase: Phase = ""

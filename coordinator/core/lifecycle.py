@@ -15,7 +15,7 @@ FORMING: tuple[Phase, ...] = ("waiting", "recovering")
 """Phases in which a generation is being formed: no worker trains."""
 
 STOPPED = "stopped by a signal"
-"""The reason of a job that a user has stopped, which no process failure caused."""
+"""The reason of a job that a user has stopped. It is not a failure of any process."""
 
 
 @dataclass(frozen=True, slots=True)

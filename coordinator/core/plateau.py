@@ -12,7 +12,8 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """An early stop after ``epoch``, which counts from 1 as ``best`` does (0 for none), and why."""
+    """An early stop after ``epoch``, and the reason. ``best`` is the best epoch, 0 if there is
+    none; both count from 1."""
 
     epoch: int
     best: int
@@ -21,8 +22,9 @@ class EarlyStop:
 
 @dataclass(frozen=True, slots=True)
 class StopEarly:
-    """Stops a run once ``patience`` epochs are not better than the best one before by more than
-    ``min_delta``. With ``restore_best`` the run ends with the best epoch's checkpoint."""
+    """Stops a run after ``patience`` epochs in a row that were not better than the best one before
+    them by more than ``min_delta``. With ``restore_best`` the run ends with the best epoch's
+    checkpoint."""
 
     objective: Objective
     patience: int = 0
@@ -30,7 +32,8 @@ class StopEarly:
     restore_best: bool = False
 
     def judge(self, results: Sequence[float | None]) -> EarlyStop | None:
-        """Decides whether to stop after ``results``, by epoch; None where not evaluated."""
+        """Decides whether to stop after ``results``, one per epoch; None for an epoch that was not
+        evaluated."""
         best, at, waited, over = math.nan, 0, 0, False
         for epoch, value in enumerate(results, 1):
             if value is None:
@@ -51,8 +54,9 @@ class StopEarly:
 
 @dataclass(frozen=True, slots=True)
 class ReduceLr:
-    """Multiplies the learning rate by ``factor`` once ``patience`` epochs are not better than the
-    best one before by more than ``min_delta``. The ``cooldown`` epochs after that do not count."""
+    """Multiplies the learning rate by ``factor`` after ``patience`` epochs in a row that were not
+    better than the best one before them by more than ``min_delta``. The ``cooldown`` epochs after
+    that do not count."""
 
     objective: Objective
     factor: float = 0.1
@@ -86,7 +90,7 @@ class Review:
     Attributes:
         until: epochs before this one may begin.
         awaited: the epoch, from 0, whose results must come first.
-        stopped: set when nothing more begins.
+        stopped: the early stop, or None while training goes on.
         rate: the factor of the next epoch's learning rate.
     """
 
@@ -109,7 +113,7 @@ def review(
 
     Args:
         at_end: no batch of the next epoch is done, so that the last one can still be evaluated.
-        epochs: of the job.
+        epochs: number of epochs of the job.
         first_rate: the job's initial learning rate.
     """
     done = len(evaluations)

@@ -16,7 +16,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
 
 MOST_POLICIES = 100
-"""Policies of a run that are kept, where a callback changes the learning rate again and again."""
+"""Most policies that a run keeps: a callback may change the learning rate again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Followed:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Followed:
-        """Reads what :meth:`to_json` returned."""
+        """Reads the document that :meth:`to_json` returned."""
         settings = Policy.from_json(document["settings"])
         rate = document.get("rate", 1.0)
         return Followed(document["number"], settings, document["step"], document["batches"], rate)
@@ -72,7 +72,8 @@ def updates(settings: Policy, first: int, last: int, per_epoch: int) -> int:
 def global_step(followed: Sequence[Followed], batches: int, per_epoch: int) -> int:
     """Returns the global step after so many batches: a round, or a batch without rounds.
 
-    In a history that fell back behind a policy change, the policy in force then counts.
+    If the run has fallen back to fewer batches than at a policy change, the policy in force at that
+    number counts.
 
     Args:
         followed: oldest first, beginning with the policy in force at no batches.
@@ -86,7 +87,8 @@ def global_step(followed: Sequence[Followed], batches: int, per_epoch: int) -> i
 
 @dataclass(frozen=True)
 class RestoredCheckpoint:
-    """The checkpoint that a run goes on from; ``policy`` is the number of the one in force then."""
+    """The checkpoint that a run goes on from; ``policy`` is the number of the policy in force
+    then."""
 
     name: str
     global_step: int
@@ -100,14 +102,14 @@ class RestoredCheckpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a coordinator serves. All is fixed before any peer may join, except generation,
-    policies, since and restored, which each new generation replaces.
+    """The run that a coordinator serves. Every field is fixed before any peer may join, except
+    generation, policies, since and restored, which each new generation replaces.
 
     Attributes:
         run_id: names the run over all its generations.
         job_path: the job file as the user gave it.
         overrides: ``key=value``, in order.
-        token: proves that a process shares the run directory, where it must have read it.
+        token: proves that a process shares the run directory: it has read the token there.
         generation: the one formed last; 0 before the first of the run.
         policies: policies after the first, oldest first; the last one is in force.
         first: the initial policy, if the job names another one now.
@@ -140,8 +142,9 @@ class Run:
         return (Followed(1, self.first or self.description.policy), *self.policies)
 
     def policies_with(self, followed: Followed) -> tuple[Followed, ...]:
-        """Returns the policies after the first, with one more. Beyond ``MOST_POLICIES`` the oldest
-        that no count of steps needs is left out: one that has changed the learning rate alone."""
+        """Returns the policies after the first, with one more. Beyond ``MOST_POLICIES``, drops the
+        oldest one that changed nothing but the learning rate, since counts of steps do not need
+        it."""
         policies = (*self.policies, followed)
         if len(policies) <= MOST_POLICIES:
             return policies
@@ -171,7 +174,7 @@ class Run:
     @property
     def rate_scale(self) -> float:
         """The factor of the learning rate after warmup: k, the micro-batches of an update (Goyal et
-        al. 2017, section 2.1), times the reduction."""
+        al. 2017, section 2.1), times the factor of the policy in force."""
         return self.micro_batches * self.followed[-1].rate
 
     @property
@@ -190,8 +193,8 @@ class Run:
 
     @property
     def settings_sha256(self) -> str:
-        """Hex digest of what a worker loads besides the job file, which a resumed run may
-        change."""
+        """Hex digest of the settings that a worker loads besides the job file. A resumed run may
+        change them."""
         job = self.description
         settings = [self.overrides, job.mode, job.replicas, job.data_fingerprint]
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()

@@ -29,14 +29,15 @@ def figure(value: float) -> str:
 
 
 def metrics(results: Mapping[str, float]) -> str:
-    """Formats results: ``"loss 0.1234, accuracy 0.9700"``, the loss first, the others by name."""
+    """Formats results: ``"loss 0.1234, accuracy 0.9700"``, the loss first, the others sorted by
+    name."""
     names = sorted(results, key=lambda name: (name != "loss", name))
     return ", ".join(f"{name} {figure(results[name])}" for name in names)
 
 
 def not_evaluated(epochs: int, newest: int, why: str) -> str:
-    """Returns the warning that ``epochs`` epochs, up to ``newest`` (from 1), have no evaluation;
-    ``why`` ends it: a colon and the reason."""
+    """Returns the warning that ``epochs`` epochs, up to ``newest`` (from 1), have no evaluation.
+    ``why``, a colon and the reason, is appended."""
     which = f"epoch {newest} is" if epochs == 1 else f"{epochs} epochs (the newest is {newest}) are"
     return f"{which} not evaluated{why}"
 
@@ -45,7 +46,8 @@ _COUNT = re.compile(r"^(epoch \d+ is|\d+ epochs \(the newest is \d+\) are)(?= no
 
 
 def without_count(warning: str) -> str:
-    """Returns the part of a warning that stays the same while :func:`not_evaluated` counts on."""
+    """Returns the part of a warning that stays the same while the count in :func:`not_evaluated`
+    rises."""
     return _COUNT.sub("", warning)
 
 
@@ -62,7 +64,7 @@ def step_of(name: str) -> int | None:
 
 
 def whence(status: GetJobStatusResponse) -> str:
-    """Says what the job goes on from, until the step is known; empty from then on."""
+    """Says which checkpoint the job goes on from, until the step is known; empty from then on."""
     if status.phase != "recovering":
         return ""
     if status.restored:
@@ -79,7 +81,7 @@ def step(status: GetJobStatusResponse) -> str:
 
 
 def loss_known(status: GetJobStatusResponse) -> bool:
-    """Whether the loss comes from steps, even if NaN, rather than from none."""
+    """Whether there is a loss: steps were done, even if their loss is NaN, or it is a number."""
     return status.steps_done > 0 or not math.isnan(status.loss)
 
 

@@ -16,8 +16,9 @@ from psrpc.core.commands import Attempt, Decision, Ended, WorkerClock
 class Report:
     """The outcome of one batch, reported by a worker. ``loss`` is the mean over the batch and may
     be NaN; ``staleness`` is the greatest over the shards. A ``too_stale`` batch must be computed
-    again, since some shard refused its gradient. ``receipts`` come from the shards. ``not_finite``
-    says what in the data of a ``skipped`` batch is not finite, where known."""
+    again, since some shard refused its gradient. ``receipts`` are the shards' proofs that they have
+    the batch. ``not_finite`` names the non-finite part of the data of a ``skipped`` batch, if
+    known."""
 
     batch: BatchId
     attempt: int
@@ -36,8 +37,9 @@ class InitializationWork:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first.
-    ``clock``: pull and push with it, since the shards hold the clocks (ssp)."""
+    """Orders a worker to compute these batches in order and push each (async, ssp). ``fresh``: pull
+    before the first. ``clock``: send it with pulls and pushes, since the shards count steps
+    (ssp)."""
 
     batches: tuple[Attempt, ...]
     fresh: bool = False
@@ -46,10 +48,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
-    ``round``, or from the ``newest``. ``pull_next``: the worker probably gets no other micro-batch
-    of the round, so it may wait for the next round's parameters while it commits. ``ahead`` is a
-    second micro-batch of the round for this worker: it may compute it while it commits this one."""
+    """Orders a worker to compute one micro-batch of a round, stage it and commit it (sync). It is
+    computed from version ``round``, or from the ``newest``. ``pull_next``: the worker probably gets
+    no other micro-batch of the round, so it may wait for the next round's parameters while it
+    commits. ``ahead`` is a second micro-batch of the round for this worker: it may compute it while
+    it commits this one."""
 
     round: int
     attempt: Attempt
@@ -61,15 +64,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class RoundsLease:
-    """Compute these attempts in order, each from exactly its round, and stage them on all shards,
-    which know the decisions of these rounds: no commit."""
+    """Orders a worker to compute these attempts in order, each from exactly the version of its
+    round, and to stage them on all shards. It does not commit them, since the shards already know
+    the decisions of these rounds."""
 
     attempts: tuple[tuple[int, Attempt], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationWork:
-    """Evaluate records ``[start, stop)`` of the evaluation data on a kept snapshot."""
+    """Orders a worker to evaluate records ``[start, stop)`` of the evaluation data on a kept
+    snapshot."""
 
     evaluation: str
     task: int
@@ -80,7 +85,7 @@ class EvaluationWork:
 
 @dataclass(frozen=True, slots=True)
 class MetricVariable:
-    """One variable of a metric: additive over tasks. ``values`` are row-major."""
+    """One variable of a metric, which is summed over tasks. ``values`` are row-major."""
 
     shape: tuple[int, ...]
     values: tuple[float, ...]
@@ -88,8 +93,9 @@ class MetricVariable:
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """Turn the summed metric states of an evaluation into results; those of ``training`` data are
-    the mean loss's, and one flat variable of all others."""
+    """Orders a worker to turn the summed metric states of an evaluation into results. For
+    ``training`` data, the states are that of the mean loss and one flat variable of all other
+    metrics."""
 
     evaluation: str
     states: tuple[MetricVariable, ...]
@@ -98,7 +104,8 @@ class MergeWork:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No work now, and why. ``until`` is when asking again may help without an event, or None."""
+    """No work now, and why. ``until`` is the time from which on asking again may help although
+    nothing has changed, or None."""
 
     reason: str
     until: float | None = None

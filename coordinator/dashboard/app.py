@@ -1,4 +1,5 @@
-"""The dashboard's read-only pages, for any client that reaches its address but no other site."""
+"""The dashboard's read-only pages. Any client that reaches them may read them; other sites may
+not."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ PAGES = {
 """All served files by URL path."""
 
 HEADERS = {
-    # No foreign and no inline scripts: a name that slipped through as HTML could not run.
+    # No foreign and no inline scripts: a name that got into a page as HTML could not run scripts.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -55,10 +56,10 @@ class Shown(Protocol):
     reason while the data is not available."""
 
     def status(self) -> Any:
-        """Returns the content of ``/status.json``, see ``Board.status``."""
+        """Returns the content of ``/status.json``, see ``DashboardSnapshots.status``."""
 
     def history(self) -> Any:
-        """Returns the content of ``/history.json``, see ``Board.history``."""
+        """Returns the content of ``/history.json``, see ``DashboardSnapshots.history``."""
 
 
 def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:

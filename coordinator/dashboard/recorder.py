@@ -129,7 +129,7 @@ def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float)
 
 
 def _mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
-    """Returns the mean of the new pushes; None without any, or if a restarted shard counts anew."""
+    """Returns the mean of the new pushes; None without any, or if a shard was restarted."""
     new = [count - (before[s] if s < len(before) else 0) for s, count in enumerate(now)]
     if not any(new) or min(new) < 0:
         return None

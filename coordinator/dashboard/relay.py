@@ -14,7 +14,7 @@ from psrpc.v1.coordinator_pb2 import GetDashboardResponse
 
 
 class Relay:
-    """Mirrors the coordinator's own board. Thread-safe: one lock guards everything."""
+    """Mirrors the coordinator's ``DashboardSnapshots``. Thread-safe: one lock guards everything."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock`` returns monotonic seconds."""
@@ -26,7 +26,7 @@ class Relay:
         self.audience = Subscribers(clock)
 
     def took(self, told: GetDashboardResponse) -> None:
-        """Stores an answer of the coordinator, which must not change any more."""
+        """Stores an answer of the coordinator, which the caller must not change any more."""
         with self._lock:
             self._told, self._when, self._away = told, self._clock(), None
         self.audience.changed()
@@ -43,8 +43,8 @@ class Relay:
             return self._told.status.phase in ENDED
 
     def status(self) -> dict[str, Any]:
-        """Returns :meth:`Board.status` by the coordinator's clock. Raises PsError with the reason
-        if the coordinator does not answer."""
+        """Returns the same as ``DashboardSnapshots.status``, by the coordinator's clock. Raises
+        PsError with the reason if the coordinator does not answer."""
         told, since_s = self._newest()
         self.audience.asked(PAGE)
         return {
@@ -56,7 +56,7 @@ class Relay:
         }
 
     def history(self) -> dict[str, Any]:
-        """Returns :meth:`Board.history`. Raises PsError as :meth:`status`."""
+        """Returns the same as ``DashboardSnapshots.history``. Raises PsError as :meth:`status`."""
         told, _ = self._newest()
         return {
             "run_id": told.status.run_id,

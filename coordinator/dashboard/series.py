@@ -18,9 +18,9 @@ WHOLE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some seconds of a job. ``at`` is their end (Unix time in seconds), ``step`` the global step
-    at that time; the other fields are means. None is an unknown value; a point of unknown values
-    is a gap."""
+    """A time span of a job. ``at`` is its end (Unix time in seconds), ``step`` the global step at
+    that time; the other fields are means. None is an unknown value; a point of unknown values is a
+    gap."""
 
     at: float
     step: int

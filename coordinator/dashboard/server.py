@@ -34,7 +34,7 @@ PATIENCE_S = 15.0
 the background asks every ten seconds."""
 
 GRACE_S = 1
-"""Time for answers in progress when the server stops."""
+"""Seconds for answers in progress when the server stops."""
 
 _BACKLOG = 64
 _OPTION = "--dashboard"
@@ -60,9 +60,9 @@ class DashboardServer:
     ) -> None:
         """
         Args:
-            address: HOST:PORT; port 0 lets the system choose.
-            shown: what the pages show.
-            insecure: other machines may view the pages.
+            address: HOST:PORT, where port 0 lets the system choose; None for no dashboard.
+            shown: the data of the pages.
+            insecure: whether other machines may view the pages.
             option: the name of the option that sets the address.
             instead: advice in the error for an address that other machines reach.
             patience_s: how long a connection may go without a completed answer, read each time.

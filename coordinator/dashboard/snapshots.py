@@ -32,7 +32,7 @@ LOOKED_SHARE = 0.02
 of milliseconds, in which no call is answered."""
 
 LAST_LOOK_S = 4.0
-"""How long the coordinator stays for viewers to see the end of the job."""
+"""Most seconds that the coordinator stays for viewers to see the end of the job."""
 
 SAVE_EVERY_S = 10.0
 """Seconds of history that a killed coordinator loses at most."""
@@ -79,7 +79,7 @@ class DashboardSnapshots:
         recorder.resume(_read(path), self._wall_clock())
         with self._lock:
             self._recorder, self._path = recorder, path
-        # Shows a successor that there was a coordinator before, however soon this one dies.
+        # Saved at once, so that a successor knows of this coordinator however soon it dies.
         self.save()
 
     def show(self, status: GetJobStatusResponse) -> None:
@@ -143,13 +143,13 @@ class DashboardSnapshots:
         return message
 
     def save(self) -> None:
-        """Writes the history to the run directory. A disk that refuses costs the history, with one
-        warning."""
+        """Writes the history to the run directory. If the disk refuses, the history is not kept,
+        with one warning."""
         with self._lock:
             if self._recorder is None or self._path is None:
                 return
             path, document = self._path, self._recorder.to_json()
-        # One save at a time, without making readers wait for the disk.
+        # A lock of its own: one save at a time, without making readers wait for the disk.
         with self._saving:
             try:
                 replace_text(path, json.dumps(document, separators=(",", ":")), private=True)
@@ -211,8 +211,8 @@ class Subscribers:
 
 
 class DashboardSampler:
-    """Updates a board from ``open`` to ``close``, and does nothing before. Used within one event
-    loop."""
+    """Updates ``DashboardSnapshots`` from ``open`` to ``close``, and does nothing before. Used
+    within one event loop."""
 
     def __init__(self, board: DashboardSnapshots) -> None:
         self._board = board

@@ -26,7 +26,8 @@ class Screen(Protocol):
         """Prints an event that stays readable."""
 
     def waiting(self, what: str, now: float) -> None:
-        """Shows what the caller itself waits for; empty once it no longer waits. Call it often.
+        """Shows that the caller itself waits for ``what``; empty once it no longer waits. Call it
+        often.
 
         Args:
             now: seconds on a clock that never goes back.

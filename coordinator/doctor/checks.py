@@ -33,12 +33,12 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 MOST_APART_S = 30.0
-"""Maximum difference of two clocks: certificates are valid from an hour before their making, and
-people read logs of several machines side by side."""
+"""Largest accepted difference of two clocks, in seconds: certificates are valid from an hour before
+their making, and people read logs of several machines side by side."""
 
 
 def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator[Step]:
-    """Yields the steps of the path to the coordinator at ``address`` and of what a process needs
+    """Yields the steps of the path to the coordinator at ``address``, and of the checks of the job
     there, up to the first failure. Changes nothing.
 
     Args:

@@ -3,7 +3,7 @@ checkpoint, or its evicted rows, as a file of ids and rows, and all other variab
 
 Files are safetensors. A table's has the tensors ``ids`` int64 ``[n]``, ascending, and ``rows``
 float32 ``[n, width]``; the other has a tensor for each variable, by its path and in its shape.
-Unlike .npz they can be mapped into memory, and a table is written without holding it.
+Unlike .npz, these files can be mapped into memory, and a table is written without holding it there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VARIABLES = "model.safetensors"
 """The file of the variables that are not tables. Load-bearing."""
 
 Fill = Callable[[str, Ids, TableValues], None]
-"""Writes the rows of a table, by name, into an array, in the order of ids."""
+"""Writes the rows of the table of that name into an array, in the order of the ids."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def table_file_name(table: str) -> str:
 
 def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[ExportedTable]:
     """Writes all tables of a checkpoint into the directory ``to``, replacing files of the same
-    names. Holds about 30 bytes for each row of a table, whatever its width.
+    names. Needs about 30 bytes of memory for each row of a table, whatever its width.
 
     Raises:
         CheckpointError: its files are damaged, or the operating system refused.
@@ -75,8 +75,8 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
 
 def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedVariables:
     """Writes the variables of a checkpoint that are not tables into the directory ``to``, replacing
-    a file of that name. Moving averages replace the parameters that have them. Holds all values at
-    once.
+    a file of that name. Moving averages replace the parameters that have them. Holds all values in
+    memory at once.
 
     Raises:
         CheckpointError: its files are damaged, or the operating system refused.

@@ -1,4 +1,4 @@
-"""Issues what shards accept from workers: sessions, grants and signed decisions."""
+"""Issues the proofs that shards accept from workers: sessions, grants and signed decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Authority:
     with its order to begin a generation, which precedes all training.
 
     Attributes:
-        keys: the keys that shards check workers by.
+        keys: the keys with which shards check the proofs of workers.
     """
 
     def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
@@ -66,8 +66,8 @@ class Authority:
         return replace(clock, proof=clock_proof(self.keys.grant, generation, clock))
 
     def vouched(self, worker: str, generation: int, report: Report, shards: int) -> Report:
-        """Returns ``report`` of ``worker`` as the receipts of all ``shards`` prove it: skipped if
-        one of them says so.
+        """Returns ``report`` of ``worker`` as the receipts of all ``shards`` prove it: skipped if a
+        receipt says so.
 
         Raises:
             AccessDenied: the receipt of a shard is missing or wrong.

@@ -1,8 +1,8 @@
 """Implements the RPCs on plain values: checks the caller, changes the job, returns the answer.
 
-Everything runs on one event loop and no method awaits between reading and changing state, so
-there is no lock. A method that must wait parks on the bell and tries again when it rings; each such
-method has a synchronous twin that does everything but wait.
+Everything runs on one event loop and no method awaits between reading and changing state, so there
+is no lock. A method that must wait parks on the bell and tries again when that rings; each such
+method has a synchronous twin that does everything except wait.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def pause_s(work: Wait, now: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The calling worker and its view of the cluster. ``name`` is empty for an unknown session;
-    ``policy`` is None where it does not matter. ``ahead``: it can compute rounds that are decided
-    ahead; ``clocks``: it pulls and pushes with its clock (ssp)."""
+    ``policy`` is None where it does not matter. ``ahead`` says that the worker can compute rounds
+    that are decided ahead; ``clocks``, that it sends its clock with pulls and pushes (ssp)."""
 
     name: str
     generation: int
@@ -98,8 +98,9 @@ class Engine:
         return not known, self.course.end() if self.course.phase in ENDED else None
 
     def cluster_now(self, name: str | None) -> Sequence[Shard]:
-        """Returns the shards, once all stand at one generation. Raises NotReady while a shard is
-        away, Forming while all are connected but not ready, StaleGeneration or JobFailed."""
+        """Returns the shards, once all have begun the present generation. Raises NotReady while a
+        shard is away, Forming while all are connected but not ready, StaleGeneration or
+        JobFailed."""
         if name is not None:
             self._members.worker(name)
         if self.course.complete:
@@ -112,7 +113,7 @@ class Engine:
 
     async def get_cluster(self, name: str | None) -> Sequence[Shard]:
         """Like :meth:`cluster_now`, but waits a while for a worker. ``name`` is None for a caller
-        that only reads shards, which does its own waiting."""
+        that only reads shards; such a caller waits by itself."""
         if name is None:
             return self.cluster_now(name)
         self._members.worker_seen(name, self.course.now())
@@ -192,8 +193,8 @@ class Engine:
                 raise NotReady(f"checkpoint {end.restore} is still being looked at")
 
     async def await_work(self, caller: Caller, received: int) -> Work:
-        """Waits a while for work for a caller that there was none for. Raises StaleGeneration."""
-        # Some may have come before this began to run.
+        """Waits a while for work for a caller that had to wait. Raises StaleGeneration."""
+        # Work may have come before this began to run.
         found = self._find(caller, received)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + POLL_S
@@ -205,15 +206,16 @@ class Engine:
         return found
 
     def _find(self, caller: Caller, received: int) -> Work:
-        """Finds work, if the caller may still have any: the job may have changed meanwhile."""
+        """Finds work, if the caller may still have any: the job may have changed while it
+        waited."""
         if not self._admit(caller):
             return self.course.end()
         self._members.workers[caller.name].asked = True
         return self.course.assignments.find(caller.name, received, caller.ahead, caller.clocks)
 
     def _admit(self, caller: Caller) -> bool:
-        """Returns whether the job goes on. Raises StaleGeneration if the session is unknown or the
-        caller works on a past generation or policy."""
+        """Returns whether the job still runs. Raises StaleGeneration if the session is unknown or
+        the caller works on a past generation or policy."""
         self._members.worker(caller.name)
         if self.course.phase in ENDED:
             return False

@@ -1,4 +1,4 @@
-"""The course of a job: its phase, the work of each worker, and what the job waits for.
+"""One run of a job: its phase, the work of each worker, and the reasons for which it waits.
 
 Nothing here blocks or awaits: callers pass in the time, and ``disk`` does slow work and calls back.
 Everything runs on one event loop, so there is no lock.
@@ -78,7 +78,7 @@ class JobRun(JobState):
         """Handles the passage of time: silent members, waits, and curves to write."""
         now = self.now()
         for effect in self.members.tick(now):
-            # Logged only: the status names silent members for as long as they are silent.
+            # Only logged, not a warning: the status names members while they are silent.
             log.warning("silent", why=effect.reason)
             if isinstance(effect, WorkerSilent):
                 self.departures.worker_silent(effect.worker)
@@ -99,7 +99,7 @@ class JobRun(JobState):
 
     def stop(self) -> None:
         """Stops the job for a user, once the work under way is finished and saved; a second call
-        stops at once. A draining coordinator then ends the run when it leaves."""
+        stops at once. If the coordinator is draining, it ends the run when it leaves."""
         if self.drained:
             return
         if self.stopping is not None and self.stopping.drains:
@@ -131,8 +131,8 @@ class JobRun(JobState):
         self.advance()
 
     def _leave(self) -> None:
-        """Stores nothing: the next coordinator, shards and workers see the same as if this one had
-        been killed just after a checkpoint."""
+        """Leaves without storing anything: to the next coordinator, shards and workers it looks as
+        if this one had been killed just after a checkpoint."""
         self.drained = True
         self.bell.ring()
 
@@ -143,7 +143,7 @@ class JobRun(JobState):
 
     @property
     def waited_s(self) -> float:
-        """How long the job has been held up, in seconds; 0 if it is not."""
+        """Seconds for which the job has been held up; 0 if it is not."""
         return self._waits.waited_s(self.now())
 
     @property
@@ -163,20 +163,20 @@ class JobRun(JobState):
     # Work.
 
     def check_standing(self, generation: int) -> None:
-        """Raises StaleGeneration unless all shards stand at this generation."""
+        """Raises StaleGeneration unless all shards have begun this generation and no later one."""
         self.check_generation(generation)
         if not self.complete:
             awaited = self.waiting_for() or "another"
             raise StaleGeneration(f"generation {generation} is over; the job waits for {awaited}")
 
     def waiting_for(self) -> str:
-        """Returns what the job waits for, in words; empty while it goes on."""
+        """Names the events that the job waits for; empty while it waits for none."""
         return waiting_for(
             self, self.stopping, self.changes, self.holding, self.stuck, self.departures
         )
 
     def held_up(self) -> str:
-        """Returns what holds the job up, in words; empty while workers finish batches."""
+        """Names the events that hold the job up; empty while workers finish batches."""
         return held_up(self, self.waiting_for())
 
     def record(self, name: str, reports: Sequence[Report]) -> None:
@@ -207,7 +207,7 @@ class JobRun(JobState):
     # Phases.
 
     def advance(self) -> None:
-        """Takes the job as far as the facts allow, and wakes parked calls."""
+        """Moves the job on as far as its state allows, and wakes parked calls."""
         ends = self.phase in ENDED or (self.phase == "stopping" and not self.generations.again)
         if not ends and self.generations.form_if_due():
             self.departures.begin()

@@ -1,4 +1,4 @@
-"""``key=value``: a consistency policy as a person asks for it while a job runs. Pure."""
+"""Reads the ``key=value`` settings with which a user changes the policy of a running job. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     """Returns the values by name. The last value of a key counts; None selects the default.
 
     Raises:
-        InvalidJob: no ``=``, or an unknown key (with the nearest known one).
+        InvalidJob: a setting has no ``=``, or an unknown key; the message names the nearest known
+            key.
     """
     values: dict[str, Any] = {}
     for setting in settings:
@@ -55,8 +56,8 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def changed_policy(stands: Policy, values: Mapping[str, Any], job: JobDescription) -> Policy:
-    """Returns the policy ``stands`` changed by ``values``; other settings stay if they fit the
-    mode.
+    """Returns the present policy ``stands`` with ``values`` changed; its other settings stay if
+    they fit the mode.
 
     Raises:
         InvalidJob: settings that do not fit the mode, each other or the job; gives the reason.

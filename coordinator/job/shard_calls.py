@@ -81,7 +81,8 @@ class ShardCalls:
         return False, beat.leaving and self._course.departures.shard_may_go(index, incarnation)
 
     def forming_waits_for(self) -> str:
-        """Returns what keeps shards from beginning, in words; empty once all have begun."""
+        """Names the events that shards wait for before they begin a generation; empty once all have
+        begun."""
         return self._course.waiting_for() if self._course.phase in FORMING else ""
 
     def watch_now(self, index: int, holding: HeldState) -> Stream:
@@ -130,6 +131,6 @@ class ShardCalls:
         self._course.check_standing(report.generation)
         outcome = self._course.training.orders.snapshots.report(report.name, file, report.error)
         if file.shard == 0:
-            # Before the snapshot counts, which may be the last one.
+            # First, since this snapshot may be the last one, with which the job ends.
             self._course.training.epochs.take_totals(report.epochs)
         self._course.checkpoints.reported(outcome)

@@ -57,8 +57,8 @@ class WorkerSessions:
         if worker.name not in known:
             self._members.opened(worker, self._authority.open_session(worker.name, certificate))
             if not worker.stored:
-                # A thousand workers come back to a restarted coordinator at once, and a transaction
-                # takes milliseconds.
+                # Stored names are not stored again: a thousand workers come back to a restarted
+                # coordinator at once, and a transaction takes milliseconds.
                 self._course.note_process("worker", worker.name, incarnation, host)
             log.info(
                 "worker registered",
@@ -73,8 +73,8 @@ class WorkerSessions:
 
     def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
         """Returns a worker's reports with the outcomes that the shards' receipts prove. Bars and
-        dismisses a worker that reports what it did not push. Leaves reports of a past generation
-        unchecked: they do not count.
+        dismisses a worker that reports a batch without proof that it pushed it. Leaves reports of a
+        past generation unchecked: they do not count.
 
         Raises:
             AccessDenied: a receipt is missing or wrong.

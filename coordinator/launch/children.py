@@ -174,8 +174,8 @@ class Children:
     def send(self, name: str, number: signal.Signals) -> None:
         """Sends one child a signal; does nothing if it has ended."""
         if name in self._alive:
-            # Popen.send_signal would reap a child that has just ended. Its number is its own until
-            # :meth:`_reap`.
+            # Popen.send_signal would reap a child that has just ended. Until :meth:`_reap`, no
+            # other process has its number.
             os.kill(self._alive[name].process.pid, number)
 
     def stopped(self) -> list[str]:

@@ -43,7 +43,7 @@ def main() -> int:
 
 def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
     """Runs each request of ``lines`` until their end."""
-    # Imported before a request is there: this takes half a second.
+    # Imported before the first request comes: this takes half a second.
     from coordinator.launch import up
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.options import add_up_arguments
@@ -63,7 +63,7 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
                     status = up.run(parser.parse_args(request.arguments), warm_start)
             except SystemExit as refused:
                 status = int(refused.code or 0)
-        # A stop that comes late is of the run that has ended.
+        # A late SIGINT is meant for the run that has ended.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             answers.write(f"{status}\n")
@@ -75,7 +75,7 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
 
 @contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """Sends what this process prints to the file ``path``."""
+    """Sends the output of this process to the file ``path``."""
     streams = (sys.stdout, sys.stderr)
     before = [os.dup(stream.fileno()) for stream in streams]
     with Path(path).open("ab") as file:

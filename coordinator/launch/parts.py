@@ -41,7 +41,7 @@ class Parts:
         self._request = request
         self._folder = Path(request.folder)
         threads = max(1, (os.cpu_count() or 1) // request.count)
-        # TensorFlow reads it where the caller sets no number of threads.
+        # TensorFlow reads this variable if the caller sets no number of threads.
         self._environment = {"TF_NUM_INTRAOP_THREADS": str(threads), **environment}
         self._warm_start = warm_start
         self._module = module
@@ -53,7 +53,7 @@ class Parts:
         """Runs all parts to their end, and prints why they failed. Returns 0 when all are done, 1
         when one has failed, 130 after SIGINT, or when standard input has ended."""
         signal.signal(signal.SIGINT, lambda _number, _frame: self._stop())
-        # That of the run of ``coordinator up`` before.
+        # Removes the wakeup descriptor of an earlier run of ``coordinator up``.
         signal.set_wakeup_fd(-1)
         input_ends = select.poll()
         input_ends.register(STDIN, select.POLLIN)
@@ -68,7 +68,7 @@ class Parts:
 
     def _run(self, waiting: dict[str, int], input_ends: select.poll) -> int:
         while waiting or self._children.alive():
-            # Without a child there is nothing else to wait for but the fork server.
+            # Without a child, this waits only for the fork server.
             pause_s = 0 if self._children.alive() else _WAIT_S
             if self._stopped or input_ends.poll(pause_s * 1000):
                 return INTERRUPTED

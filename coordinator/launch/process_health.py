@@ -24,7 +24,8 @@ IDLE_S = 120.0
 code should wait silently: --connect-timeout ends all other waits by then."""
 
 LATE_S = 2.0
-"""A supervisor that checks so late stood still itself, and knows nothing of the time between."""
+"""A supervisor that checks this late was suspended itself, and knows nothing of the time
+between."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ LOOP = 3
 """Number of failed lives in a row that make a crash loop."""
 
 SAME_WORDS_S = 600.0
-"""Ends with the same last words are one repeated fault if each life is shorter than this."""
+"""Lives that end with the same last words repeat one fault, if each is shorter than this."""
 
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -78,7 +78,7 @@ class Restarts:
         return dict(self._made)
 
     def ended(self, life: Life) -> Restart | GiveUp:
-        """Decides what follows this life; counts a restart."""
+        """Decides whether the process is started again; if so, counts the restart."""
         if life.status == BAD_INPUT:
             return GiveUp("what it was given cannot be used, and would not be the next time")
         if not self._limit:

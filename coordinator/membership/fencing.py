@@ -1,7 +1,8 @@
-"""Revokes departed workers, so that no shard takes their work when others get it.
+"""Revokes departed workers, so that no shard accepts their gradients once others repeat the work.
 
-A silent worker may only have stood still. Before its work goes to another, every shard must confirm
-that it refuses the worker's name and has dropped what the worker staged and did not commit.
+A silent worker may only have been suspended, and come back. Before its work goes to another, every
+shard must confirm that it refuses the worker's name and has dropped the attempts that the worker
+staged and did not commit.
 
 Pure: the engine's loop is the only caller.
 """
@@ -17,14 +18,14 @@ OFTEN = 3
 """Lapses in a row that cause a warning."""
 
 KEPT = 200
-"""Processes that are remembered."""
+"""Processes whose lapses are remembered."""
 
 
 class FencingOrders:
     """The revocations of one generation that some shard has not obeyed. Not thread-safe.
 
-    Their numbers rise by one, and a shard obeys them in order, so the greatest obeyed number
-    says all.
+    Their numbers rise by one, and a shard obeys them in order, so its greatest obeyed number
+    includes all smaller ones.
     """
 
     def __init__(self, shards: int) -> None:
@@ -41,8 +42,8 @@ class FencingOrders:
     def add(
         self, worker: str, attempts: Sequence[Attempt], *, ends_ahead: bool = False
     ) -> Revocation:
-        """Revokes ``worker``, which had these attempts in flight; returns the order for all
-        shards."""
+        """Revokes ``worker``, which had these attempts in flight; returns the order for all shards.
+        With ``ends_ahead`` they also apply no more rounds that were decided ahead."""
         self._number += 1
         revocation = Revocation(self._number, worker, tuple(attempts), ends_ahead)
         self._pending.append(revocation)
@@ -70,8 +71,8 @@ class FencingOrders:
 
 
 class FlapDetector:
-    """Counts lapses by incarnation: a process that counted as gone and comes back keeps it, under
-    another name. Not thread-safe."""
+    """Counts lapses by incarnation: a process that was taken for gone and comes back has another
+    name, but the same incarnation. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}

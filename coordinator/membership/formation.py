@@ -1,4 +1,4 @@
-"""Forms a generation: which shards watch, what each was ordered, which have yet to begin.
+"""Forms a generation: which shards watch, the order of each, and which have yet to begin.
 
 Pure: the engine's loop is the only caller.
 """
@@ -23,7 +23,7 @@ class Formation:
         self._told: list[tuple[int, Begin] | None] = [None] * shards
         self._watching: set[int] = set()
         self._ready: set[int] = set()
-        # Kept, since every call of a worker depends on them.
+        # Cached, since every call of a worker reads them.
         self._formed = self._initialized = False
 
     @property
@@ -56,7 +56,7 @@ class Formation:
         return self.generation if self._formed else self.generation + 1
 
     def _judge(self) -> None:
-        """Updates the conclusions from holdings and orders, after a change of either."""
+        """Updates the cached results after a change of holdings or orders."""
         self._formed = all(
             holding is not None and told is not None and told[0] == holding.incarnation
             for holding, told in zip(self._holdings, self._told, strict=True)
@@ -66,7 +66,7 @@ class Formation:
         )
 
     def stands(self, shard: int, holding: HeldState) -> None:
-        """Notes that a shard has opened its command stream."""
+        """Notes that a shard has opened its command stream, and the state that it holds."""
         self._holdings[shard] = holding
         self._watching.add(shard)
         told = self._told[shard]
@@ -86,7 +86,7 @@ class Formation:
         self._judge()
 
     def form(self, generation: int, begins: Sequence[Begin]) -> None:
-        """Forms the generation, which is stored, with these orders."""
+        """Forms the generation, which is stored already, with these orders by shard."""
         assert self.due
         assert generation > self.generation
         self.generation = generation
@@ -96,14 +96,14 @@ class Formation:
         self._judge()
 
     def told(self, shard: int) -> Begin | None:
-        """Returns the order that the process in the place has not carried out, or None."""
+        """Returns the order that the shard's present process has yet to carry out, or None."""
         told, holding = self._told[shard], self._holdings[shard]
         if told is None or holding is None or told[0] != holding.incarnation:
             return None
         return None if shard in self._ready else told[1]
 
     def begun(self, shard: int, holding: HeldState) -> None:
-        """Notes that a shard has carried out its order, and what it holds now."""
+        """Notes that a shard has carried out its order, and the state that it holds now."""
         assert holding.generation == self.generation
         self._holdings[shard] = holding
         self._ready.add(shard)

@@ -12,19 +12,19 @@ from coordinator.membership.progress import TotalsMeter
 from psrpc.core.shard_reports import ShardFigures
 
 PER_ADDRESS = 512
-"""Newcomers of one address: all of a machine's workers, and twice as many as its concurrent calls
-(``psrpc.net.limits.PEER_CALLS``)."""
+"""Most newcomers from one address: enough for all workers of a machine, and twice its concurrent
+calls (``psrpc.net.limits.PEER_CALLS``)."""
 
 
 class Candidate(Protocol):
-    """The facts about a present worker that the rule needs."""
+    """The facts about a present worker that :func:`gives_way` needs."""
 
     address: str
     """The address without its port, which differs between connections."""
     asked: bool
     """Whether it has asked for work since it registered."""
     worked: bool
-    """Whether it has done some."""
+    """Whether it has done any work."""
     registered: float
     """When it registered."""
 
@@ -38,8 +38,8 @@ def gives_way(active: Iterable[Place], address: str, most: int) -> Place | None:
 
     All workers of a job have one certificate, so a registration proves nothing else. A place is
     safe once its worker has done work; until then its worker is a newcomer. So a peer that
-    registers a thousand names and does nothing with them displaces its own, while two hundred
-    workers that start at once fit.
+    registers a thousand names and does nothing with them displaces only its own newcomers, while
+    two hundred workers that start at once find room.
 
     Candidates are the newcomers of that address, or of the most common one if the job is full. One
     that has not asked for work goes first, then the one that registered first.
@@ -77,7 +77,7 @@ class Shard:
     told: float = 0.0
     """When it reported its figures."""
     began_at: int = 0
-    """The version at which it began its generation; while it restores, it reports less."""
+    """The version at which it began its generation. Before that it may report a lower one."""
     earlier: tuple[float, ShardFigures] | None = None
     """Time and figures of the previous report, in the same generation."""
     load: TotalsMeter = field(default_factory=TotalsMeter)
@@ -107,8 +107,8 @@ class Worker:
     stored: bool = False
     """Whether an earlier coordinator of the run stored its name and incarnation."""
     calm: float = 1.0
-    """How many times as long as usual the pauses between its heartbeats are: more than once in a
-    crowd."""
+    """Factor by which the pauses between its heartbeats are longer than usual; above 1 if there are
+    many workers."""
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
     transports: tuple[ReportedTransport, ...] = ()
@@ -116,7 +116,7 @@ class Worker:
     unreachable: dict[int, float] = field(default_factory=dict)
     """The shards that it cannot reach, and since when."""
     generation: int = 0
-    """The generation that it stood at when it reported them."""
+    """The generation in which it reported ``unreachable``."""
     address: str = ""
     registered: float = 0.0
     asked: bool = False
@@ -127,12 +127,12 @@ class Worker:
     :class:`psrpc.security.peer_certificate.Peer`."""
 
     def stood(self, now: float) -> None:
-        """Forgives that it has not moved by ``now``."""
+        """Restarts, at ``now``, the time for which it has made no progress."""
         self.position = replace(self.position, since=now)
 
     def reaches(self, unreachable: Mapping[int, float], generation: int, now: float) -> bool:
-        """Sets the shards of ``generation`` that it cannot reach, with the durations by ``now``;
-        returns whether they have changed."""
+        """Sets the shards of ``generation`` that it cannot reach, each with the seconds for which
+        it has not by ``now``; returns whether the set of shards has changed."""
         # In another generation, other processes may be in their places.
         anew, was = generation != self.generation, self.unreachable
         before = {} if anew else was

@@ -20,9 +20,9 @@ the wait for a third fit in it, so a member that is alive is not taken for gone:
 with ``HEARTBEAT_S`` and the deadline of the call. Only the coordinator knows it."""
 
 CROWD = 250
-"""Workers that send heartbeats as often as all members do. Of more, each one that registers sends
-them less often, down to half as often, or heartbeats alone would take a core a third of its
-time."""
+"""Number of workers up to which each sends heartbeats at the usual rate. Those that register beyond
+it send them less often, down to half the rate: otherwise heartbeats alone would take a third of a
+core."""
 
 CALMEST = 2.0
 
@@ -49,8 +49,8 @@ class Membership:
         names: Mapping[int, str] | None = None,
         barred: Mapping[str, str] | None = None,
     ) -> None:
-        """``names`` and ``barred`` are what an earlier coordinator of the run stored: names of
-        workers by incarnation, the newest last, and barred processes."""
+        """``names`` of workers by incarnation, the newest last, and ``barred`` processes are as an
+        earlier coordinator of the run stored them."""
         self.places = places
         self.workers: dict[str, Worker] = {}
         self.active_workers = 0
@@ -91,7 +91,7 @@ class Membership:
         secret: bytes = b"",
         address: str = "",
     ) -> Worker:
-        """Registers a worker; a process that repeats itself and is not gone gets the same one.
+        """Registers a worker; a process that repeats the call while it is active gets the same one.
 
         Args:
             certificate: the common name of the caller's certificate.
@@ -219,8 +219,8 @@ class Membership:
     def tick(self, now: float) -> list[Effect]:
         """Returns the members that have fallen silent since the last tick.
 
-        A tick that is more than half a lease late means that this process stood still, and all
-        incoming heartbeats with it: then it renews every lease before judging any.
+        A tick that is more than half a lease late means that this process was suspended and
+        received no heartbeats: such a tick renews every lease, and judges no member.
         """
         late = self._ticked is not None and now - self._ticked > self.lease_s / 2
         self._ticked = now
@@ -241,7 +241,8 @@ class Membership:
 
 
 def _digest(secret: bytes) -> str:
-    """Names a process by its secret without giving that away to readers of the ledger."""
+    """Returns an identifier of a process that does not give its secret away to readers of the
+    ledger."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -252,9 +253,9 @@ def known_members(
     named: Iterable[tuple[str, int]],
     barred: Mapping[str, str] | None = None,
 ) -> Membership:
-    """Returns the members of a run from what an earlier coordinator stored: ``(member,
-    incarnation)`` of the processes that ``held`` a shard's place and that were ``named`` as
-    workers, oldest first, and :attr:`Membership.barred`."""
+    """Returns the members of a run as an earlier coordinator stored them. ``held`` and ``named``
+    are the ``(member, incarnation)`` of the processes that had a shard's place and of those that
+    were workers, oldest first; for ``barred`` see :attr:`Membership.barred`."""
     holders: dict[int, list[int]] = {}
     for member, incarnation in held:
         holders.setdefault(int(member), []).append(incarnation)

@@ -51,7 +51,7 @@ class TotalsMeter:
     """Rates of periodically reported totals, over the last ten seconds.
 
     Each is the growth from the first total of that time to the newest. Totals that shrink come from
-    a process that counts anew, and clear the earlier ones.
+    a new process, which counts from zero, and clear the earlier ones.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class TotalsMeter:
 
 @dataclass(slots=True)
 class WorkerProgress:
-    """The work of one worker. ``batches`` and ``examples`` count; ``attempts`` and ``computed``
-    include work in vain."""
+    """The work of one worker. ``batches`` and ``examples`` are the work that counted; ``attempts``
+    and ``computed`` include work in vain."""
 
     batches: int = 0
     examples: int = 0
@@ -206,7 +206,7 @@ class Progress:
             mine.pace.look(compute_s, mine.computed, mine.attempts, now)
 
     def speeds(self) -> dict[str, float]:
-        """Returns examples per second of computing of the workers of which they are known."""
+        """Returns the examples per second of computing time of each worker whose pace is known."""
         paces = {name: worker.pace.s_per_example for name, worker in self.workers.items()}
         return {name: 1 / pace for name, pace in paces.items() if pace}
 
@@ -230,12 +230,12 @@ class Progress:
         return self.workers.setdefault(name, WorkerProgress())
 
     def epoch_loss(self, epoch: int) -> float:
-        """Returns, once, the mean training loss of a finished epoch; NaN if there was none."""
+        """Returns and forgets the mean training loss of a finished epoch; NaN if there was none."""
         return self._epochs.pop(epoch, _Mean()).value
 
 
 def mean_loss(reports: Iterable[Report]) -> float:
-    """Returns the mean over the examples of a round that took part; NaN if none did."""
+    """Returns the mean loss over the examples of a round that took part; NaN if none did."""
     mean = _Mean()
     for report in reports:
         if not report.skipped:

@@ -1,4 +1,4 @@
-"""Decides where shards begin: at the start, after a loss, after a coordinator was lost.
+"""Decides from which state shards begin: at the start, and after the loss of shards or coordinator.
 
 See ``docs/design/0008-recovery.md``. Pure.
 """
@@ -18,8 +18,8 @@ from psrpc.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where all shards begin, and why. ``kept`` means that all keep their state, so that the
-    history goes on."""
+    """The order with which each shard begins, and the reason. ``kept`` means that all shards keep
+    their state, so that the history of earlier generations goes on."""
 
     begins: tuple[Begin, ...]
     reason: str
@@ -72,7 +72,7 @@ def choose_origin(
         checkpoint: the newest good one, relative to the run directory; None if there is none.
         committed: whether this run has ever committed a checkpoint. Training begins only after the
             first, so without any there is nothing to lose.
-        version: the versions of shards that restore the checkpoint, unless they are its own.
+        version: the version that shards take on with the restored checkpoint; None for its own.
 
     Raises:
         CheckpointError: parameters were lost, and no good checkpoint is left.
@@ -98,13 +98,13 @@ def choose_origin(
 
 
 def restore_all(restore: Begin, shards: int, reason: str) -> Origin:
-    """Returns the same order to ``restore`` for every shard, which ends the history of what they
-    hold."""
+    """Returns the same order to ``restore`` for every shard; the history of their present state
+    ends."""
     return Origin((restore,) * shards, reason, kept=False)
 
 
 def order_in_words(begin: Begin) -> str:
-    """Says what a shard is ordered to begin with."""
+    """Describes the state with which ``begin`` orders a shard to begin."""
     if begin.restore:
         return f"restore {begin.restore}"
     return "keep what it holds" if begin.keep else "begin with nothing"
@@ -126,7 +126,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
         return ""
     lost = before - after
     steps = counted(lost, "step is", "steps are")
-    # The order names the checkpoint; asynchronous training goes on until the order arrives.
+    # A checkpoint is named after the step of its order; async training goes on until that arrives.
     named = step_of(source)
     more = 0 if named is None else after - named
     beyond = f", which holds {counted(more, 'step')} beyond its name" if more > 0 else ""
@@ -139,7 +139,7 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
 def go_over(
     holdings: Sequence[HeldState], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:
-    """Returns the orders for a policy change in which no shard was lost: all hold the same batches,
-    each keeps what it holds, and its version becomes the global ``step``."""
+    """Returns the orders for a policy change in which no shard was lost. All shards hold the same
+    batches; each keeps its state, and its version becomes the global ``step``."""
     keep = Begin(generation, policy, keep=True, settings=settings, version=step)
     return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

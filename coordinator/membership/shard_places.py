@@ -13,8 +13,8 @@ from psrpc.core.errors import AlreadyExists, InvalidArgument, StaleGeneration
 from psrpc.core.shard_reports import ShardFigures
 
 STARTING_S = 3.0
-"""Silence in seconds after which a shard without a command stream is not counted on: three
-heartbeats. A shard that never had a stream holds nothing, so its place is then free."""
+"""Silence in seconds after which a shard without a command stream no longer counts as present:
+three heartbeats. If it never had a stream, it holds no parameters, so its place is then free."""
 
 FORMER = 100
 """Former holders of a shard's place that are remembered."""
@@ -29,7 +29,7 @@ class ShardPlaces:
         former: Mapping[int, Iterable[int]] | None = None,
         last: Mapping[int, int] | None = None,
     ) -> None:
-        """The mappings are what an earlier coordinator of the run stored, by index: replaced
+        """The mappings, by index, are as an earlier coordinator of the run stored them: replaced
         (``former``) incarnations, and the ``last`` one, which may still run."""
         self.shards = [Shard(index) for index in range(shards)]
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
@@ -134,7 +134,7 @@ class ShardPlaces:
         return effects
 
     def renew_all(self, now: float) -> None:
-        """Renews the lease of every shard, without a word from any."""
+        """Renews the lease of every shard, although none has called."""
         for shard in self.shards:
             shard.seen = now
 
@@ -146,8 +146,8 @@ class ShardPlaces:
         )
 
     def hoped_for(self, now: float) -> int:
-        """Counts those, and silent shards with an open command stream: a stopped process or a
-        swapping machine still has its parameters."""
+        """Counts the shards that :meth:`present` counts, and silent ones with an open command
+        stream: a stopped process or a swapping machine still has its parameters."""
         stopped = sum(s.state == "silent" and s.watching for s in self.shards)
         return self.present(now) + stopped
 

@@ -74,7 +74,7 @@ def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """A child that has ended, and what it printed."""
+    """A child that has ended, and its output."""
 
     status: int
     out: bytes
@@ -84,7 +84,7 @@ class _Ended:
 async def describe_job(
     command: Sequence[str], environment: Mapping[str, str], server: ForkClient | None = None
 ) -> JobDescription:
-    """Runs the child and reads what it prints. Cancelling ends the child.
+    """Runs the child and reads its output. Cancelling ends the child.
 
     Args:
         server: forks the child, if it can.
@@ -133,8 +133,8 @@ async def _run_forked(
     server: ForkClient, command: Sequence[str], environment: Mapping[str, str]
 ) -> _Ended:
     """Runs the child as a fork. Raises ForkFailed: it has not run."""
-    # The supervisor counts the CPU time of the coordinator's process group as its progress, and
-    # ends the group with it.
+    # The supervisor counts the CPU time of the coordinator's process group as the coordinator's
+    # progress, and kills the group together with it.
     request = ForkRequest.of(command, environment, group=os.getpgrp(), attended=True)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with server.ask(request, out.fileno(), err.fileno()) as pending:
@@ -168,8 +168,8 @@ async def _message(pending: PendingFork) -> bytes:
 
 
 def known(options: ServeOptions) -> JobDescription | None:
-    """Returns the description that ``--description`` has, or else the one that the run directory
-    has of the same start; None if the job must be described.
+    """Returns the description in the file ``--description``, or else the one that the run directory
+    stores of a start with the same arguments; None if the job must be described.
 
     Raises:
         InvalidJob: the file cannot be used, or was made with other settings than this start has.
@@ -218,7 +218,7 @@ def _settings(settings: Sequence[str], mode: str | None) -> str:
 
 
 async def describe_patiently(options: ServeOptions) -> JobDescription:
-    """Describes the job of ``options``, and logs that this takes its time.
+    """Describes the job of ``options``, and logs meanwhile that the coordinator waits for this.
 
     Raises:
         InvalidJob: TensorFlow is not installed, or the child's output is no description.
@@ -245,7 +245,7 @@ async def describe_patiently(options: ServeOptions) -> JobDescription:
 
 
 def wait_announcer() -> Announcer:
-    """Makes the announcer of what the coordinator waits for."""
+    """Returns an announcer that logs the reason for which the coordinator waits."""
     return Announcer(
         lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
     )

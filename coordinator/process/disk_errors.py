@@ -19,7 +19,8 @@ storage is full, or the storage fails."""
 
 @contextlib.contextmanager
 def disk_errors_named(plan: Plan) -> Iterator[None]:
-    """Names disk errors; all files that ``serve`` itself touches are in the run directory."""
+    """Turns disk errors into errors that name the run directory, and advise: all files that
+    ``serve`` itself touches are there."""
     try:
         yield
     except DamagedLedger as error:

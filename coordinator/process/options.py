@@ -28,12 +28,12 @@ class ServeOptions(CoordinatorOptions):
 
     @property
     def resume(self) -> bool:
-        """Whether a run has to be there, to go on with."""
+        """Whether there must be an earlier run, which continues."""
         return self.resumption == "always"
 
     @property
     def auto_resume(self) -> bool:
-        """Whether the state of the run decides between beginning and going on."""
+        """Whether the state of the run decides if it begins or continues."""
         return self.resumption == "auto"
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ def show_result(summary: Mapping[str, Any], run_dir: Path) -> None:
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """Returns the figures of a finished run in two columns; skips those the summary lacks."""
-    # For a user who stops a job, that is no failure.
+    # To the user who stopped the job, that is not a failure.
     phase = "stopped" if summary.get("reason") == STOPPED else summary.get("phase", "?")
     title = escape(sanitize(f"{summary.get('job', run_dir.name)}: {phase}"))
     table = Table("", "", title=title)

@@ -109,9 +109,9 @@ def check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str,
 
 
 def left_out(known: Mapping[str, Any], said: Mapping[str, str]) -> list[str]:
-    """Returns remarks on the settings that a resumed run was started with and that are not ``said``
-    again."""
-    # A ledger of an earlier version has only those of the identity.
+    """Returns a remark on each setting that a resumed run was started with and that is missing from
+    ``said``, the settings of this start."""
+    # A ledger of an earlier version has only the settings of the identity.
     before = known.get(SAID, known.get("overrides", {}))
     return [
         f"the run was started with --set {key}={value}, which is not said now: what the job file "

@@ -51,7 +51,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 log = get_logger()
 
 LEAVE_S = 10.0
-"""How long the coordinator stays at most to tell shards and workers that the job is over."""
+"""Most seconds that the coordinator stays to tell shards and workers that the job is over."""
 
 TICK_S = 0.5
 
@@ -59,11 +59,11 @@ METRICS_S = 5.0
 """Deadline of a metrics request that waits for the job loop."""
 
 TELL_S = 1.0
-"""How long a drained coordinator stays for leaving shards, which ask every 0.2 s."""
+"""Most seconds that a drained coordinator stays for leaving shards, which ask every 0.2 s."""
 
 REFUSE_S = 15.0
-"""How long a supervised coordinator without a run reports why: the processes that the supervisor
-started with it take seconds to come up."""
+"""Seconds for which a supervised coordinator that has no run stays and reports why: the processes
+that the supervisor started with it take seconds to come up."""
 
 
 async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:
@@ -98,7 +98,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             if options.resume:
                 check_holds_run(options.run_dir)
             if not options.auto_resume:
-                # With auto_resume, a leaving coordinator has until the job is described.
+                # With auto_resume, an earlier coordinator may take until the job is described to
+                # leave.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
@@ -281,8 +282,8 @@ async def _tell(server: Server, why: PsError, signals: JobSignals) -> None:
 async def stay_to_tell(
     why: PsError, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Keeps answering shards and workers that were started together with this coordinator. Logs so
-    at once, after three seconds, and each time the wait has doubled."""
+    """Keeps answering shards and workers that were started together with this coordinator. Logs
+    this at once, after three seconds, and each time the wait has doubled."""
     what = "that the run is done" if isinstance(why, JobDone) else "why there is no run"
     awaited = f"shards and workers that ask, to tell them {what} (for {REFUSE_S:.0f} s)"
     log.info("waiting", waiting_for=awaited, why=why.coded)

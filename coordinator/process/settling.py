@@ -55,12 +55,12 @@ FREE_TO_CHANGE = (
     "stop_early",
     "unsummed_metrics",
 )
-"""Settings of a job that may change when a run that has not ended goes on without --resume. Any
-other belongs to the job's identity, whose change --resume asks for."""
+"""Settings of a job that may change when a run that has not ended continues without --resume. Any
+other setting belongs to the job's identity; a change of it requires --resume."""
 
 
 class Options(Protocol):
-    """The options that settle a run; see ServeOptions."""
+    """The options by which :func:`settle` chooses the run; see ServeOptions."""
 
     @property
     def job(self) -> Path: ...
@@ -253,7 +253,8 @@ def _resumes(
 
 
 def _highest_generation(run_dir: Path, storage: Storage) -> int:
-    """Returns the highest generation of all checkpoints; new ones have to count as newer."""
+    """Returns the highest generation of all checkpoints. Later checkpoints need a higher one to
+    count as newer."""
     found = find_checkpoints(run_dir / CHECKPOINTS, storage)
     return max((manifest.generation for _, manifest in found.manifests), default=0)
 

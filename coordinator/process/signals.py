@@ -15,16 +15,17 @@ Result = TypeVar("Result")
 
 
 class JobSignals:
-    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel the work before a course exists. A
-    signal between the two is kept: it ends the next piece of work or goes to the course."""
+    """Handles signals: SIGTERM and SIGHUP drain the job, SIGINT stops it. Before there is a
+    :class:`JobRun`, each cancels the work in progress. One that comes while there is neither is
+    kept for the next work, which it cancels, or for the JobRun."""
 
     def __init__(self) -> None:
         self.status = DONE
-        """Exit status of a process that a signal ended before it had a course."""
+        """Exit status of a process that a signal ended before it had a JobRun."""
         self._course: JobRun | None = None
         self._early: asyncio.Task[Any] | None = None
         self._came: int | None = None
-        """The last signal that no course has received yet."""
+        """The last signal that no JobRun has received yet."""
         self._signals = StopSignals()
 
     def install(self) -> None:

@@ -18,7 +18,7 @@ from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
 
 if TYPE_CHECKING:
-    # `coordinator up` writes summaries too, and says mistakes before it imports what runs a job.
+    # `coordinator up` writes summaries too, but reports mistakes before it imports a job's modules.
     from coordinator.job.job_run import JobRun
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -151,8 +151,8 @@ def _of_worker(course: JobRun, worker: Worker, pushed: tuple[int, ...]) -> dict[
 
 
 def still_holds(before: Mapping[str, Any], course: JobRun) -> bool:
-    """Whether the summary ``before`` still describes the run: it was done, and has trained nothing
-    since."""
+    """Whether the summary ``before`` still describes the run: the run was done then, and has
+    trained nothing since."""
     ended_well = course.phase == "done" or course.reason == STOPPED
     # An earlier coordinator may have trained and died before it wrote a summary.
     trained = course.training.progress.batches or course.checkpoints.newest != before.get(
@@ -205,8 +205,7 @@ def count(
     job: JobDescription, applied: Sequence[Positions], skipped: Sequence[Positions], twice: int = 0
 ) -> dict[str, Any]:
     """Counts, for the summary, the job's batches and those ``counted`` on every shard; names the
-    first of the others as ``missing``, and of those that were ``skipped`` for a gradient that was
-    not finite.
+    first missing ones, and the first that were ``skipped`` because their gradient was not finite.
 
     Args:
         applied, skipped: the applied-set of each shard, and the skipped part of it.

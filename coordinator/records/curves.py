@@ -29,7 +29,8 @@ LEVEL_NBYTES = 4 << 20
 """Growth of event files that doubles all pauses."""
 
 FLUSH_EVERY_S = 0.5
-"""Pause between two points once pauses grow: about how often the coordinator writes anyway."""
+"""Pause between two points, times the factor once that exceeds 1: about the interval at which the
+coordinator writes anyway."""
 
 LONGEST_FACTOR = 1 << 18
 """Limit of the pauses' factor: points come every 36 hours."""
@@ -45,7 +46,7 @@ MAX_CHARTED = 64
 class Gauges:
     """The figures of a job at one moment. Counts are totals; those of shards and workers cover the
     present processes. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by
-    what they count. ``policies`` are all so far, including the first."""
+    name. ``policies`` are all so far, including the first."""
 
     now: float
     steps_per_s: float = 0.0
@@ -89,7 +90,7 @@ class Curves:
     def __init__(self, logdir: Path, level_nbytes: int = LEVEL_NBYTES) -> None:
         self._logdir = logdir
         self._level_nbytes = level_nbytes
-        # Only here: TensorBoard takes long to import, and commands that show figures need none.
+        # Imported only here: it takes long, and commands that only show figures do not need it.
         from coordinator.records.tensorboard import EventWriter
 
         self._writer = EventWriter(logdir)
@@ -117,14 +118,14 @@ class Curves:
             self._steps = [_Steps.sum_of(self._steps[first : first + 2]) for first in pairs]
 
     def flush(self, gauges: Gauges) -> None:
-        """Writes, if it is time, what was collected since the last time, with the present
+        """Writes the points collected since the last time, if it is time, with the present
         ``gauges``. Call it about twice a second."""
         self._now, factor = gauges.now, self._factor
         if self._epochs and self._now - self._epoch_at >= FLUSH_EVERY_S * factor:
             self._write_epochs()
         if not self._steps:
             return
-        # No pause at factor 1: a caller that is a little early would write half as often.
+        # No pause at factor 1: with one, a caller that is a little early would write half as often.
         if factor > 1 and self._now - self._flushed_at < FLUSH_EVERY_S * factor:
             return
         self._flushed_at = self._now
@@ -140,14 +141,14 @@ class Curves:
         self._try(self._writer.flush)
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:
-        """Adds an epoch's mean training loss or an evaluation's results. Where epochs come faster
-        than points, the newest is written."""
+        """Adds an epoch's mean training loss or an evaluation's results. If epochs come faster than
+        points are written, only the newest is written."""
         self._epochs |= {name: (value, step) for name, value in values.items()}
         if self._factor == 1:
             self._write_epochs()
 
     def close(self) -> None:
-        """Writes the rest; may be called twice."""
+        """Writes the points collected so far and closes the file; may be called twice."""
         if self._epochs:
             self._write_epochs()
         if self._steps:

@@ -25,10 +25,10 @@ ROWS_PER_S = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """One epoch, which counts from 0; ``step`` is the global step by which so many epochs are done,
-    in order. Unknown results are empty; a learning rate is None under a schedule; ``checkpoint`` is
-    the name of the evaluated one, if any. ``eval_step`` is the global step of the evaluated state,
-    which without rounds may be later than ``step``."""
+    """One epoch, which counts from 0; ``step`` is the global step at which it and all epochs before
+    it are done. Unknown results are empty; a learning rate is None under a schedule; ``checkpoint``
+    is the name of the checkpoint that was evaluated, if any. ``eval_step`` is the global step of
+    the evaluated state, which without rounds may be later than ``step``."""
 
     epoch: int
     step: int
@@ -158,7 +158,8 @@ class EpochHistory:
         self._store_soon(f"the history of epoch {row.epoch + 1}", lambda: self._keep(row.epoch))
 
     def _keep(self, epoch: int) -> None:
-        """Stores the present row: by the time of a retry, its epoch may be lost."""
+        """Stores the present row of an epoch, if any: by the time of a retry, shards may have lost
+        the epoch."""
         row = self._rows.get(epoch)
         if row is not None:
             self._store.put_epoch(epoch, row.to_json())
@@ -193,8 +194,8 @@ def learning_rate(run: Run, epoch: int) -> float | None:
 
 
 def reduced_rate(run: Run, index: int) -> str:
-    """Says what the policy at ``index`` of those of ``run`` changed the learning rate to, and why;
-    empty if it did not."""
+    """Says to which value, and why, the policy at ``index`` of ``run.followed`` changed the
+    learning rate; empty if it did not change it."""
     now, reduce = run.followed[index], run.description.reduce_lr
     first = first_learning_rate(run)
     if (
@@ -212,8 +213,8 @@ def reduced_rate(run: Run, index: int) -> str:
 
 
 def first_learning_rate(run: Run) -> float | None:
-    """Returns the learning rate of ``run`` after warmup and before reductions, with local steps
-    that of the workers. None under a schedule."""
+    """Returns the learning rate of ``run`` after warmup and before reductions; with local steps,
+    the rate of the workers. None under a schedule."""
     if run.description.local_steps > 1:
         return run.description.local_learning_rate
     rate = run.description.optimizer.get("config", {}).get("learning_rate")

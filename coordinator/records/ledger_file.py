@@ -57,7 +57,7 @@ _ROTTEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
 class DamagedLedger(sqlite3.DatabaseError):
-    """The file is not one that a coordinator wrote; the message names it and says what is wrong."""
+    """The file is not one that a coordinator wrote; the message names the file and the fault."""
 
 
 def damaged_ledger(error: DamagedLedger) -> CheckpointError:
@@ -111,12 +111,13 @@ class LedgerFile:
 
     def _choose_journal(self) -> None:
         """Chooses a write-ahead log, or a rollback journal where other machines may have the file
-        open: the log's index is memory that processes share, which machines do not."""
+        open: the log's index lies in shared memory, which only processes of one machine see."""
         kind = network_file_system(self._path)
         if not kind:
             self.run("PRAGMA journal_mode = WAL")
             return
-        # A file that was written with a log is opened without its index.
+        # With an exclusive lock, SQLite opens a file that was written with a log without the log's
+        # index.
         self.run("PRAGMA locking_mode = EXCLUSIVE")
         (mode,) = self.run("PRAGMA journal_mode = PERSIST").fetchone()
         self.run("PRAGMA locking_mode = NORMAL")

@@ -23,7 +23,8 @@ KEPT = 50
 
 
 class Notes:
-    """Warns of what the disk refuses; a later :meth:`retry` stores it. Not thread-safe."""
+    """Stores these records. Warns of those that the disk refuses; a later :meth:`retry` stores
+    them. Not thread-safe."""
 
     def __init__(self, store: Store, warnings: JobWarnings) -> None:
         """Raises sqlite3.Error."""
@@ -55,14 +56,14 @@ class Notes:
         self.results = [*(r for r in self.results if r[0] != evaluation), row]
 
     def note_first_loss(self, loss: float | None) -> None:
-        """Records the guard's present reference."""
+        """Records the loss with which the guard compares later ones."""
         if loss != self.first_loss:
             self.first_loss = loss
             self.store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, loss))
 
     def scores(self, best: Objective | None) -> dict[tuple[int, int], float]:
-        """Returns the results that compare checkpoints, by generation and global step; the last
-        known ones if the store cannot be read."""
+        """Returns the evaluation results by which checkpoints are compared, by generation and
+        global step; the last known ones if the store cannot be read."""
         try:
             self._scores = self._store.scores(best.metric) if best else {}
         except sqlite3.Error as error:
@@ -72,7 +73,7 @@ class Notes:
         return self._scores
 
     def retry(self) -> None:
-        """Retries what the disk refused. Call it periodically."""
+        """Stores the records that the disk refused. Call it periodically."""
         for what, store in list(self._unstored.items()):
             self.store_soon(what, store)
 
@@ -108,14 +109,15 @@ class Noticing(Protocol):
 
 
 class JobWarnings:
-    """Logs and keeps each warning, once while it is kept. Not thread-safe."""
+    """Logs and keeps each warning, but not again while it is kept. Not thread-safe."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, set[int]] = {}
         self._lines: dict[str, str] = {}
         """By reason: the epochs without evaluation, and the warning that is kept of them."""
         self.kept: list[str] = []
-        """In order of arrival. Every addition replaces the list, so a reader may keep its own."""
+        """The warnings that are kept, in order of arrival. Every addition replaces the list, so a
+        reader may keep the one that it has."""
 
     def add(self, *warnings: str) -> None:
         """Adds warnings."""

@@ -74,8 +74,8 @@ def _in_use(path: Path) -> AlreadyExists:
 
 
 class Starting:
-    """Marks a run as being started, for searches for the newest run, from ``hold`` to ``release``
-    or the end of this process."""
+    """Marks a run as being started, from ``hold`` to ``release`` or the end of this process.
+    Searches for the newest run look at the mark."""
 
     def __init__(self, path: Path) -> None:
         self._path = path / STARTING
@@ -86,7 +86,8 @@ class Starting:
         if self._lock is None:
             self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             with contextlib.suppress(BlockingIOError):
-                # Another process that starts the run, of which one will be refused, has set it.
+                # Another process that starts the same run has set it; one of the two will be
+                # refused.
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
@@ -156,15 +157,15 @@ class RunDirectory:
         """Publishes the coordinator's address atomically, and first whether it is plaintext, since
         the run may have certificates from another time."""
         if encrypted:
-            # A killed coordinator may have left it.
+            # A killed coordinator may have left the file.
             (self.path / PLAINTEXT).unlink(missing_ok=True)
         else:
             (self.path / PLAINTEXT).touch()
         self._write(ADDRESS, address + "\n")
 
     def write_job(self, document: dict[str, object]) -> None:
-        """Stores what the run was started with. The file's time is the start time, so this comes
-        when nothing can refuse the start any more."""
+        """Stores the arguments and the description that the run was started with. The file's time
+        is the start time, so this is called when nothing can refuse the start any more."""
         # The command line may contain passwords.
         make_private(self.path / JOB)
         self._write(JOB, json.dumps(document, indent=2) + "\n", private=True)
@@ -191,7 +192,7 @@ def started_with(
     replicas: int | None,
     description: JobDescription,
 ) -> dict[str, Any]:
-    """Returns what the run directory stores of the start."""
+    """Returns the document for :meth:`RunDirectory.write_job`."""
     return {**_command(job, overrides, mode, replicas), "description": description.document}
 
 

@@ -40,7 +40,7 @@ class Store:
     when it returns (0.2 ms). For one thread; call ``open`` and ``close``, or use ``with``.
 
     Every method raises ``sqlite3.Error`` when the disk refuses, and its subclass DamagedLedger when
-    the file does not hold what was written.
+    the file's content is not as it was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,8 @@ class Store:
         return None if row is None else self._read(row[0], check, key)
 
     def check(self) -> None:
-        """Reads all that a coordinator needs, so that damage shows before anything relies on it."""
+        """Reads all values that a coordinator needs, so that damage shows before anything relies on
+        them."""
         for key in VALUES:
             self.get(key)
         self.last_decision(0)
@@ -137,11 +138,12 @@ class Store:
             for decision in ahead.decisions:
                 self._insert("decisions_ahead", decision)
             newest = ahead.decisions[-1].round
-            # Whatever their generation: shards may have gone on from them in a later one.
+            # Old rounds go and newer ones stay, whatever their generation: shards may have gone on
+            # from them in a later generation.
             self._file.run("DELETE FROM decisions_ahead WHERE round <= ?", newest - KEPT_AHEAD)
 
     def last_decision(self, since: int) -> Decision | None:
-        """Returns the newest decision of generation ``since`` or later, but for those made
+        """Returns the newest decision of generation ``since`` or later, except decisions made
         ahead."""
         return self._decision(
             "SELECT decision FROM decisions WHERE generation >= ? "
@@ -188,8 +190,8 @@ class Store:
         )
 
     def evaluations(self, up_to_step: int | None = None) -> list[tuple[str, int, dict[str, float]]]:
-        """Returns ``(evaluation, global_step, results)``, oldest first; of two evaluations of the
-        same name the newest generation's counts."""
+        """Returns ``(evaluation, global_step, results)``, oldest first; of several evaluations of
+        one name, only the one of the newest generation."""
         rows = self._file.run(
             "SELECT evaluation, global_step, results FROM evaluations ORDER BY generation, rowid"
         )

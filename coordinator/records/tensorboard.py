@@ -76,7 +76,7 @@ class EventWriter:
             self._records.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the file; idempotent."""
+        """Writes the buffered points and closes the file; idempotent."""
         if self._records is not None:
             records, self._records = self._records, None
             records.close()

@@ -78,9 +78,9 @@ class LoopThread:
 
 
 async def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls ``function`` in another thread's loop, and awaits there what it returns, if that can be
-    awaited; cancels it there if the caller is cancelled. A result that needs no wait costs one turn
-    of each loop: commits cross here, on the way that every round of sync training waits for."""
+    """Calls ``function`` in another thread's loop. An awaitable result is awaited there, and
+    cancelled if the caller is cancelled. A result that needs no wait costs one turn of each loop:
+    all commits take this way, and every round of sync training waits for them."""
     call = _Call(function, args)
     loop.call_soon_threadsafe(call.begin)
     try:
@@ -199,7 +199,7 @@ class CallOrigin:
 
 class Crossing(CoordinatorServicer):
     """The Coordinator service on the network's loop; forwards each call to a servicer in the job
-    loop, whose methods return the response or something to await it by."""
+    loop, whose methods return the response or an awaitable of it."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Crossing(CoordinatorServicer):
 
     def _remember(self, key: tuple[Any, ...], answer: Any) -> None:
         self._last.pop(key, None)
-        # A member that the job does not know must hear so from the job.
+        # A member that the job does not know must learn this from the job itself.
         if not answer.unknown:
             self._last[key] = answer
         if len(self._last) > REMEMBERED:

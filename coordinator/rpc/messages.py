@@ -75,8 +75,8 @@ def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
 
 
 def read_heartbeat(message: pb.HeartbeatWorkerRequest, shards: int) -> WorkerHeartbeat:
-    """Converts a worker's heartbeat, without what it says about shards that the job's ``shards`` do
-    not include. Clock differences may be anything: negative or non-finite times count as 0 s."""
+    """Converts a worker's heartbeat, without entries for shards that a job of ``shards`` shards
+    does not have. Clock differences may be anything: negative or non-finite times count as 0."""
     times, unreachable = message.times, message.unreachable[:shards]
     return WorkerHeartbeat(
         message.generation,
@@ -102,7 +102,7 @@ def read_position(message: pb.WorkerPosition) -> Position:
 def read_registration(
     message: pb.RegisterWorkerRequest, certificate: str, address: str
 ) -> WorkerRegistration:
-    """Converts a worker's request to register. Raises InvalidArgument for a secret of another
+    """Converts a worker's request to register. Raises InvalidArgument for a secret of the wrong
     length."""
     if len(message.secret) != SECRET_BYTES:
         raise InvalidArgument(
@@ -144,7 +144,7 @@ def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
 
 
 def write_job(run: Run) -> pb.GetJobResponse:
-    """Converts what a worker has to know of the job before it registers."""
+    """Converts the facts about the job that a worker needs before it registers."""
     job = run.description
     return pb.GetJobResponse(
         run_id=run.run_id,
@@ -161,7 +161,7 @@ def write_job(run: Run) -> pb.GetJobResponse:
 
 
 def write_shard_job(run: Run) -> pb.RegisterShardResponse:
-    """Converts what a shard has to know of the job."""
+    """Converts the facts about the job that a shard needs."""
     job = run.description
     return pb.RegisterShardResponse(
         run_id=run.run_id,
@@ -177,14 +177,14 @@ def write_shard_job(run: Run) -> pb.RegisterShardResponse:
 
 
 def write_session(worker: Worker) -> pb.RegisterWorkerResponse:
-    """Converts what a worker gets when it has registered."""
+    """Converts a registered worker into the answer to its registration."""
     return pb.RegisterWorkerResponse(
         worker=worker.name, heartbeat_s=HEARTBEAT_S * worker.calm, session=worker.session
     )
 
 
 def write_cluster(run: Run, shards: Iterable[Shard]) -> pb.GetClusterResponse:
-    """Converts where the shards are, and how the plan distributes the parameters."""
+    """Converts the addresses of the shards and the plan that distributes the parameters."""
     return pb.GetClusterResponse(
         generation=run.generation,
         policy=run.policy,
@@ -257,7 +257,7 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
 
 
 def write_hold(hold: JobHold | None, course: JobRun) -> pb.AwaitHoldResponse:
-    """Returns the response with a hold, or without one: with the progress of the job."""
+    """Returns the response with ``hold``, or, if that is None, with the progress of the job."""
     stands = hold or course.holding.present
     response = pb.AwaitHoldResponse(
         held=hold is not None,
@@ -275,7 +275,7 @@ def write_hold(hold: JobHold | None, course: JobRun) -> pb.AwaitHoldResponse:
 
 
 def read_hold_end(request: pb.EndHoldRequest) -> HoldEnd:
-    """Returns the end of a hold. Raises InvalidArgument for a name that is no file's."""
+    """Returns the end of a hold. Raises InvalidArgument if ``restore`` is not a file name."""
     if request.restore:
         check_file_name(request.restore, "restore")
     rate = request.rate if request.HasField("rate") else None

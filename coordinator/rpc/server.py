@@ -42,10 +42,12 @@ class Server:
     def __init__(
         self, address: str, security: Security = PLAINTEXT, reflection: bool = False
     ) -> None:
-        """Args:
-        address: HOST:PORT; port 0 lets the system choose.
-        security: the credentials of this process.
-        reflection: describe the services to callers on any address, not only on loopback.
+        """
+        Args:
+            address: HOST:PORT; port 0 lets the system choose.
+            security: the credentials of this process.
+            reflection: whether to describe the services to callers on any address, not only on
+                loopback.
         """
         self._address = address
         self._security = security
@@ -146,8 +148,9 @@ class Server:
 
 
 def refusal(why: PsError, method: str) -> PsError:
-    """Returns the error of a call of ``method``. CoordinatorRefuses lets a process that holds part
-    of the run wait for a coordinator that serves it; a corrected command then finds its state."""
+    """Returns the error of a call of ``method``. A process that may hold part of the run gets
+    CoordinatorRefuses and waits for a coordinator that serves the run, so that a corrected command
+    finds its state."""
     if isinstance(why, JobDone):
         return why
     if method in FIRST_WORDS:

@@ -45,7 +45,7 @@ Leased = TypeVar("Leased", pb.LeaseWorkResponse, pb.CommitBatchResponse)
 
 class Servicer(CoordinatorServicer):
     """Implements one method per RPC; the proto documents each. A method whose answer may have to
-    wait returns the response, or what to await it by: only a wait costs a task."""
+    wait returns the response or an awaitable of it, so that only a wait costs a task."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Servicer(CoordinatorServicer):
     ) -> None:
         """
         Args:
-            surroundings: complete the status; without them it holds the state of the course alone.
+            surroundings: complete the status, which otherwise contains only the state of the job.
             board: answers GetDashboard.
             audit: records changes that callers make.
         """
@@ -183,7 +183,8 @@ class Servicer(CoordinatorServicer):
     def _leased(
         self, response: Callable[..., Leased], work: Work, caller: Caller, received: int
     ) -> Leased | Awaitable[Leased]:
-        """Returns the response with a lease of ``work``, at once unless it has to wait for some."""
+        """Returns the response with a lease of ``work``, or an awaitable of it if ``work`` is to
+        wait."""
 
         def lease(found: Work) -> Leased:
             engine = self._engine
@@ -236,7 +237,7 @@ class Servicer(CoordinatorServicer):
     async def EndHold(self, request: pb.EndHoldRequest, context: Any) -> pb.EndHoldResponse:
         await self._engine.end_hold(read_hold_end(request))
         if request.restore:
-            # Other ends come by the thousand, and change nothing but the time.
+            # Other ends come by the thousand, and only let training go on.
             self._note("EndHold", context, at=request.at, restore=request.restore)
         return pb.EndHoldResponse()
 

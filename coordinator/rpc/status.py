@@ -1,4 +1,4 @@
-"""Builds the job status from the state of its course and its environment."""
+"""Builds the status of a job from its state and the coordinator's environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Surroundings:
     """The coordinator's clock, version, disk and insecure flag. Not thread-safe."""
 
     def __init__(self, run_dir: Path, insecure: bool) -> None:
-        """``insecure``: plaintext may leave this machine."""
+        """``insecure`` says whether plaintext may leave this machine."""
         self._run_dir = run_dir
         self._insecure = insecure
         self._checkpoint = ("", 0.0)

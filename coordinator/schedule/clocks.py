@@ -9,8 +9,8 @@ from psrpc.core.commands import AwaitedWorkers, WorkerClock
 
 @dataclass(slots=True)
 class _Clock:
-    """The clock of a worker; ``holds`` means that others wait for it, since it ``entered``.
-    ``counted``: the shards count its steps themselves."""
+    """The clock of a worker. ``holds`` means that others have waited for it since it ``entered``;
+    ``counted`` means that the shards count its steps themselves."""
 
     steps: int
     entered: WorkerClock
@@ -21,12 +21,13 @@ class _Clock:
 class Clocks:
     """The steps that each worker has done. Not thread-safe.
 
-    A worker that does something else, finds nothing to do, or is gone delays no other. It enters or
-    returns at its own clock or the least of the others, whichever is greater: they do not wait for
-    what it has missed. So the least clock never falls.
+    A worker that does something else, finds nothing to do, or is gone delays no other. When it
+    enters or returns, its clock is raised to the least of the others, so that they do not wait for
+    steps that it has missed. The least clock therefore never falls.
 
-    A worker that knows clocks is held back by the shards, which count its steps as they come and
-    learn from :attr:`awaited` whom others wait for; another by its leases, see :meth:`allowed`.
+    Shards hold back a worker that supports clocks: they count its steps as these arrive, and learn
+    from :attr:`awaited` which workers the others wait for. Other workers are held back by their
+    leases, see :meth:`allowed`.
     """
 
     def __init__(self, staleness: int) -> None:
@@ -44,7 +45,8 @@ class Clocks:
         return self._number
 
     def entered(self, worker: str) -> WorkerClock | None:
-        """Returns the clock of ``worker`` as of when others began to wait for it, if they do."""
+        """Returns the clock that ``worker`` had when others began to wait for it; None if they do
+        not."""
         clock = self._clocks.get(worker)
         return clock.entered if clock is not None and clock.holds else None
 
@@ -75,7 +77,8 @@ class Clocks:
 
         Args:
             counted: whether the shards count its steps.
-            least: the least clock that the others probably have by now; reports come late.
+            least: the least clock that the others probably have by now, since their reports come
+                late.
         """
         clock = self._clocks.get(worker)
         if clock is not None and clock.holds:
@@ -87,8 +90,8 @@ class Clocks:
         return entered
 
     def allowed(self, worker: str, outstanding: int = 0) -> int:
-        """Returns how many more steps ``worker``, which trains, may get besides ``outstanding``
-        ones: those at whose start it is at most s ahead of the present least clock."""
+        """Returns how many steps ``worker``, which trains, may get besides ``outstanding`` ones. It
+        may begin a step if it is then at most s steps ahead of the present least clock."""
         clock = self._clocks[worker]
         assert clock.holds
         ahead = clock.steps + outstanding - self.least

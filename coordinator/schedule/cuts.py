@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from psrpc.core.batch import BatchId
 
 STEPS = 8
-"""Sizes are multiples of a batch divided by this, so that few sizes are compiled."""
+"""Sizes are multiples of a batch's size divided by this, so that few sizes are compiled."""
 
 LARGEST = 2
 """Most batches in one cut, which must fit into a worker's memory."""

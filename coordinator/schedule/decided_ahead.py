@@ -1,12 +1,12 @@
-"""Decides rounds before their gradients are there, so that no commit stands between two rounds.
+"""Decides rounds before their gradients are there, so that no round waits for commits.
 
 Where rounds are short, several are decided at a time: which micro-batches each has, and which
-worker's attempt counts. Shards get these decisions ahead and workers all their attempts, so that a
-step takes one exchange with each shard and nothing of the coordinator. The reports come later,
-several at a time, and the rounds are counted as they come.
+worker's attempt of them counts. Shards receive these decisions in advance, and workers all their
+attempts, so that a step takes one exchange with each shard and no call of the coordinator. Workers
+report later, several attempts at a time, and rounds are closed as the reports arrive.
 
-Such a decision is never changed. If a worker leaves that has an attempt in one, all shards first
-forget what they have not applied, and then another generation begins.
+Such a decision never changes. If a worker with an attempt in one of these rounds leaves, all shards
+first drop the rounds that they have not applied, and then another generation begins.
 
 Pure: time is passed in, and nothing locks; the engine's loop is the only caller.
 """
@@ -29,11 +29,12 @@ from psrpc.core.commands import Attempt, Decision, RoundsAhead
 from psrpc.core.policy import Policy
 
 LEAST_ROUNDS = 2
-"""Rounds that have to fit into :data:`coordinator.schedule.pace.TASK_S`: in longer ones, workers
-that are done take what others have not begun."""
+"""Rounds that must fit into :data:`coordinator.schedule.pace.TASK_S` to be decided ahead. Longer
+rounds are divided as workers ask: one that is done takes micro-batches that others have not
+begun."""
 
 LONG_ROUND_S = 2.0
-"""Longest round of which no worker has more than one micro-batch that is decided ahead."""
+"""Longest round, in seconds, that is decided ahead where no worker has two of its micro-batches."""
 
 MOST_ATTEMPTS = 2048
 """Most attempts that are decided at once: they go into one message."""
@@ -48,7 +49,7 @@ class RoundAhead:
 
     @property
     def number(self) -> int:
-        """The version that its attempts are computed from."""
+        """The round's number, which is also the version that its attempts are computed from."""
         return self.decision.round
 
 
@@ -56,22 +57,25 @@ class Crew:
     """The workers of a generation that train. Not thread-safe."""
 
     def __init__(self, needed: int) -> None:
-        """``needed`` workers can do without the others."""
+        """``needed`` is the number of workers that suffice for a round."""
         self._needed = needed
         self._asked: dict[str, bool] = {}
-        """Whether those that have asked for work can compute rounds that are decided ahead."""
+        """By worker that has asked for work: whether it can compute rounds that are decided
+        ahead."""
         self._worked: set[str] = set()
 
     @property
     def names(self) -> list[str]:
-        """Those among which rounds are divided; empty while one cannot take part, or is needed and
-        has not done a micro-batch yet, which may take long."""
+        """The workers among which rounds are divided, sorted. Empty while a worker cannot compute
+        such rounds, or while fewer than needed have done a micro-batch: the first one may take
+        long."""
         worked = self._asked.keys() & self._worked
         ready = len(worked) >= min(len(self._asked), self._needed)
         return sorted(worked) if ready and all(self._asked.values()) else []
 
     def asks(self, worker: str, able: bool) -> None:
-        """Notes that ``worker`` asks for work; ``able``: of rounds that are decided ahead."""
+        """Notes that ``worker`` asks for work; ``able`` says whether it can compute rounds that are
+        decided ahead."""
         self._asked[worker] = able
 
     def worked(self, worker: str) -> None:
@@ -85,12 +89,12 @@ class Crew:
 
 
 class DecidedAhead:
-    """The rounds after the open one that are decided already, and whether the open one is. Not
-    thread-safe.
+    """The rounds that are decided ahead: some after the open one, and perhaps the open one itself.
+    Not thread-safe.
 
     Attributes:
-        crew: among which they are divided.
-        opened: the open round, if it was decided ahead.
+        crew: the workers among which rounds are divided.
+        opened: the open round if it was decided ahead, or None.
     """
 
     def __init__(self, policy: Policy, generation: int) -> None:
@@ -98,23 +102,24 @@ class DecidedAhead:
         self.opened: RoundAhead | None = None
         self._generation = generation
         self._taken = policy.taken
-        # The others choose by the time at which workers come.
+        # These settings assign micro-batches by the time at which workers ask or commit.
         self._allowed = not (policy.backups or policy.balance or policy.speculate)
         self._queue: deque[RoundAhead] = deque()
         self._pace = Pace()
         self._closed = 0
         self._due: dict[str, float] = {}
-        """When each worker's next micro-batch is due, in a time that passes with its speed."""
+        """When each worker's next micro-batch is due, in a virtual time: the faster a worker, the
+        less of it a micro-batch takes."""
         self._micros: dict[BatchId, MicroBatch] = {}
         self._held: dict[str, list[tuple[int, Attempt, MicroBatch]]] = {}
-        """By worker, the round of each of its attempts."""
+        """By worker, its attempts: round, attempt, micro-batch."""
 
     def __bool__(self) -> bool:
-        """Whether there are such rounds."""
+        """Whether any round is decided ahead."""
         return self.opened is not None or bool(self._queue)
 
     def __iter__(self) -> Iterator[RoundAhead]:
-        """The open round, if it is one, and those after it."""
+        """Iterates over these rounds in order, the open one first if it is one of them."""
         if self.opened is not None:
             yield self.opened
         yield from self._queue
@@ -139,12 +144,12 @@ class DecidedAhead:
         weights: Mapping[str, float],
         now: float,
     ) -> RoundsAhead | None:
-        """Decides more rounds if that is possible now: from the open one on, of that ``number``,
-        if no worker has begun it.
+        """Decides more rounds if that is possible now, and returns their decisions, or None. If no
+        worker has begun the open round, which has this ``number``, it is the first of them.
 
         Args:
             todo: has the batches of later rounds.
-            leases: numbers attempts.
+            leases: gives numbers to attempts.
             before: the first round that must not be decided ahead, or None.
             weights: the speeds of workers, in any unit, where known.
         """
@@ -173,8 +178,8 @@ class DecidedAhead:
         weights: Mapping[str, float],
         now: float,
     ) -> RoundsAhead:
-        """Decides that many rounds from the ``first`` on, of ``batches`` and then those of
-        ``todo``, with attempts from number ``attempt`` on."""
+        """Decides this many rounds. They have the numbers from ``first`` on, the micro-batches of
+        ``batches`` and then of ``todo``, and attempts numbered from ``attempt`` on."""
         given = deque(batches)
         decisions = []
         for later in range(first, first + rounds):
@@ -197,14 +202,15 @@ class DecidedAhead:
         self._closed += 1
 
     def next(self) -> RoundAhead | None:
-        """Opens the next of these rounds, if there is one."""
+        """Opens and returns the next of these rounds; None if there is none."""
         for micro in self.opened.micros if self.opened is not None else ():
             del self._micros[micro.batch]
         self.opened = self._queue.popleft() if self._queue else None
         return self.opened
 
     def lease(self, worker: str, received: int) -> RoundsLease | None:
-        """Returns the attempts of ``worker`` above ``received``, those that have not reached it."""
+        """Returns the uncommitted attempts of ``worker`` numbered above ``received``, which have
+        not reached it; None if there are none."""
         attempts = tuple(
             (number, attempt)
             for number, attempt, _ in self._uncommitted(worker)
@@ -225,7 +231,7 @@ class DecidedAhead:
         return micro
 
     def held_by(self, workers: Collection[str]) -> list[str]:
-        """Returns those of the workers that hold an attempt."""
+        """Returns those of ``workers`` that hold an uncommitted attempt, sorted."""
         return sorted(worker for worker in workers if self._uncommitted(worker))
 
     def _uncommitted(self, worker: str) -> list[tuple[int, Attempt, MicroBatch]]:
@@ -237,8 +243,8 @@ class DecidedAhead:
         return held
 
     def _divide(self, weights: Mapping[str, float]) -> list[str]:
-        """Returns the worker of each micro-batch of a round: over many rounds each has its share of
-        the speed of all."""
+        """Returns the worker of each micro-batch of a round. Over many rounds, a worker's share of
+        the micro-batches is its share of the total speed."""
         names = self.crew.names
         known = [weights[name] for name in names if name in weights]
         usual = sum(known) / len(known) if known else 1.0
@@ -263,7 +269,8 @@ class DecidedAhead:
         if self._taken <= workers and round_s is not None and round_s <= LONG_ROUND_S:
             # A worker has one micro-batch of a round at most, so none could help another.
             size = max(size, LEAST_ROUNDS)
-        # A checkpoint, a change and a stop wait for what is decided.
+        # A checkpoint, a policy change and a stop wait for all decided rounds: few if they are
+        # long.
         most = size if round_s is None or round_s * LEAST_ROUNDS <= TASK_S else 0
         if size < LEAST_ROUNDS or len(self._queue) > most:
             return 0

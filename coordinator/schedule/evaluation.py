@@ -94,7 +94,7 @@ class Evaluations:
 
     def lease(self, worker: str) -> EvaluationWork | MergeWork | None:
         """Returns work for ``worker``: a task that it holds already, an open task, or the merge.
-        None when other workers have all there is."""
+        None while no evaluation is ready, or when other workers hold all that is left."""
         current = self._queue[0] if self._queue and self._queue[0].ready else None
         if current is None:
             return None
@@ -177,7 +177,7 @@ class Evaluations:
         return EvaluationResult(evaluation, found.global_step, found.snapshot, dict(values))
 
     def release(self, worker: str) -> int:
-        """Opens what ``worker`` holds to all workers; returns how many tasks."""
+        """Reopens the tasks that ``worker`` holds to all workers; returns their number."""
         opened = 0
         for evaluation in self._queue:
             mine = [t for t, holder in evaluation.holders.items() if holder == worker]
@@ -190,7 +190,7 @@ class Evaluations:
         return opened
 
     def waiting_for(self) -> str:
-        """Says what the oldest evaluation waits for; empty when there is none."""
+        """Names the event that the oldest evaluation waits for; empty when there is none."""
         if not self._queue:
             return ""
         current = self._queue[0]
@@ -225,8 +225,8 @@ def training_of(epoch: int) -> str:
 
 
 def epoch_of(evaluation: str, last: int) -> int:
-    """Returns the epoch of an evaluation, or of the merge of its totals, from a name made here;
-    ``last`` is the epoch of the final evaluation."""
+    """Returns the epoch of an evaluation, or of a merge of totals, by its name; ``last`` is the
+    epoch of the :data:`FINAL` evaluation."""
     name = evaluation.removeprefix(TRAINING)
     return last if name == FINAL else int(name.removeprefix("epoch-")) - 1
 

@@ -16,7 +16,7 @@ SKIPPED_IN_A_ROW = 10
 WINDOW_STEPS = 20
 FACTOR = 3.0
 EXPLODED = 30.0
-"""Multiple of the first loss that is warned of at once, as it may be infinite soon."""
+"""Multiple of the first loss at which the user is warned at once: it may be infinite soon."""
 
 PATIENCE_STEPS = 200
 """Steps in a row above ``FACTOR`` that stop the job."""
@@ -27,7 +27,7 @@ WARNED_STEPS = PATIENCE_STEPS // 2
 
 class Guard:
     """Watches finished batches; each method returns why the job must stop, with an error code, or
-    None. Earlier warnings collect in ``warnings``, for the owner to take out.
+    None. Warnings before a stop collect in ``warnings``; the owner takes them out.
 
     Pure and not thread-safe.
     """
@@ -36,7 +36,7 @@ class Guard:
         self, policy: Policy, first_loss: float | None = None, attended: bool = False
     ) -> None:
         """``first_loss`` is the mean loss of the first window, if an earlier run of the job saw it.
-        An ``attended`` job is not stopped, and its attendant has no command line."""
+        Advice for an ``attended`` job names no flags, as its attendant uses no command line."""
         self._attended = attended
         self._policy = policy
         self._first_loss = first_loss

@@ -27,7 +27,7 @@ class Ledger(BatchSchedule):
 
     Batches are cut from the grid of their epoch, so a batch's id is the same on every lease. Epochs
     overlap: the next one is leased while the last batches of the present one are still out. Under
-    ssp :class:`Clocks` limit what a worker is leased. Not thread-safe.
+    ssp, :class:`Clocks` limits how many batches a worker gets. Not thread-safe.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Ledger(BatchSchedule):
         limit: int | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """``done``, ``skipped`` and ``partial`` are positions per epoch, from the shards of a
-        resumed job: what all shards applied, the skipped part of it, and what only some applied,
-        which is leased before anything new. The global step is the number of batches done plus
-        ``step_offset``. New batches come from epochs before ``until_epoch`` only, and no more than
-        ``limit`` are done."""
+        """``done``, ``skipped`` and ``partial`` are positions per epoch, as the shards of a resumed
+        job report them: applied by all shards, skipped among those, and applied by only some. The
+        last are leased before anything new. The global step is ``step_offset`` plus the number of
+        batches done. New batches come only from epochs before ``until_epoch``, and at most
+        ``limit`` are done in all."""
         done = done or {}
         super().__init__(
             OpenBatches(
@@ -86,7 +86,7 @@ class Ledger(BatchSchedule):
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is in flight any more: all shards have the same batches."""
+        """Whether draining is complete: nothing is in flight, all shards have the same batches."""
         under_way = self._leased or self._reopened or self._todo.has_partial
         return self._draining and not under_way
 
@@ -105,7 +105,7 @@ class Ledger(BatchSchedule):
         return TrainingPosition(step, total, self._todo.epoch, done, self._examples)
 
     def drain(self) -> None:
-        """Leases nothing new; batches that only some shards may have are still done on all."""
+        """Leases no new batches; those that only some shards may have are still completed."""
         self._draining = True
 
     def tick(self, _now: float) -> None:
@@ -116,8 +116,8 @@ class Ledger(BatchSchedule):
         return []
 
     def idle_worker(self, worker: str) -> None:
-        """Notes that ``worker`` does something else, such as an evaluation: once its batches are
-        done, clocks do not wait for it. It may have asked ahead of time."""
+        """Notes that ``worker`` does something else, such as an evaluation: clocks stop waiting for
+        it once it has reported the batches that it holds."""
         if self.clocks is None:
             return
         if self._holds(worker):
@@ -128,9 +128,9 @@ class Ledger(BatchSchedule):
     def lease(
         self, worker: str, now: float, received: int, workers: int, clocks: bool = False
     ) -> Train | Wait:
-        """Returns a task for ``worker``: attempts above ``received``, which were leased to it but
-        did not reach it, or else the next open batches. ``workers`` share the rest, so tasks
-        shrink towards the end. ``clocks``: the shards hold it back, see :class:`Clocks`."""
+        """Returns a task for ``worker``: attempts numbered above ``received``, which were leased to
+        it but did not reach it, or else the next open batches. ``workers`` share the rest, so tasks
+        shrink towards the end. ``clocks``: shards hold this worker back, see :class:`Clocks`."""
         holder = self._holders.setdefault(worker, LeaseHolder())
         if not holder.leases:
             holder.pace.since = now  # the time before was not work
@@ -164,11 +164,11 @@ class Ledger(BatchSchedule):
         A batch that was too stale is open to all workers again.
 
         Idempotent: a batch counts once, and only if it is leased to ``worker``. Repeated reports
-        change nothing, nor do reports of what a worker did under another name: the batch is leased
-        again, and shards answer that they have it.
+        change nothing, nor do reports of work under an earlier name: such a batch is leased again,
+        and shards answer that they have it.
 
         Raises:
-            InvalidArgument: not a batch of this job; nothing is recorded.
+            InvalidArgument: a report names no batch of this job; nothing is recorded.
         """
         for report in reports:
             self._todo.check(report.batch)
@@ -203,7 +203,7 @@ class Ledger(BatchSchedule):
         return counted
 
     def revoke(self, worker: str) -> list[Attempt]:
-        """Returns what ``worker`` holds; other workers get it only after :meth:`release`."""
+        """Returns the attempts of ``worker``; others get the batches only after :meth:`release`."""
         self._busy_next.discard(worker)
         if self.clocks is not None:
             self.clocks.leave(worker)
@@ -213,8 +213,8 @@ class Ledger(BatchSchedule):
         return [Attempt(batch, number) for batch, number in holder.leases.items()]
 
     def release(self, worker: str) -> int:
-        """Opens what ``worker`` holds to all workers, before anything new, as shards refuse it now;
-        returns how many batches."""
+        """Reopens the batches of ``worker``, which shards refuse by now, to all workers; they are
+        leased before anything new. Returns their number."""
         if self.clocks is not None:
             self.clocks.leave(worker)
         holder = self._holders.pop(worker, None)
@@ -227,9 +227,9 @@ class Ledger(BatchSchedule):
         return len(batches)
 
     def hand_over(self, stuck: Collection[str]) -> list[str]:
-        """Returns the ``stuck`` workers that hold batches: some shards may have applied one, and
-        may get another gradient of it only once they refuse the worker's. Clocks do not wait for
-        the other stuck workers."""
+        """Returns the ``stuck`` workers that hold batches, to be revoked: some shards may have
+        applied such a batch, and may get another gradient of it only once they refuse the stuck
+        worker. Clocks stop waiting for the other stuck workers."""
         holding = [worker for worker in stuck if self._holds(worker)]
         for worker in stuck:
             if worker not in holding:
@@ -242,7 +242,7 @@ class Ledger(BatchSchedule):
         return epochs
 
     def waiting_for(self) -> str:
-        """Says what the next step waits for; empty when there are open batches."""
+        """Names the event that the next step waits for; empty when there are open batches."""
         if self.finished or self._has_open():
             return ""
         if not self._leased:
@@ -277,12 +277,12 @@ class Ledger(BatchSchedule):
 
     @property
     def _begins(self) -> bool:
-        """Whether batches may be leased that no worker has had."""
+        """Whether batches that no worker has had yet may be leased."""
         return not (self._draining or self._todo.limited)
 
     def _next_open(self, worker: str) -> BatchId | None:
-        """Takes what some shards may have first. A worker gets a batch that was refused from it
-        again only as a last resort: its parameters may be too old again, another worker's not."""
+        """Takes an open batch, first those that some shards may have. A worker gets back a batch
+        that shards refused from it only as a last resort: its parameters may be too old again."""
         batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
         if batch is None:
             batch = self._todo.take_partial()

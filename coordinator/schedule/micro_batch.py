@@ -24,9 +24,9 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class MicroBatch:
-    """A micro-batch and its ``attempts`` by number. ``superseded`` are those taken back; from
-    ``revoked`` workers shards may still accept such a one. ``base`` is the version that the
-    committed attempt was computed from, or an older one."""
+    """A micro-batch and its ``attempts`` by number. ``superseded`` are the numbers of attempts that
+    were taken back or came second; shards may still accept those of ``revoked`` workers. ``base``
+    is the version that the committed attempt was computed from, or an older one."""
 
     batch: BatchId
     attempts: dict[int, Held] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class OpenBatches:
         self._until = epochs if until_epoch is None else min(until_epoch, epochs)
         self.per_epoch = batches_per_epoch(records, batch_size)
         """Batches of one epoch."""
-        # By index in the epoch, as everything below.
+        # Intervals of batch indices within the epoch, as everything below.
         self._done = {
             epoch: self._indices(done[epoch], whole=True) for epoch in done if epoch < epochs
         }
@@ -55,7 +55,7 @@ class OpenBatches:
         self._partial = deque((e, *interval) for e in sorted(touched) for interval in touched[e])
         self._epoch, self._index = 0, 0
         self._begun = self._batches + sum(len(indices) for indices in touched.values())
-        """Batches that are done or that a worker, or all shards, must still bring to an end."""
+        """Number of batches that are done, taken by a worker, or applied by only some shards."""
         self._limit = limit
 
     def extend(self, until_epoch: int) -> None:
@@ -68,7 +68,7 @@ class OpenBatches:
 
     @property
     def end(self) -> int:
-        """The number of batches up to which new ones may begin."""
+        """The number of batches of the job that may begin, finished ones included."""
         return self.total if self._limit is None else min(self._limit, self.total)
 
     @property
@@ -128,8 +128,8 @@ class OpenBatches:
         return self._left[epoch]
 
     def take(self) -> BatchId | None:
-        """Takes the next new batch: epoch after epoch, in position order. It is for the caller to
-        ask whether the batches are ``limited``, since a round goes beyond the limit."""
+        """Takes the next new batch: epoch after epoch, in position order. Does not check the limit,
+        which a round may exceed: the caller asks whether the batches are ``limited``."""
         if not self._seek():
             return None
         batch = self._cut(self._epoch, self._index)
@@ -138,7 +138,8 @@ class OpenBatches:
         return batch
 
     def take_partial(self) -> BatchId | None:
-        """Takes the next batch that only some shards have, in the same order."""
+        """Takes the next batch that only some shards have, in the order of :meth:`take`; None if
+        none is left."""
         if not self._seek_partial():
             return None
         epoch, start, stop = self._partial[0]
@@ -175,7 +176,7 @@ class OpenBatches:
         )
 
     def _seek(self) -> bool:
-        """Skips what is done or partial; returns whether there is a new batch."""
+        """Advances past batches that are done or partial; returns whether a new batch is left."""
         while self._epoch < self._until:
             done, touched = self._done.get(self._epoch), self._touched.get(self._epoch)
             index = None
@@ -218,7 +219,7 @@ class OpenBatches:
 
 
 class BatchSchedule:
-    """The part of a schedule that only its batches matter to. Not thread-safe."""
+    """The part of a schedule that depends on nothing but its batches. Not thread-safe."""
 
     def __init__(self, todo: OpenBatches) -> None:
         self._todo = todo
@@ -249,7 +250,7 @@ class BatchSchedule:
         self._allowed()
 
     def _allowed(self) -> None:
-        """Begins what has become possible."""
+        """Reacts to new batches that may begin now. A subclass overrides this."""
 
 
 def count_batches(positions: IntervalSet, batch_size: int) -> int:

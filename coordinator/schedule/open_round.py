@@ -23,8 +23,8 @@ from psrpc.core.text import first_names
 
 
 class OpenRound:
-    """One round after another: :meth:`fill` opens it, :meth:`close` ends it. All its micro-batches
-    are of one epoch. Not thread-safe."""
+    """The open round, one after another: :meth:`fill` opens a round, :meth:`close` ends it. All
+    micro-batches of a round are of one epoch. Not thread-safe."""
 
     def __init__(
         self, policy: Policy, batch_size: int, partial: Mapping[int, IntervalSet] | None
@@ -39,7 +39,8 @@ class OpenRound:
         """Its committed micro-batches, in the order of their commits."""
         self._cut: tuple[BatchId, ...] = ()
         self._uncut = Uncut((), batch_size)
-        """With ``balance``, the batches of the round, and what is left to be cut."""
+        """With ``balance``, the batches of the round, and the records of them that are not cut
+        yet."""
         self._draining = False
 
     def __bool__(self) -> bool:
@@ -83,7 +84,8 @@ class OpenRound:
 
     @property
     def revoked(self) -> bool:
-        """Whether a part of it will be open once shards refuse the worker that had it."""
+        """Whether it has a micro-batch that reopens once shards refuse the revoked worker that had
+        it."""
         return any(m.revoked for m in self.micros)
 
     @property
@@ -93,7 +95,7 @@ class OpenRound:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing of it is in flight since :meth:`drain`."""
+        """Whether :meth:`drain` was called and no micro-batch is in flight."""
         return self._draining and not any(m.under_way for m in self.micros)
 
     @property
@@ -112,12 +114,13 @@ class OpenRound:
 
     @property
     def holders(self) -> set[str]:
-        """The workers that may commit, or that must be refused before others' commits."""
+        """The workers that may commit, or that shards must refuse before others may commit."""
         return {h for m in self.micros if m.committed is None for h in m.holders}
 
     @property
     def uncommitted(self) -> int:
-        """Number of its micro-batches that no worker has committed; without ``balance``."""
+        """Number of its micro-batches that no worker has committed; valid only without
+        ``balance``."""
         return sum(m.committed is None for m in self.micros)
 
     def held_by(self, worker: str) -> list[Attempt]:
@@ -126,7 +129,7 @@ class OpenRound:
         return [Attempt(batch, number) for batch, number in numbers if number is not None]
 
     def begin_again(self, worker: str, now: float) -> None:
-        """Counts the time of what ``worker`` holds from ``now`` on."""
+        """Restarts, at ``now``, the time of the uncommitted attempts that ``worker`` holds."""
         for micro in self.micros:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
@@ -184,13 +187,13 @@ class OpenRound:
 
     def fill(self, todo: OpenBatches) -> None:
         """Opens a new round: up to K micro-batches of one epoch. At the limit of ``todo`` it has
-        only what is left of earlier rounds, or nothing."""
+        only micro-batches left over from earlier rounds, if any."""
         self._cut = ()
         if self._draining:
             self.micros = [micro for micro in self.micros if micro.under_way]
             return
         batches: list[BatchId] = []
-        # With backup workers, those of rounds below the limit may still be open.
+        # With backup workers, micro-batches of rounds below the limit may still be open.
         most = len(self.micros) if todo.limited else self._policy.open
         epoch = self.epoch if self.micros else todo.next_epoch
         while len(self.micros) + len(batches) < most and (
@@ -205,7 +208,7 @@ class OpenRound:
             self.micros += [MicroBatch(batch) for batch in batches]
 
     def adopt(self, micros: Sequence[MicroBatch]) -> None:
-        """Opens a round that was decided ahead, some of which may be committed."""
+        """Opens a round that was decided ahead; some of its ``micros`` may be committed already."""
         self._cut = ()
         self.micros = list(micros)
         self._commits = [micro for micro in micros if micro.committed is not None]
@@ -219,7 +222,8 @@ class OpenRound:
         return next((m for m in self.micros if m.may_be_doubled and m.held_by(stuck)), None)
 
     def twice_left_by(self, stuck: Set[str]) -> list[str]:
-        """Returns the ``stuck`` workers whose attempt leaves no room for another worker's."""
+        """Returns the ``stuck`` workers that must make room, sorted: where stuck workers hold as
+        many attempts of a micro-batch as shards have room for, the worker of the newest attempt."""
         full = [m for m in self.micros if len(m.attempts) >= LIVE_ATTEMPTS and m.held_by(stuck)]
         return sorted({m.attempts[max(m.attempts)].worker for m in full})
 
@@ -229,14 +233,14 @@ class OpenRound:
         return [Attempt(batch, number) for batch, number in taken if number is not None]
 
     def release(self, worker: str) -> int:
-        """Opens what was taken back from ``worker``; returns how many micro-batches."""
+        """Reopens the micro-batches taken back from ``worker``; returns their number."""
         taken = [micro for micro in self.micros if worker in micro.revoked]
         for micro in taken:
             micro.revoked.remove(worker)
         return len(taken)
 
     def _is_partial(self, batches: Sequence[BatchId]) -> bool:
-        """Whether some shard has a part of a round, which must then be cut as before."""
+        """Whether some shard has applied a part of ``batches``, which are then not cut anew."""
         return any(
             batch.epoch in self._partial
             and self._partial[batch.epoch].overlaps(batch.first, batch.first + batch.count)

@@ -8,11 +8,12 @@ from statistics import fmean, median
 from psrpc.core.batch import BatchId
 
 TASK_S = 0.5
-"""Seconds of work in a lease: long enough to hide the round trip, short enough to lose."""
+"""Seconds of work in a lease: long enough to hide the round trip, short enough that losing one
+costs little."""
 
 LEASES_PER_S = 500.0
-"""Leases of all workers together that a coordinator is asked for, at most: half of what it could
-give on a core while it answers heartbeats, too. Tasks of many workers are longer."""
+"""Most leases per second that all workers together ask for: half of what a coordinator can give on
+one core besides answering heartbeats. To stay below it, many workers get longer tasks."""
 
 LARGEST_TASK = 256
 """Most batches of one lease."""
@@ -79,8 +80,8 @@ class Speeds:
             self.measure(worker, records, took_s)
 
     def expected_s(self, worker: str, records: int) -> float | None:
-        """Estimates how long ``worker`` needs for a micro-batch: as the median worker if its speed
-        is unknown; None if all are."""
+        """Estimates the seconds that ``worker`` needs for a micro-batch. A worker of unknown speed
+        counts as the median one; None if no speed is known."""
         if not self._known:
             return None
         return records / self._known.get(worker, median(self._known.values()))

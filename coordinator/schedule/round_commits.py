@@ -1,4 +1,4 @@
-"""Commits the attempts of rounds: which count, and what is measured by them. Pure."""
+"""Commits the attempts of rounds: decides which count, and measures speeds by them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RoundCommits:
     """Takes commits of the open round, and of those that are decided ahead. Not thread-safe.
 
     Attributes:
-        examples: records that took part.
+        examples: number of records that took part in training.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class RoundCommits:
         *,
         backups: bool,
     ) -> None:
-        """``backups``: an attempt may count in a later round."""
+        """``backups`` says whether an attempt may count in a later round."""
         self.examples = examples
         self._open = opened
         self._ahead = ahead
@@ -56,11 +56,11 @@ class RoundCommits:
         held = micro.held(report.attempt, worker)
         if micro.committed is None or micro.committed.attempt != report.attempt:
             self._slow.speeds.measure(held.worker, report.batch.count, now - held.since)
-            # Its worker begins what it holds besides only now.
+            # The worker begins its other micro-batches only now.
             self._open.begin_again(worker, now)
         if micro.committed is not None:
             if micro.committed.attempt != report.attempt:
-                # Its worker is done with it.
+                # The attempt came second, and its worker is done with it.
                 del micro.attempts[report.attempt]
                 micro.superseded.add(report.attempt)
             return None

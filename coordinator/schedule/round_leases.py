@@ -12,14 +12,15 @@ from psrpc.core.commands import Attempt
 from psrpc.core.policy import Policy
 
 NOT_SLOW = 0.8
-"""Least speed, over the mean of all workers, of one that computes ahead: what a slow worker holds
-keeps the others waiting."""
+"""Least speed, relative to the mean of all workers, at which a worker gets its next micro-batch in
+advance: a slow worker would keep the others waiting for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundLease:
-    """The attempt that a worker should make, or None: ask again at the time ``until``, if not None.
-    For ``ahead`` and ``last`` see :class:`coordinator.core.work.Round`, where it is ``pull_next``.
+    """The attempt that a worker should make. If it is None, the worker asks again: at the time
+    ``until``, or at any change if that is None. For ``ahead`` and ``last`` see
+    :class:`coordinator.core.work.Round`, where it is ``pull_next``.
     """
 
     attempt: Attempt | None
@@ -71,7 +72,8 @@ class RoundLeases:
         return self._with_ahead(attempt, worker, now, number, workers)
 
     def reserve(self, attempts: int) -> int:
-        """Numbers that many attempts, which others lease; returns the first number."""
+        """Reserves the numbers of that many attempts, which another object leases; returns the
+        first."""
         first, self._next = self._next, self._next + attempts
         return first
 
@@ -81,15 +83,15 @@ class RoundLeases:
         if self._policy.backups:
             return RoundLease(attempt)
         ahead = self._ahead(attempt, worker, now, number, workers)
-        # The other workers without a micro-batch take what is open.
+        # The other workers without a micro-batch take the open ones.
         last = ahead is None and self._open.left <= workers - len(self._open.holders)
         return RoundLease(attempt, ahead, last)
 
     def _ahead(
         self, current: Attempt, worker: str, now: float, number: int, workers: int
     ) -> Attempt | None:
-        """Returns the micro-batch of the round that ``worker`` computes after ``current``, leased
-        now if it has none. None if others may finish it sooner."""
+        """Returns the attempt of the round that ``worker`` computes after ``current``, leased now
+        if it has none; None if others may finish sooner."""
         held = self._open.held_by(worker)
         for attempt in held:
             if attempt != current:

@@ -2,12 +2,13 @@
 
 Round r turns version r into r + 1 on every shard. It has the next K undone micro-batches of the
 epoch's permutation; an epoch's last round may have fewer. Rounds are numbered through the job. Each
-worker that asks gets a micro-batch of the open round. The first committed attempt of each that all
-shards hold counts; once every micro-batch has one, the round's decision names them.
+worker that asks gets a micro-batch of the open round. An attempt is committed once all shards hold
+it, and the first committed attempt of a micro-batch counts. Once every micro-batch has one, the
+round's decision names them.
 
 Stragglers. With ``speculate`` an idle worker gets a second attempt of a micro-batch that another
-worker has held for longer than attempts take; the first commit counts, so nothing is lost and the
-bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed Synchronous
+worker has held for longer than attempts usually take; the first commit counts, so the result is the
+same bit for bit. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed Synchronous
 SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike there, the others
 stay open and count in a later round, with the staleness that they have by then. No more than K are
 ever open, so a round waits again once more than K - M of them are late.
@@ -61,7 +62,7 @@ class Rounds(BatchSchedule):
         """``first_round`` is the version the shards start from, ``done`` the positions per epoch
         that all shards have, ``partial`` those that only some have. ``skipped_records`` of the
         ``done`` records took no part. Only rounds of epochs before ``until_epoch`` are opened, and
-        none once ``limit`` batches are done or under way: the last one may go beyond it."""
+        none once ``limit`` batches are done or under way; the last round may exceed the limit."""
         done = done or {}
         super().__init__(
             OpenBatches(
@@ -107,7 +108,7 @@ class Rounds(BatchSchedule):
 
     @property
     def drained(self) -> bool:
-        """Whether no round is in flight, nor will be."""
+        """Whether no round is in flight and none will begin."""
         return self._open.drained and not self.ahead
 
     @property
@@ -125,9 +126,10 @@ class Rounds(BatchSchedule):
 
     @property
     def decisions(self) -> list[Decision]:
-        """The decisions of this generation that a shard may lack, oldest first. With backup workers
-        staged attempts alone may decide several rounds, but no more than the micro-batches that a
-        shard stages, since a commit requires that shards hold the attempt."""
+        """The decisions of this generation that a shard may lack, oldest first. With backup
+        workers, several rounds may be decided before a shard applies the first. All of their
+        attempts are staged on all shards, so there are no more rounds than a shard stages
+        micro-batches."""
         return list(self._decided)
 
     @property
@@ -153,22 +155,22 @@ class Rounds(BatchSchedule):
         """Does nothing: rounds wait for micro-batches."""
 
     def tick(self, now: float) -> None:
-        """Checks whether the open round lasts too long."""
+        """Counts the open round as overdue, once, if it exceeds its deadline."""
         if self._open.awaited:
             self._slow.deadline.begin(now)
         if not self.complete:
             self._slow.deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
-        """Says which workers are late with the open round, and with what; empty before its
-        deadline."""
+        """Names the workers that are late with the open round, and their micro-batches; empty
+        before its deadline."""
         return [] if self.complete else self._slow.deadline.stragglers(self._open.micros, now)
 
     def look_ahead(
         self, before: int | None, weights: Mapping[str, float], now: float
     ) -> RoundsAhead | None:
-        """Decides rounds ahead if possible, to be stored before any worker is leased a part of
-        them: those ``before`` a round; see :meth:`DecidedAhead.extend`."""
+        """Decides rounds ahead if possible, but none from number ``before`` on; see
+        :meth:`DecidedAhead.extend`. The caller stores them before it leases any part of them."""
         decided = self.ahead.extend(
             self._round, self._open, self._todo, self._leases, before, weights, now
         )
@@ -177,8 +179,8 @@ class Rounds(BatchSchedule):
         return decided
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> TrainingWork:
-        """Leases attempts of rounds that are decided ahead once the open one needs no worker more;
-        else see :meth:`RoundLeases.lease`."""
+        """Leases attempts of rounds that are decided ahead, if there are any and the open round has
+        nothing else for ``worker``; otherwise see :meth:`RoundLeases.lease`."""
         opened = self.ahead.opened is not None
         if self.ahead and (opened or not (self._open.has_open or self._open.holds(worker))):
             return self.ahead.lease(worker, received) or Wait(self.waiting_for())
@@ -190,9 +192,9 @@ class Rounds(BatchSchedule):
         return Round(self._round, chosen.attempt, decision, newest, chosen.last, chosen.ahead)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> Report | None:
-        """Commits an attempt that all shards hold, and returns its report if it counts: the first
-        one of a micro-batch does, one of a revoked attempt or of a decided round does not. With
-        backup workers an attempt of a decided round counts if its micro-batch is still open;
+        """Commits an attempt that all shards hold, and returns its report if it counts. The first
+        commit of a micro-batch counts; one of a revoked attempt or of a decided round does not.
+        With backup workers, a commit of a decided round counts if its micro-batch is still open;
         ``round_number`` is then the newest round that the worker knew.
 
         Raises:
@@ -248,14 +250,15 @@ class Rounds(BatchSchedule):
         return self._open.revoke(worker)
 
     def release(self, worker: str) -> int:
-        """Opens what ``worker`` had to other workers, as shards refuse it now; returns how many
-        micro-batches."""
+        """Reopens the micro-batches taken back from ``worker``, which shards refuse by now, to
+        other workers; returns their number."""
         return self._open.release(worker)
 
     def hand_over(self, stuck: Collection[str]) -> list[str]:
-        """Allows second attempts of what ``stuck`` workers hold, of which the first commit counts.
-        Returns the workers to give up: where shards already hold two attempts of stuck workers, and
-        have no room for a third, the one with the newer attempt."""
+        """Allows second attempts of the micro-batches of ``stuck`` workers; the first commit
+        counts. Returns the workers to dismiss: with rounds decided ahead, all stuck ones that hold
+        an attempt; else, where stuck workers hold both attempts that shards have room for, the one
+        with the newer attempt."""
         self._leases.stuck = stuck = frozenset(stuck)
         if self.ahead:
             return sorted(worker for worker in stuck if self.holds(worker))

@@ -9,13 +9,13 @@ from coordinator.schedule.pace import Speeds
 from psrpc.core.policy import Policy
 
 OVERDUE = 2
-"""An attempt counts as stuck after this many times the duration that the idle worker would need,
-whatever was measured of its own worker."""
+"""A second attempt is due once the first has taken this many times the duration that the idle
+worker would need, but not before its own worker should have finished."""
 
 
 class Speculation:
-    """Finds attempts that would end later than one that an idle worker begins now: the time to the
-    end decides, not the time since the beginning (Zaharia et al. 2008, "Improving MapReduce
+    """Finds attempts that would end later than a second attempt that an idle worker begins now. The
+    remaining time decides, not the elapsed time (Zaharia et al. 2008, "Improving MapReduce
     Performance in Heterogeneous Environments"). So an attempt that is about to end is left alone,
     and one of a worker known to be slow is doubled as soon as a worker is idle."""
 
@@ -25,8 +25,8 @@ class Speculation:
     def second(
         self, micros: Iterable[MicroBatch], worker: str, now: float
     ) -> tuple[MicroBatch, float] | None:
-        """Returns the micro-batch of which the idle ``worker`` should make a second attempt, and
-        from when on. None if there is none, or nothing was measured yet."""
+        """Returns the micro-batch that the idle ``worker`` should attempt as well, and the earliest
+        time to do so. None if there is none, or nothing was measured yet."""
         candidates = []
         for micro in micros:
             times = self._times(micro, worker, now) if micro.may_be_doubled else None
@@ -56,7 +56,7 @@ class Deadline:
     """Counts rounds that exceed the deadline; has no other effect. Not thread-safe."""
 
     def __init__(self, deadline_s: float | None, tally: Tally) -> None:
-        """``deadline_s`` may be None: there is none."""
+        """``deadline_s`` is None if there is no deadline."""
         self._deadline_s = deadline_s
         self._tally = tally
         self._since: float | None = None
@@ -78,7 +78,8 @@ class Deadline:
             self._tally.overdue += 1
 
     def stragglers(self, micros: Sequence[MicroBatch], now: float) -> list[str]:
-        """Says which workers hold what of a late round, and for how long."""
+        """Names the workers that hold micro-batches of a late round, the micro-batches, and for how
+        long."""
         if not self._late(now):
             return []
         return [
@@ -98,8 +99,8 @@ class SlowAttempts:
     """Watches how long the attempts of a round take. Not thread-safe.
 
     Attributes:
-        speeds: of the workers.
-        deadline: of the open round.
+        speeds: the speeds of the workers.
+        deadline: the deadline of the open round.
     """
 
     def __init__(self, policy: Policy, tally: Tally) -> None:
@@ -107,7 +108,8 @@ class SlowAttempts:
         self.deadline = Deadline(policy.round_deadline_s, tally)
         self._speculation = Speculation(self.speeds) if policy.speculate else None
         self._left: dict[str, tuple[Held, int]] = {}
-        """By worker: its uncommitted attempt of a decided round, and the records of it."""
+        """By worker: its attempt that a decided round did not name, and the attempt's number of
+        records."""
 
     def second(
         self, micros: Iterable[MicroBatch], worker: str, now: float
@@ -124,7 +126,7 @@ class SlowAttempts:
                 self._left[held.worker] = held, micro.batch.count
 
     def asks(self, worker: str, now: float) -> None:
-        """Measures the attempt of a decided round that ``worker`` had: asking ends it."""
+        """Measures the attempt of a decided round that ``worker`` gives up by asking for work."""
         left = self._left.pop(worker, None)
         if left is not None:
             held, records = left

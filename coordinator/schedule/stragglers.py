@@ -14,8 +14,8 @@ HALF_LIFE_S = 30.0
 """Age at which a measurement counts half."""
 
 LEAST_BATCHES = 3
-"""Batches after which a worker's pace is known, without the first, in which TensorFlow traces and
-compiles."""
+"""Batches after which a worker's pace is known. The first is not counted, since TensorFlow traces
+and compiles in it."""
 
 LEAST_S = 5.0
 """Least time of observation: when all processes start at once, chance decides which gets the
@@ -48,7 +48,7 @@ class ComputePace:
             self._looked = (compute_s, examples, now)
             self._first = (batches, now)
         elif examples > before:
-            # Else it is inside a batch, whose time counts when it is finished.
+            # Otherwise the worker is inside a batch; its time counts once the batch is finished.
             fade = 0.5 ** ((now - then) / HALF_LIFE_S)
             self._seconds = self._seconds * fade + compute_s - before_s
             self._examples = self._examples * fade + examples - before
@@ -58,7 +58,7 @@ class ComputePace:
 
     @property
     def s_per_example(self) -> float | None:
-        """Seconds; None while too little is known."""
+        """Computing seconds per example; None while too little is known."""
         known = self._batches >= LEAST_BATCHES and self._watched_s >= LEAST_S
         return self._seconds / self._examples if known else None
 
@@ -66,8 +66,8 @@ class ComputePace:
 def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:
     """Divides each pace (seconds per example, None if unknown) by the median of all.
 
-    Of two in the middle the faster one is the median, so that of two workers the slower one stands
-    out. Empty with fewer than two.
+    Of two middle paces the faster one is taken as the median, so that of two workers the slower one
+    stands out. Empty with fewer than two.
     """
     known = {name: pace for name, pace in paces.items() if pace}
     if len(known) < 2:

@@ -22,13 +22,13 @@ class AwaitedOrders:
         self._told = 0
 
     def look(self, ledger: Ledger | None) -> None:
-        """Tells the shards if others wait for other workers than before."""
+        """Sends the shards the workers that others wait for, if these have changed."""
         clocks = None if ledger is None else ledger.clocks
         if clocks is not None and clocks.number != self._told:
             self._told = clocks.number
             self._send(clocks.awaited)
 
     def missed(self, ledger: Ledger | None) -> list[Command]:
-        """Returns the command for a shard that may have missed some."""
+        """Returns the present state, as a command, for a shard that may have missed changes."""
         clocks = None if ledger is None else ledger.clocks
         return [clocks.awaited] if clocks is not None else []

@@ -25,9 +25,9 @@ class Decisions:
     """The decisions of one generation after another. Not thread-safe.
 
     Attributes:
-        closed: no more are made, and nothing else that needs one is done.
-        held: no more are made, since the generation ends as soon as no shard applies a round any
-            more.
+        closed: whether no more decisions are made, nor anything done that needs one.
+        held: whether no more decisions are made because the generation ends as soon as no shard
+            applies rounds any more.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class Decisions:
         self.halt()
 
     def hold(self, rounds: Rounds, worker: str) -> bool:
-        """Stops deciding if rounds were decided ahead and a departed ``worker`` has an attempt of
-        one, or of the open round, which then has no taker; returns whether that is so."""
+        """Stops deciding if rounds were decided ahead and a departed ``worker`` has an attempt in
+        one, or in the open round, whose micro-batch no other worker would take; returns whether
+        that is so."""
         held = bool(rounds.ahead) and rounds.holds(worker)
         self.held = self.held or held
         return held
@@ -89,7 +90,7 @@ class Decisions:
         return [RoundsAhead(sent)] if sent and not self.held else []
 
     def retry(self, rounds: Rounds, orders: Orders, now: float) -> None:
-        """Stores again what the disk refused."""
+        """Tries again to store the decision that the disk refused."""
         if isinstance(self._undecided, RoundsAhead):
             self._store_ahead()
         elif self._undecided is not None:
@@ -99,7 +100,8 @@ class Decisions:
         """Decides rounds ahead if that is possible. Returns why no round may be leased; empty if
         one may."""
         if self._undecided is None and not self.over and not orders.saving.owes:
-            # The decision of the round that ends at a checkpoint's step carries its order.
+            # A round that ends at a checkpoint's step is not decided ahead: its decision orders the
+            # checkpoint.
             ends_at = orders.saving.orders_at(rounds.round)
             before = None if ends_at is None else ends_at - 1
             self._undecided = rounds.look_ahead(before, self._progress.speeds(), now)
@@ -109,7 +111,7 @@ class Decisions:
         return "another generation to begin" if self.held else ""
 
     def decide(self, rounds: Rounds, orders: Orders, now: float) -> None:
-        """Decides the open round, which is complete, and those after it that are."""
+        """Decides the open round and those after it, for as long as they are complete."""
         while rounds.complete and not self.over:
             if not self._decide(rounds, orders):
                 return
@@ -121,7 +123,7 @@ class Decisions:
     def _decide(self, rounds: Rounds, orders: Orders) -> bool:
         """Decides the open round; returns False if its decision cannot be stored."""
         if isinstance(self._undecided, RoundsAhead):
-            # What is decided first is stored first.
+            # Decisions are stored in the order in which they were made.
             self._store_ahead()
             if self._undecided is not None:
                 return False

@@ -1,4 +1,4 @@
-"""The epochs of a run: their totals, ends and evaluations, and what follows from the results.
+"""The epochs of a run: totals, ends, evaluations, and the decisions that depend on the results.
 
 Deterministic; the only side effects are on the store, the curves and the schedule.
 """
@@ -68,7 +68,7 @@ class Epochs:
 
     @property
     def awaited(self) -> int | None:
-        """The epoch whose evaluation the next one, or a hold, waits for, or None."""
+        """The epoch whose evaluation the next epoch or a hold waits for, or None."""
         return self._ended_at_hold if self._review.awaited is None else self._review.awaited
 
     @property
@@ -103,7 +103,8 @@ class Epochs:
 
     @property
     def rate_due(self) -> float | None:
-        """The factor of the learning rate from the next epoch on, or None if it is in force."""
+        """The factor of the learning rate from the next epoch on, or None if that is in force
+        already."""
         rate = self._review.rate
         return None if self.over or self._attended or rate == self._run.followed[-1].rate else rate
 
@@ -120,8 +121,9 @@ class Epochs:
         )
 
     def begin(self, run: Run, orders: Orders, schedule: Ledger | Rounds, partial: bool) -> bool:
-        """Starts a generation, in which shards stand as ``schedule`` says; ``partial`` if some have
-        batches that others lack. Returns whether that state awaits evaluation.
+        """Starts a generation whose shards have the batches that ``schedule`` says; ``partial``
+        says whether some have batches that others lack. Returns whether that state awaits
+        evaluation.
 
         Raises:
             sqlite3.Error: the store cannot be read; nothing has changed.

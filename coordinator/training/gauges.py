@@ -37,7 +37,7 @@ def version_skew(job: JobState) -> int:
     reports cover; 0 until all have reported twice in the present generation.
 
     Shards report about once a second, at different moments. Versions in between are interpolated
-    linearly, or a fast job's shards would seem far apart.
+    linearly; otherwise the shards of a fast job would seem far apart.
     """
     shards = job.members.places.shards
     if not job.complete or any(
@@ -97,7 +97,7 @@ def ratios(job: JobState) -> dict[str, float]:
 
 
 def late(job: JobState) -> list[str]:
-    """Says which workers are late with what all others wait for."""
+    """Says which workers are late with micro-batches that all others wait for."""
     schedule = job.training.schedule
     return schedule.stragglers(job.now()) if schedule is not None else []
 

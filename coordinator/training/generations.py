@@ -1,4 +1,4 @@
-"""The generations of a run: when one is formed, from what, and whether all shards have begun it.
+"""The generations of a run: when to form one, from which state, and whether all shards began it.
 
 Deterministic: orders go out through ``send_to``. The only other side effects are on the store and
 the disk. A new generation is stored before it is announced.
@@ -50,8 +50,8 @@ class Generations:
         self.failure = ""
         self.warnings: list[str] = []
         self.refused_by_disk = ""
-        """The step that waits for the disk, which refused it, in words; every :meth:`form_if_due`
-        retries."""
+        """Describes the step that the disk refused, which every :meth:`form_if_due` retries; or
+        empty."""
         self._store = store
         self._disk = disk
         self._send_to = send_to
@@ -103,9 +103,9 @@ class Generations:
 
     def go_over(self, followed: Followed | None, chosen: Chosen | None = None) -> bool:
         """Has the next generation formed of shards that all hold the same batches: under another
-        policy if one is to be ``followed``, and from the checkpoint ``chosen``, which has these
-        batches, instead of what the shards hold. Returns whether that could be stored. Without the
-        knowledge of a change, the shards' state and earlier decisions belong to another history."""
+        policy if ``followed`` is given, and from checkpoint ``chosen`` of these batches, if given,
+        instead of the shards' state. Returns whether that could be stored. To a coordinator that
+        restarts before then, the shards' state and earlier decisions are of another history."""
         if followed is not None and not self._follow(followed):
             return False
         if chosen is None:
@@ -128,8 +128,8 @@ class Generations:
         return True
 
     def begin_again(self, versions: Sequence[int] = ()) -> None:
-        """Has another generation formed of the present shards, which stand at these ``versions``;
-        without any, once each has opened another command stream and said so."""
+        """Has another generation formed of the present shards, which have these ``versions``;
+        without any, once each has opened another command stream and reported its own."""
         self.again = True
         self.formation.dissolve()
         if versions:
@@ -139,7 +139,7 @@ class Generations:
             self.formation.absent(shard)
 
     def cannot(self, what: str, error: Exception) -> None:
-        """Notes that the disk refuses ``what``, which is tried again."""
+        """Notes that the disk refuses the step ``what``, which is retried."""
         self.refused_by_disk = f"{what}: {error}"
         self.warnings.append(f"{self.refused_by_disk}; tried again")
 
@@ -195,7 +195,7 @@ class Generations:
         return formed
 
     def begun(self, shard: int, standing: HeldReport) -> None:
-        """Notes that a shard stands at the present generation."""
+        """Notes that a shard has begun the present generation, and its state."""
         told = self.formation.told(shard)
         if told is None:
             return
@@ -209,8 +209,8 @@ class Generations:
         self.again = self.again and not self.formation.complete
 
     def failed(self, shard: int, error: str) -> None:
-        """Notes that a shard could not do its order: a checkpoint that it cannot restore is not
-        used again, parameters that it cannot keep count as lost."""
+        """Notes that a shard could not carry out its order: a checkpoint that it cannot restore is
+        not used again, parameters that it cannot keep count as lost."""
         told = self.formation.told(shard)
         if told is None:
             return
@@ -226,14 +226,14 @@ class Generations:
 
     def note_restored(self) -> None:
         """Records the checkpoint that this generation began with, now that no shard has refused it:
-        the coordinator that committed it may have died before. Raises sqlite3.Error."""
+        the coordinator that committed it may have died before that. Raises sqlite3.Error."""
         if self._restored is not None:
             name, step = self._restored.restored.name, self._restored.restored.global_step
             self._store.put_checkpoint(name, self._restored.generation, step)
         self._ordered = None
 
     def waiting_for(self) -> str:
-        """Says what the forming of a generation waits for, besides absent shards."""
+        """Names the event that the forming of a generation waits for, besides absent shards."""
         if self.refused_by_disk:
             return self.refused_by_disk
         if self._choosing:
@@ -250,7 +250,7 @@ class Generations:
             self.formation.dissolve()
         elif len(versions) > 1:
             what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
-            # An order to keep that again would repeat this for ever.
+            # All states count as lost: orders to keep them would repeat this for ever.
             for shard in range(self.run.plan.shards):
                 self.formation.failed(shard)
         else:
@@ -268,7 +268,7 @@ class Generations:
         )
         try:
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
-            # Even if the job does not keep evicted rows: after a restart it may.
+            # Stored even if the job does not keep evicted rows: after a restart it may.
             if chosen is not None and run.plan.tables and not origin.kept:
                 kept = [shard for shard, begin in enumerate(origin.begins) if not begin.restore]
                 age = [run.generation, chosen.generation, chosen.restored.global_step, kept]
@@ -294,6 +294,6 @@ class Generations:
 
     def _chosen(self, choice: DiskChoice) -> None:
         self._choosing = False
-        # By the time that all shards are back, there may be a newer one.
+        # If a shard is away now, there may be a newer checkpoint once all are back.
         self._choice = choice if self.formation.due else None
         self._changed()

@@ -16,8 +16,8 @@ from psrpc.core.shard_reports import Positions
 
 @dataclass(frozen=True, slots=True)
 class InitialWork:
-    """The positions per epoch that all shards have (``done``), those of them without a gradient
-    (``skipped``), and those that only some shards have (``partial``)."""
+    """The positions per epoch that all shards have (``done``), those of them that were recorded
+    without an update (``skipped``), and those that only some shards have (``partial``)."""
 
     done: Positions
     skipped: Positions
@@ -30,15 +30,15 @@ class InitialWork:
         return InitialWork(done, common_positions(skipped), partial_positions(applied, done))
 
     def batches_skipped(self, run: Run) -> int:
-        """Counts the batches without a gradient."""
+        """Counts the skipped batches."""
         unit = run.description.unit
         return sum(count_batches(positions, unit) for positions in self.skipped.values())
 
     def schedule(
         self, run: Run, version: int, tally: Tally, limit: int | None = None
     ) -> Ledger | Rounds:
-        """Returns the schedule of what is left to do in the generation of ``run``, whose shards
-        stand at ``version``, in rounds; ``limit`` is that of an attended job, in batches."""
+        """Returns the schedule of the batches left to do in the generation of ``run``, whose shards
+        have this ``version``, in rounds; ``limit`` is that of an attended job, in batches."""
         description = run.description
         # If an epoch depends on the previous one's results, it is opened later.
         until = 0 if description.paced else run.rule.epoch if run.rule else None

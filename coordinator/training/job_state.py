@@ -47,7 +47,7 @@ class JobState:
         advance: Callable[[], None],
         attended: bool = False,
     ) -> None:
-        """``advance`` takes the job as far as the facts allow; ``history`` is the file of all
+        """``advance`` moves the job on as far as its state allows; ``history`` is the file of all
         epochs, or None; an ``attended`` job holds before it trains."""
         self.members = known_members(
             run.plan.shards,
@@ -127,7 +127,8 @@ class JobState:
             )
 
     def stands(self, generation: int) -> bool:
-        """Whether all shards stand at this generation, so that training is possible."""
+        """Whether this is the present generation and all shards have begun it, so that training is
+        possible."""
         return generation == self.run.generation and self.complete
 
     def end(self) -> Ended:

@@ -40,7 +40,7 @@ class StepWatch:
         self._guard.follow(policy)
 
     def batch_done(self, worker: str, report: Report) -> None:
-        """Notes a batch that ``worker`` has done, in a step or in a part of one."""
+        """Notes a batch that ``worker`` has done: a step, or in sync mode a part of one."""
         if report.skipped:
             look = f"; look at the data: {report.not_finite}" if report.not_finite else ""
             self._warnings.add(

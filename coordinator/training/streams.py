@@ -42,7 +42,8 @@ class Stream:
         self._bell.ring()
 
     def end(self) -> None:
-        """Ends the stream, which a newer one or another process replaces; drops the rest."""
+        """Ends the stream, since a newer stream or another process replaces it; drops its unread
+        commands."""
         self._replaced = True
         self._bell.ring()
 
@@ -78,8 +79,8 @@ class Stream:
 
 
 class CommandStreams:
-    """Sends commands to the shards with an open stream. The others lose nothing, since opening a
-    stream passes what the shard has missed. Not thread-safe."""
+    """Sends commands to the shards with an open stream. The others lose nothing, since a stream
+    begins with the commands that its shard has missed. Not thread-safe."""
 
     def __init__(self, shards: int) -> None:
         self._streams: list[Stream | None] = [None] * shards
@@ -119,14 +120,15 @@ FEW = 16
 """Waiters that are woken at every ring."""
 
 WAITER_S = 50e-6
-"""Time that a waiter needs to look again, about."""
+"""Approximate seconds that a waiter needs to check its condition."""
 
 
 class Notifier:
-    """Wakes many waiters at once, which then look again. Used from one event loop.
+    """Wakes many waiters at once, which then check their conditions. Used from one event loop.
 
-    Rings that come faster than more than :data:`FEW` waiters can look are joined: with a thousand
-    parked calls and as many reports a second, nothing else would be done."""
+    If more than :data:`FEW` wait, rings that come faster than they can check are merged into one.
+    Otherwise a thousand parked calls and as many reports a second would leave no time for anything
+    else."""
 
     def __init__(self) -> None:
         self._event: asyncio.Event | None = None

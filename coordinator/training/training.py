@@ -76,8 +76,8 @@ class Training:
         self.decisions = Decisions(store, send, warnings, self.progress, self.epochs, self.watch)
         self._awaited = AwaitedOrders(send)
         self._at_outset = False
-        """Whether the state that the generation began with awaits evaluation, and no decision has
-        come yet that could carry the order."""
+        """Whether the generation's initial state awaits evaluation, and no decision that could
+        carry the order has been made yet."""
 
     @property
     def failure(self) -> str | None:
@@ -108,7 +108,7 @@ class Training:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is in flight, nor will be, since :meth:`drain`: all shards agree."""
+        """Whether draining is complete: nothing is in flight or will be, so all shards agree."""
         return self.schedule is not None and self.schedule.drained and not self.decisions.waits
 
     def begin(
@@ -146,7 +146,7 @@ class Training:
             self.schedule.drain()
 
     def halt(self) -> None:
-        """Ends the generation: decides no more rounds and gives up what was ordered."""
+        """Ends the generation: decides no more rounds and gives up ordered snapshots."""
         self.decisions.halt()
         self.orders.give_up()
 
@@ -173,7 +173,8 @@ class Training:
         ahead: bool = False,
         clocks: bool = False,
     ) -> TrainingWork:
-        """Leases work, or says what it waits for; see :class:`coordinator.job.engine.Caller`."""
+        """Leases work, or returns the reason to wait; see
+        :class:`coordinator.job.engine.Caller`."""
         assert self.schedule is not None
         if self.rounds is not None:
             self.rounds.ahead.crew.asks(worker, ahead)
@@ -199,9 +200,9 @@ class Training:
         self._awaited.look(self.ledger)
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
-        """Returns what a departed ``worker`` holds uncommitted; other workers get it only after
-        :meth:`release`. Its batches count as failed if it is ``lost``, not if it returned them.
-        Its evaluations change nothing on a shard, so other workers may take them at once."""
+        """Returns the uncommitted attempts of a departed ``worker``; others get the batches only
+        after :meth:`release`. The batches count as failed if it is ``lost``, not if it returned
+        them. Its evaluations change nothing on a shard, so other workers may take them at once."""
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
         self.progress.left(worker)
@@ -273,25 +274,25 @@ class Training:
         self.decisions.close(self.orders)
 
     def missed(self, shard: int) -> list[Command]:
-        """Returns the commands that a shard may have missed without a command stream."""
+        """Returns the commands that a shard may have missed while it had no command stream."""
         missed = self._awaited.missed(self.ledger)
         if self.rounds is not None:
-            # Decisions may order snapshots, for which the shard needs room.
+            # Decisions may order snapshots; the shard needs the room of those released before.
             missed += self.orders.releases if self.rounds.decisions else []
             missed += [*self.rounds.decisions, *self.decisions.missed(self.rounds)]
         return missed + self.orders.missed(shard)
 
     def hold(self, worker: str) -> bool:
-        """Decides no more rounds in this generation if some were decided ahead in which a departed
-        ``worker`` has an attempt; returns whether that is so. Another generation has to begin once
-        no shard applies any of them, see :mod:`coordinator.schedule.decided_ahead`."""
+        """Stops deciding rounds in this generation if a departed ``worker`` has an attempt in a
+        round that was decided ahead; returns whether it has. Another generation must then begin
+        once no shard applies any such round, see :mod:`coordinator.schedule.decided_ahead`."""
         return self.rounds is not None and self.decisions.hold(self.rounds, worker)
 
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self.cadence)
 
     def waiting_for(self) -> str:
-        """Says what the next step waits for; empty when there is work."""
+        """Names the event that the next step waits for; empty when there is work."""
         return self.epochs.waiting_for() or (self.schedule.waiting_for() if self.schedule else "")
 
     def _batch_done(self, worker: str, report: Report, now: float) -> None:

@@ -23,8 +23,8 @@ class Changes:
     def __init__(
         self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
     ) -> None:
-        """``advance`` takes the job as far as the facts allow; ``waiting_for`` says what it waits
-        for."""
+        """``advance`` moves the job on as far as its state allows; ``waiting_for`` names the event
+        that the job waits for."""
         self._job = job
         self._advance = advance
         self._waiting_for = waiting_for
@@ -132,7 +132,7 @@ class Switch:
         training.drain()
 
     def due(self, training: Training, now: float) -> Followed | None:
-        """Returns what to store, once all is finished, saved and evaluated; None before."""
+        """Returns the policy to store, once all is finished, saved and evaluated; None before."""
         self._drained = training.drained
         if not self._drained or training.epochs.over:
             return None
@@ -149,7 +149,7 @@ class Switch:
         return "storing" if self._saved else "saving" if self._drained else "draining"
 
     def waiting_for(self, training: Training) -> str:
-        """Says what the change waits for."""
+        """Names the event that the change waits for."""
         orders, schedule = training.orders, training.schedule
         if self._saved:
             what = "it to be stored"

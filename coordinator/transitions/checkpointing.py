@@ -29,7 +29,7 @@ class Checkpointing:
         advance: Callable[[], None],
     ) -> None:
         """``newest`` is the checkpoint recorded last: name, generation, global step. ``advance``
-        takes the job as far as the facts allow."""
+        moves the job on as far as its state allows."""
         self._newest = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
         self._job = job
         self._advance = advance
@@ -42,7 +42,7 @@ class Checkpointing:
         return "" if self._disk.gone else self._newest
 
     def restored(self, source: str) -> None:
-        """Notes that the run went on from ``source``, empty for no checkpoint."""
+        """Notes that the run continues from the checkpoint ``source``; empty for none."""
         self._newest = source or self._newest
 
     def reported(self, outcome: Taken | Failed | None) -> None:
@@ -64,12 +64,12 @@ class Checkpointing:
         """Records an evaluation's results, from ``worker``. Raises InvalidArgument."""
         self._job.training.epochs.merged(worker, evaluation, values)
         if self._job.run.description.keep_best is not None:
-            # Its checkpoint was kept for it, and the best one may have changed.
+            # The checkpoint was kept until it was evaluated, and the best one may have changed.
             self._disk.retain(self._scores, self._in_use, self._warn)
 
     @property
     def _scores(self) -> Mapping[tuple[int, int], float]:
-        """The results that compare checkpoints."""
+        """The evaluation results by which checkpoints are compared."""
         job = self._job
         return job.training.notes.scores(job.run.description.keep_best)
 

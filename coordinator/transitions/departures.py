@@ -1,4 +1,4 @@
-"""Departures from a job, and what must be settled before a process is gone for good.
+"""Handles departures of workers and shards from a job.
 
 Deterministic. Other workers get a worker's work once every shard refuses that worker; a shard may
 go once its state is saved.
@@ -22,7 +22,7 @@ class Departures:
     """Departed workers and leaving shards of the present generation. Not thread-safe."""
 
     def __init__(self, job: JobState, shards: int, advance: Callable[[], None]) -> None:
-        """``advance`` takes the job as far as the facts allow."""
+        """``advance`` moves the job on as far as its state allows."""
         self._job = job
         self._advance = advance
         self._revocations = FencingOrders(shards)
@@ -35,13 +35,14 @@ class Departures:
         """Shards and incarnations that wait for the end of a drain."""
 
     def begin(self) -> None:
-        """Begins a generation, which previously departed workers cannot reach."""
+        """Begins a generation without revocations: its number alone refuses workers that left
+        before."""
         self._leaving.clear()
         self._revocations.begin()
         self._holds = False
 
     def worker_silent(self, name: str) -> None:
-        """Revokes a worker that has fallen silent, and may only stand still."""
+        """Revokes a worker that has fallen silent: it may only be suspended, and come back."""
         job = self._job
         worker = job.members.workers[name]
         if self._lapses.add(worker.incarnation):
@@ -59,7 +60,7 @@ class Departures:
         self._revoke(name, lost=False)
 
     def dismiss(self, name: str, reason: str) -> None:
-        """Refuses a worker that is present but cannot go on; it registers anew."""
+        """Revokes a present worker that cannot go on; its process registers under another name."""
         members = self._job.members
         if members.leave_worker(name):
             log.warning("dismissed", worker=name, why=reason)
@@ -72,7 +73,7 @@ class Departures:
         self._lapses.done(worker.incarnation)
 
     def obeyed(self, shard: int, generation: int, revoked: int) -> None:
-        """Notes that a shard has obeyed all revocations up to this one."""
+        """Notes that a shard has obeyed all revocations up to number ``revoked``."""
         if generation == self._job.run.generation:
             free = self._revocations.obeyed(shard, revoked)
             for worker in free:
@@ -120,8 +121,8 @@ class Departures:
         return self._revocations.waiting_for()
 
     def _begin_again(self) -> None:
-        """Has another generation formed of the shards as they stand. They have forgotten the rounds
-        that were decided ahead, so that their versions do not rise any more."""
+        """Has another generation formed of the shards in their present state. They have dropped the
+        rounds that were decided ahead, so their versions no longer rise."""
         log.info("another generation begins: rounds were decided ahead for a worker that left")
         shards = self._job.members.places.shards
         self._job.generations.begin_again([shard.figures.version for shard in shards])
@@ -142,7 +143,8 @@ class Departures:
         attempts = job.training.revoke(name, lost)
         # A worker that never asked for work holds none, and shards remember each refused worker.
         if job.complete and job.phase not in ENDED and job.members.workers[name].asked:
-            # A shard may need them for a round that another has applied.
+            # A shard drops a revoked worker's attempts, but with rounds decided ahead it may need
+            # them for a round that another shard has applied.
             dropped = () if holds else attempts
             job.streams.send(self._revocations.add(name, dropped, ends_ahead=holds))
             log.info("worker revoked", worker=name, batches=len(attempts))

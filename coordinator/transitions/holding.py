@@ -1,5 +1,5 @@
 """Holds of an attended job: all batches below a limit are done and saved, and the attendant says
-how training goes on. See docs/design/0028-fit-on-a-cluster.md.
+how training continues. See docs/design/0028-fit-on-a-cluster.md.
 
 Deterministic: it asks the disk, which calls back.
 """
@@ -60,8 +60,8 @@ class HoldEnd:
 class Holding:
     """The holds of one coordinator. Not thread-safe.
 
-    The limit is not stored: a job holds where it stands when its coordinator has started, as it
-    does before its first step. ``hold`` is the present hold, once it may be reported.
+    The limit is not stored: when its coordinator has started, a job holds at the batches done, as
+    it does before the first one. ``hold`` is the present hold, once it may be reported.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Holding:
         advance: Callable[[], None],
     ) -> None:
         """``newest`` returns the checkpoint committed last, relative to the run directory;
-        ``switching`` says whether the policy is to change, for another reason; ``advance`` takes
-        the job as far as the facts allow."""
+        ``switching`` says whether the policy is to change for another reason; ``advance`` moves the
+        job on as far as its state allows."""
         self._job = job
         self._disk = disk
         self._newest = newest
@@ -89,9 +89,9 @@ class Holding:
         self._accepted: HoldEnd | None = None
         """The end of the present hold, which waits for a generation to begin or to end."""
         self._chosen: Chosen | None = None
-        """The checkpoint that it restores."""
+        """The checkpoint that the accepted end restores, or None."""
         self._last: HoldEnd | None = None
-        """The end that is in force."""
+        """The last end that took effect."""
         self._heard_at: float | None = None
         self._knows_the_end = False
 
@@ -134,9 +134,9 @@ class Holding:
             self.hold = begun
 
     def look(self, after: int) -> JobHold | None:
-        """Returns the present hold for an attendant that has ended the one at ``after`` batches, or
-        none with -1. A coordinator that has been started since knows nothing of that, and returns
-        the hold that it begins with whatever ``after`` is.
+        """Returns the present hold, or None, to an attendant that has ended the hold at ``after``
+        batches (-1: none so far). A coordinator that was started since does not know of that, and
+        returns its first hold whatever ``after`` is.
 
         Raises:
             InvalidArgument: the job is not attended.
@@ -154,7 +154,7 @@ class Holding:
         while the disk looks at the checkpoint to restore: call it again. Repeatable.
 
         Raises:
-            InvalidArgument: the job does not hold there, or a value cannot be.
+            InvalidArgument: the job does not hold there, or a value is out of range.
             CheckpointError: that checkpoint cannot be restored here; the hold goes on.
             NotReady: the job does not hold now; try again.
             JobFailed: the job is over.
@@ -186,7 +186,7 @@ class Holding:
             self._go_on(self._accepted)
 
     def waiting_for(self) -> str:
-        """Says what a hold, or its end, waits for; empty while the job does not stand at its
+        """Names the event that a hold, or its end, waits for; empty while the job is not at its
         limit."""
         training = self._job.training
         orders = training.orders
@@ -246,7 +246,7 @@ class Holding:
         self._advance()
 
     def _stands(self) -> bool:
-        """Whether the job stands at its limit, all of that is saved and, at the end of an epoch,
+        """Whether the job is at its limit, and this state is saved and, at the end of an epoch,
         evaluated."""
         job, training = self._job, self._job.training
         if not self.attended or not job.complete or self.ends:

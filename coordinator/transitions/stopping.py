@@ -10,10 +10,10 @@ from psrpc.core.text import counted
 
 DRAINED = "drained by a signal: the run has not ended, and the same command goes on with it"
 FINISH_S = 8.0
-"""Time for leased work."""
+"""Seconds in which leased work may finish."""
 
 SAVE_S = 60.0
-"""Time for the checkpoint after that."""
+"""Seconds for the checkpoint after that."""
 
 
 class Stopping:
@@ -21,16 +21,16 @@ class Stopping:
 
     def __init__(self, now: float, drains: bool = False) -> None:
         self.drains = drains
-        """Whether only the coordinator leaves, and another one goes on with the run."""
+        """Whether only the coordinator leaves, and another one continues the run."""
         self._finish_by = now + FINISH_S
         self._begin_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
         self._save: SaveRequest | None = None
 
     def over(self, job: JobState, newest: str) -> bool:
-        """Whether all is saved, or never will be, or took too long, which is a warning. Call it at
-        every change and tick while the job stops. ``newest`` is the checkpoint committed last,
-        empty if there is none."""
+        """Whether the stop is over: all is saved, or it cannot be or takes too long, which adds a
+        warning. Call it at every change and tick while the job stops. ``newest`` is the checkpoint
+        committed last, empty if there is none."""
         now, training = job.now(), job.training
         gone = job.members.places.hoped_for(now) < job.run.plan.shards
         if gone or not (job.complete or job.generations.again):
@@ -56,8 +56,8 @@ class Stopping:
         )
 
     def _begin_again(self, job: JobState, now: float) -> None:
-        """Has shards forget rounds that were decided ahead, of which some may have applied more
-        than was reported, and others not."""
+        """Has shards drop rounds that were decided ahead: some shards may have applied more of them
+        than others, or than was reported."""
         self._begin_by = now + FINISH_S
         job.training.decisions.held = True
         job.generations.begin_again()
@@ -77,7 +77,7 @@ class Stopping:
         return True
 
     def waiting_for(self, training: Training) -> str:
-        """Says what the stop waits for."""
+        """Names the event that the stop waits for."""
         if self._save is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
@@ -106,7 +106,7 @@ class SaveRequest:
             self._number = 0 if training.epochs.over else orders.request(training.span.step)
         training.order_due()
         if training.epochs.over:
-            # A final one that failed is ordered again by itself.
+            # The final checkpoint, if it failed, is ordered again without a request.
             return orders.saving.final.saved
         if orders.is_lost(self._number):
             self._number = None

@@ -21,7 +21,7 @@ class BrokenRoutes:
     """Broken connections between present workers and shards.
 
     Attributes:
-        broken: by worker, the shards that only some workers, not this one, reach; and since when.
+        broken: by worker, the shards that it cannot reach although others can, and since when.
         unreached: the shards that no worker reaches, and since when. That is one fault, of the
             shard or of its network, not of the workers.
     """
@@ -67,8 +67,9 @@ def read_routes(workers: Iterable[Worker], shards: Iterable[Shard]) -> BrokenRou
 log = get_logger()
 
 GRACE_S = 2.0
-"""Time that a worker must be the only one cut off before it is dismissed: a connection may have
-been lost, the death of a shard is known by then, and routes of several workers heal one by one."""
+"""Seconds for which a worker must be cut off from a shard that others reach before it is dismissed.
+By then a lost connection is open again, a dead shard is known to be dead, and the other routes to a
+shard that came back, which heal one by one, are open too."""
 
 _NONE = BrokenRoutes({}, {})
 
@@ -90,7 +91,7 @@ class Stuck:
         job = self._job
         members = job.members
         if not job.complete or job.phase in FORMING or members.places.away:
-            # That may be what delays workers now.
+            # The forming of a generation, or an absent shard, may delay workers now.
             self._routes, reasons = _NONE, {}
             for worker in members.workers.values():
                 worker.stood(now)
@@ -112,8 +113,8 @@ class Stuck:
             job.bell.ring()
 
     def why_no_lease(self, worker: str) -> str:
-        """Says what ``worker`` must do before it gets work, continuing "waiting for"; empty if it
-        may have some."""
+        """Names the event before which ``worker`` gets no work, continuing "waiting for"; empty if
+        it may have some."""
         known = self._job.members.workers.get(worker)
         if known is None or not known.unreachable:
             return ""
@@ -148,7 +149,7 @@ class Stuck:
             if worker.state != "active":
                 continue
             if worker.unreachable:
-                # It waits for a route, and reports that itself.
+                # The worker waits for a route, and reports this itself.
                 worker.stood(now)
                 cut = self._routes.broken.get(worker.name)
                 if cut:
@@ -174,7 +175,7 @@ class Stuck:
             to_dismiss |= reasons.keys() & {job.initializer}
         workers = [w for w in job.members.workers.values() if w.state == "active"]
         if all(w.name in reasons or w.unreachable for w in workers):
-            # No worker could take over, and the cause is not the worker's.
+            # No worker could take over, and the fault is not with one worker.
             return
         for name in sorted(to_dismiss):
             if name not in self._routes.broken or now - self._since[name] >= GRACE_S:

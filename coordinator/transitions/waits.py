@@ -1,4 +1,4 @@
-"""Finds work for a worker, and says what a job waits for, less and less often."""
+"""Finds work for a worker, and logs the reason for which a job waits, less and less often."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Assignments:
                 return InitializationWork()
         elif job.phase in ("training", "finishing"):
             rounds = job.training.rounds
-            # An evaluation would keep the others of the round waiting for what this worker holds.
+            # An evaluation would keep the round's other workers waiting for this worker's
+            # micro-batch.
             held = rounds is not None and rounds.holds(name)
             task = None if held else job.training.orders.evaluations.lease(name)
             if task is not None:
@@ -68,7 +69,7 @@ def waiting_for(
     stuck: Stuck,
     departures: Departures,
 ) -> str:
-    """Says what the job waits for; empty while it goes on."""
+    """Names the events that the job waits for; empty while it waits for none."""
     if job.phase in ENDED:
         return ""
     training = job.training
@@ -100,8 +101,8 @@ def waiting_for(
 
 
 def held_up(job: JobState, awaited: str) -> str:
-    """Returns ``awaited``, but without training work while batches are being done: it is normal
-    that workers hold every batch."""
+    """Returns ``awaited``, or only the shards that are away while batches are being done: it is
+    then normal that some work waits for workers that hold every batch."""
     last = job.training.progress.last_done
     busy = last is not None and job.now() - last < FIRST_S
     if job.phase == "training" and busy:
@@ -110,7 +111,7 @@ def held_up(job: JobState, awaited: str) -> str:
 
 
 class JobWaits:
-    """Logs what the job waits for, less and less often. Not thread-safe."""
+    """Logs the reason for which the job waits, less and less often. Not thread-safe."""
 
     def __init__(self) -> None:
         self._announcer = Announcer(
@@ -120,12 +121,12 @@ class JobWaits:
         )
 
     def look(self, reason: str, now: float) -> None:
-        """Updates what the job waits for, if anything. Call it periodically."""
+        """Takes the present ``reason`` to wait, empty for none. Call it periodically."""
         if reason:
             self._announcer.waiting(reason, now)
         else:
             self._announcer.over()
 
     def waited_s(self, now: float) -> float:
-        """Returns how long the job has waited for that, in seconds; 0 if for nothing."""
+        """Returns how long the job has waited for it, in seconds; 0 if it waits for nothing."""
         return self._announcer.waited_s(now)
