@@ -107,7 +107,7 @@ async def describe_job(
         words = sanitize_lines(ended.err.decode(errors="replace").strip(), _SAID_CHARS)
         how = f"`worker describe` ended with exit status {ended.status}"
         raise DescribeFailed(words or f"error: {how} and no word; its log may say why")
-    return parse_description(ended.out.decode())
+    return parse_description(ended.out.decode(errors="replace"))
 
 
 async def _run_fresh(command: Sequence[str], environment: Mapping[str, str]) -> _Ended:

@@ -174,6 +174,9 @@ def evaluated(case: str) -> tuple[keras.Model, tuple[Any, ...], dict[str, Any]]:
     if case == "a metric that does not add up":
         model.compile("sgd", "mse", metrics=[Largest(), "mae"])
         return model, (X, Y), {}
+    if case == "few records, and a metric that does not add up":
+        model.compile("sgd", "mse", metrics=[Largest()])
+        return model, (X[:4], Y[:4]), {"batch_size": 1}
     if case == "several outputs in a list":
         model = two(list)
         losses = ["binary_crossentropy", "sparse_categorical_crossentropy"]
@@ -208,6 +211,7 @@ def evaluated(case: str) -> tuple[keras.Model, tuple[Any, ...], dict[str, Any]]:
         "PyDataset",
         "no metrics",
         "a metric that does not add up",
+        "few records, and a metric that does not add up",
     ],
 )
 def test_evaluate_gives_the_results_of_keras(cluster: pserver.Cluster, case: str) -> None:

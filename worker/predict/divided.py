@@ -244,8 +244,8 @@ def _adds_up(model: keras.Model, sample: tuple[Any, ...]) -> bool:
         if all(is_kerass_own(metric) for metric in tried):
             return True
         updates = [partial(model.test_step, as_keras(batch)) for batch in batches]
-        # From the few records of a single batch nothing follows.
-        return len(updates) == 1 or not not_summable(tried, updates)
+        # A single batch of few records shows nothing.
+        return len(updates) > 1 and not not_summable(tried, updates)
 
 
 def _rows(batch: Batch, low: int, high: int) -> Batch:

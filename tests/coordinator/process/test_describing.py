@@ -16,6 +16,7 @@ import structlog
 
 from coordinator.process import describing
 from coordinator.process.describing import DescribeFailed, describe_job
+from psrpc.core.errors import InvalidJob
 from psrpc.ops.process import module_command
 from tests.coordinator.builders import description_json
 from tests.psrpc.ops.forking import LONG_S, BareServer, bare_server
@@ -53,6 +54,11 @@ def test_a_description_comes_from_a_fork_in_the_group_of_the_coordinator(
 def test_a_refused_job_says_what_it_wrote(server: BareServer) -> None:
     with pytest.raises(DescribeFailed, match=r"^error PS101: no such thing$"):
         described(server, "sys.stderr.write('error PS101: no such thing\\n'); sys.exit(2)")
+
+
+def test_bytes_that_are_no_text_are_no_description(server: BareServer) -> None:
+    with pytest.raises(InvalidJob, match="which is not JSON"):
+        described(server, "sys.stdout.buffer.write(b'\\xff')")
 
 
 def test_a_killed_fork_is_a_failure_with_its_status(server: BareServer) -> None:
