@@ -1,4 +1,4 @@
-"""The buffers for arriving pushes, allocated once and reused, and what has arrived in them."""
+"""The buffers for arriving pushes, allocated once and reused, and the gradients in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Buffers:
 
 @dataclass(slots=True)
 class Loan:
-    """A lent set of buffers. With ``keep`` set it outlives the loan's block."""
+    """A lent set of buffers. If ``keep`` is set, the borrower keeps the set after the loan's
+    block."""
 
     buffers: Buffers
     keep: bool = False
@@ -51,12 +52,12 @@ class Loan:
 
 @dataclass(slots=True)
 class Arrived:
-    """A gradient that has arrived whole, as the update engine takes it.
+    """A completely received gradient, in the form that the update engine takes.
 
     Attributes:
-        arrays: arena name -> ``[shard length]``, aligned; in the arena's dtype, or as bfloat16 or
-            float16 if pushed so.
-        loan: the memory of the arrays; None while that is the pushing worker's own.
+        arrays: arena name -> ``[shard length]``, aligned; in the arena's dtype, or in bfloat16 or
+            float16 if the worker pushed it in that encoding.
+        loan: the memory of the arrays; None if they lie in the pushing worker's own memory.
         rows: table -> the gradients of its rows. In the worker's memory their values may change at
             any time; the ids may not.
     """
@@ -69,10 +70,11 @@ class Arrived:
 def pool_size(nbytes: int, replicas: int) -> int:
     """Number of pushes of ``nbytes`` that a shard holds at once.
 
-    Sync: two attempts per micro-batch of the round, and two that are arriving. A smooth round needs
-    half of it, but fewer would not do: if all workers die after their gradients have reached this
-    shard but not another, every micro-batch is computed again, while each first attempt may still
-    be committed (its worker may only be slow), so its memory is not free.
+    Sync: two attempts per micro-batch of the round, plus two pushes that are arriving. A round
+    without faults needs half of them. The other half is for this case: all workers die after their
+    gradients have reached this shard but not another. Every micro-batch is then computed again, but
+    the memory of each first attempt is not free yet, because the coordinator may still commit it
+    (its worker may only be slow).
 
     Async: two, so that one can arrive while another is applied, and more if they are small."""
     if replicas:
@@ -81,15 +83,15 @@ def pool_size(nbytes: int, replicas: int) -> int:
 
 
 def worker_quota(size: int) -> int:
-    """Number of sets, out of ``size``, that arriving pushes of one worker may hold: never all of
-    them. Staged pushes do not count, since one worker may compute all micro-batches of a round;
-    :class:`pserver.core.staging.Staging` bounds them."""
+    """Number of sets, out of ``size``, that arriving pushes of one worker may hold at once, so that
+    one worker cannot take them all. Staged pushes do not count, since one worker may compute all
+    micro-batches of a round; :class:`pserver.core.staging.Staging` bounds them."""
     return WORKER_BUFFERS if size >= 2 * WORKER_BUFFERS else 1
 
 
 class BufferPool:
-    """At most ``size`` sets of buffers for one shard's part of the arenas, and :func:`worker_quota`
-    of them for the arriving pushes of one worker. Thread-safe."""
+    """Lends at most ``size`` sets of buffers for one shard's part of the arenas, and at most
+    :func:`worker_quota` of them to the arriving pushes of one worker. Thread-safe."""
 
     def __init__(self, plan: Plan, shard: int, size: int) -> None:
         self._arenas = [(a.name, a.shard_length(shard), a.dtype) for a in plan.arenas]
@@ -137,8 +139,8 @@ class BufferPool:
     def loan(
         self, timeout_s: float, check: Callable[[], object] = lambda: None, worker: str = ""
     ) -> Iterator[Loan]:
-        """Does :meth:`acquire` for a block, unless the borrower keeps the set longer. During the
-        block it counts towards the quota of ``worker``.
+        """Acquires a set for a block and releases it at the end, unless the borrower has set
+        ``keep``. During the block the set counts towards the quota of ``worker``.
 
         Raises:
             NotReady: no set is free for ``timeout_s``, or ``worker`` has used up its quota.
@@ -196,7 +198,7 @@ class BufferPool:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Removes from the count a set whose borrower keeps it for good."""
+        """Stops counting one lent set, because its borrower keeps it forever."""
         with self._changed:
             self._made -= 1
             self._changed.notify_all()

@@ -1,5 +1,5 @@
-"""The coordinator's commands to a shard: generations, revocations, decided rounds, snapshots; and
-what the shard reports."""
+"""Carries out the coordinator's commands to a shard (generations, revocations, decided rounds,
+snapshots) and makes the shard's reports."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from psrpc.core.policy import Policy
 
 
 class ShardCommands:
-    """Carries out commands, each of which may come more than once. Thread-safe: takes the shard's
-    lock."""
+    """Carries out commands. A command may arrive more than once; repeating it is harmless.
+    Thread-safe: takes the shard's lock."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ShardCommands:
         intake: Intake,
         clocks: StepClocks,
     ) -> None:
-        """Sets the other parts up for the policy of the gate's identity.
+        """Configures the other parts for the policy of the gate's identity.
 
         Args:
             changed: notified of each round and generation; its lock, reentrant, is the shard's.
@@ -67,8 +67,9 @@ class ShardCommands:
     def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
         """Enters another generation and refuses messages of older ones from then on.
 
-        A repeated order changes nothing. Neither does an order of an older generation; it returns
-        None since it needs no report.
+        A repeated order changes nothing and returns the report again. An order of an older
+        generation changes nothing either and returns None, since the coordinator no longer expects
+        a report for it.
 
         Args:
             restored: contents of the checkpoint that the order names.
@@ -86,7 +87,8 @@ class ShardCommands:
                 self._begin(order)
             restores = order.generation > self._gate.begun
         if restores:
-            # Without the lock, so that requests meanwhile get NotReady at once instead of waiting.
+            # Without the lock, so that requests that arrive meanwhile get NotReady at once instead
+            # of waiting.
             assert restored is not None, "the caller has read the checkpoint"
             self._held.restore(restored, order.version)
         with self._changed:
@@ -146,9 +148,10 @@ class ShardCommands:
     def report(self, counters: Counters) -> ShardReport:
         """Returns the shard's present state.
 
-        Without the lock, so the values may be of two moments: a status request must not wait for
-        an update of a gigabyte. Revocations first: the version rises no more after one that ends
-        rounds ahead."""
+        Does not take the lock, because a status request must not wait for an update of a gigabyte;
+        so the values may be of different moments. Reads the revocation number before the version:
+        after a revocation that ends the rounds decided ahead the version no longer rises, so the
+        coordinator may take the reported version as final."""
         revocations = self._gate.revocations
         revoked = revocations.number
         standing = self._held.standing
@@ -164,20 +167,21 @@ class ShardCommands:
         )
 
     def await_workers(self, awaited: AwaitedWorkers) -> None:
-        """Notes which workers others wait for (ssp)."""
+        """Records the workers that other workers wait for in ssp mode."""
         with self._changed:
             if self._clocks.follow(awaited):
                 self._changed.notify_all()
 
     def stand(self) -> ShardPosition:
-        """Forgets the rounds that were decided ahead, and returns the shard's present state, which
-        only commands change from then on. Call it before a command stream is opened."""
+        """Forgets the rounds that were decided ahead and returns the shard's present position. From
+        then on only commands change the position. Call this before opening a command stream."""
         with self._changed:
             self._rounds.forget_ahead()
             return self._held.standing
 
     def take_snapshot(self, order: SnapshotOrder) -> None:
-        """Takes a snapshot by ``order`` and passes it to the sink. A repeated order takes none."""
+        """Takes the snapshot that ``order`` asks for and passes it to the sink. A repeated order
+        takes no second snapshot."""
         with self._changed:
             self._shelf.take(order, self._held)
 
@@ -190,7 +194,7 @@ class ShardCommands:
         """Carries out ``order``, except for restoring a checkpoint."""
         decision = order.decision
         if decision is not None and decision.generation == self._gate.identity.generation:
-            # Snapshots of an older generation are of no use.
+            # Nothing would read its snapshots: they would be of an older generation.
             self.decide(replace(decision, snapshots=()))
         self._gate.turn(order)
         try:
@@ -210,7 +214,8 @@ class ShardCommands:
     def _follow(
         self, policy: Policy, keep: bool, rate_scale: float = 1.0, warmup_updates: int = 0
     ) -> None:
-        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
+        """Applies ``policy`` from now on. With ``keep`` the parameters stay, and so does the state
+        of their delay compensation."""
         self._rounds.begin(policy)
         self._pushes.begin(policy)
         self._clocks.begin(policy.staleness)

@@ -17,23 +17,24 @@ from psrpc.core.policy import Policy
 NDArray = npt.NDArray[Any]
 
 EPSILON = 1e-7
-"""Keeps λ finite where all gradients were 0; the paper's value."""
+"""ε of the formula, with the paper's value: keeps λ_t finite for elements whose gradients were all
+0."""
 
 _BLOCK = 32 * 1024
 """Elements processed at a time, see ``numpy_engine``."""
 
 
 class Compensation:
-    """g + λ g ⊙ g ⊙ (w − w_bak), for the elements of trainable arenas; w_bak are the parameters
-    that g was computed from, and λ g ⊙ g stands for the Hessian (sections 3 and 4).
+    """Computes g + λ g ⊙ g ⊙ (w − w_bak) for the elements of trainable arenas. w_bak are the
+    parameters that g was computed from, and λ g ⊙ g approximates the Hessian (sections 3 and 4).
 
     DC-ASGD-c has one λ. DC-ASGD-a has λ_t = λ / sqrt(MeanSquare(t) + ε) for each element, where
     MeanSquare(t) = m · MeanSquare(t − 1) + (1 − m) g ⊙ g (section 6), starting at 0.
 
-    Computes in the arena's own dtype, whatever the gradient's. Not thread-safe."""
+    Computes in the arena's dtype, even if the gradient has another dtype. Not thread-safe."""
 
     def __init__(self, plan: Plan, shard: int, policy: Policy) -> None:
-        """``policy`` has a ``delay_compensation``."""
+        """``policy`` must have ``delay_compensation`` set."""
         self._arenas = {
             a.name: np.dtype(a.dtype)
             for a in plan.arenas
@@ -54,7 +55,8 @@ class Compensation:
         self._scratch = {d: [np.empty(_BLOCK, d) for _ in range(3)] for d in self._arenas.values()}
 
     def follow(self, policy: Policy) -> bool:
-        """Continues under ``policy``; False if it needs another kind of compensation."""
+        """Continues under ``policy`` and returns True; returns False and changes nothing if
+        ``policy`` needs another kind of compensation."""
         if policy.delay_compensation != self._policy.delay_compensation:
             return False
         self._policy = policy
@@ -65,8 +67,8 @@ class Compensation:
     ) -> Mapping[str, NDArray]:
         """Returns ``gradients`` with those of trainable arenas corrected.
 
-        Without ``pulled`` (no update came in between, or the parameters of the gradient are
-        unknown) gradients stay as they are and only update the mean square.
+        ``pulled`` is None if no update came in between, or if the parameters of the gradient are
+        unknown. The gradients then stay as they are and only update the mean square.
 
         Args:
             now: plain values of the present version; not needed without ``pulled``.
@@ -78,7 +80,7 @@ class Compensation:
         if not gradients or (pulled is None and not self._mean_square):
             return gradients
         corrected = dict(gradients)
-        # A diverging run is visible in its loss.
+        # No warnings: a diverging run overflows here, and its loss already shows that.
         with np.errstate(all="ignore"):
             for name in self._arenas:
                 between = None

@@ -1,4 +1,4 @@
-"""One shard: its parameters, its applied-set and the requests that change them."""
+"""The engine of one shard: serves the requests that read and change its parameters."""
 
 from __future__ import annotations
 
@@ -48,15 +48,14 @@ _Into = tuple[npt.NDArray[np.float32], ...] | None
 
 
 class ShardEngine:
-    """Thread-safe. One lock guards all mutable state, including the update engine.
+    """Serves one shard. Thread-safe: one lock guards all mutable state and the update engine.
 
-    It serves no request before a command to begin, unless ``identity`` already has a generation.
-
-    Streams are assembled in separate buffers before the lock is taken, so pushes arrive in parallel
-    and only the updates are serialized.
+    Refuses every request until the command to begin arrives, unless ``identity`` already has a
+    generation. Streams are assembled in separate buffers before the lock is taken, so pushes arrive
+    in parallel and only the updates are serialized.
 
     Attributes:
-        commands: what the coordinator has the shard do; shares the lock.
+        commands: carries out the coordinator's commands; shares the lock.
         credentials: checks each worker request before the engine gets it, and fills in its
             ``worker``.
     """
@@ -114,8 +113,8 @@ class ShardEngine:
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
-        """Sets all values, once. Returns the version, and True if the shard had values already;
-        then nothing is received.
+        """Sets the initial values of all arenas, once. Returns the version, and True if the shard
+        had values already; then nothing changes.
 
         Raises:
             CheckpointError: the first rows of the tables cannot be read. As with any error, nothing
@@ -158,10 +157,10 @@ class ShardEngine:
         rows: RowsRequest | None = None,
         clock: WorkerClock | None = None,
     ) -> tuple[PushResult, Values]:
-        """Does :meth:`push` and returns the newest values as well, atomically. Async only. With
-        ``clock`` (ssp) they are those of the moment at which the worker is not too far ahead; if
-        that does not come in time, the result is ``behind``."""
-        # First: a worker that does not know the policy of this generation yet gets StaleGeneration.
+        """Does :meth:`push` and also returns the newest values, atomically. Async only. With
+        ``clock`` (ssp), first waits until the worker is not too far ahead of others. After
+        ``timeout_s`` returns the values anyway, and sets ``behind`` in the result."""
+        # First: a worker that does not know this generation's policy yet must get StaleGeneration.
         self._gate.admit_worker(request)
         if self.identity.settings.rounds:
             raise InvalidArgument(
@@ -173,7 +172,7 @@ class ShardEngine:
         result, values = self._push(request, arrival, timeout_s, encoding, rows, clock)
         if values is not None:
             return result, values
-        # The buffers of the gradient are free: those that this worker waits for may need them.
+        # By now the gradient's buffers are free; the workers that this one waits for may need them.
         with self._changed:
             waited = self._steps.after(request, result, timeout_s)
             return waited, self._pulls.newest(request, encoding, rows)
@@ -186,8 +185,8 @@ class ShardEngine:
         pull: PullRequest,
         into: _Into,
     ) -> tuple[PushResult, Values | None]:
-        """Does :meth:`push`. Returns the values that ``pull`` asks for as well if this push
-        completes their round; with None, :meth:`pull` waits for it."""
+        """Does :meth:`push`. Also returns the values that ``pull`` asks for if this push completes
+        their round, else None: :meth:`pull` can wait for it."""
         rows = self._pulls.check(pull, into)
         return self._push(request, arrival, timeout_s, pull.encoding, rows, after=pull)
 
@@ -212,7 +211,7 @@ class ShardEngine:
                     return result, None
                 return result, self._pulls.newest(request, pull, rows)
             finally:
-                # Last: whom this wakes would wait for the lock, and for the interpreter.
+                # Last: a woken thread would only compete for the lock and the interpreter.
                 if rounds and self._held.version != version:
                     self._changed.notify_all()
 
@@ -238,7 +237,7 @@ class ShardEngine:
         """
         rows = self._pulls.check(request, into)
         with self._changed:
-            # First, so that a revoked worker gets that error rather than that its snapshot is gone.
+            # First, so that a revoked worker gets this error, not one about a missing snapshot.
             self._gate.admit_worker(request)
             if isinstance(request.source, str):
                 return self._pulls.of_snapshot(request.source, request.encoding, rows)
@@ -264,7 +263,7 @@ class ShardEngine:
         return self.commands.report(self._counters)
 
     def table_figures(self) -> list[TableFigures]:
-        """Returns the figures of the embedding tables. Without the lock, see :meth:`report`."""
+        """Returns the figures of embedding tables. Does not take the lock, see :meth:`report`."""
         return self._held.tables.figures()
 
     def applied(self) -> AppliedSet:
@@ -273,7 +272,7 @@ class ShardEngine:
             return AppliedSet.from_epochs(self._held.applied.to_epochs())
 
     def totals(self) -> list[EpochTotals]:
-        """Returns the totals of the newest epochs. Without the lock, see :meth:`report`."""
+        """Returns the totals of the newest epochs. Does not take the lock, see :meth:`report`."""
         return self._held.applied.newest_totals()
 
     @property
@@ -282,14 +281,15 @@ class ShardEngine:
         return self._held.failure
 
     def close(self) -> None:
-        """Ends all waits for a round."""
+        """Ends all waits for a round or for other workers."""
         with self._changed:
             self._waits.close()
             self._steps.close()
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
-        """Counts a refused push; wraps the whole call, including parsing."""
+        """Counts a push that fails, except with NotReady; wraps the whole call, including
+        parsing."""
         try:
             yield
         except NotReady:

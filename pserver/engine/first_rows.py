@@ -22,11 +22,11 @@ from psrpc.files.urls import is_url
 class FirstRows:
     """Reads the first rows of the tables once. Thread-safe.
 
-    The coordinator supplies the path; a worker only triggers the read, since text from a peer never
-    becomes a path."""
+    The coordinator supplies the path. A worker only triggers the read and cannot choose the path,
+    because text from workers must never become a path."""
 
     def __init__(self, source: str, plan: Plan, shard: int) -> None:
-        """``source``: a directory or a URL; empty: tables begin without rows."""
+        """``source`` is a directory or a URL. If it is empty, tables begin without rows."""
         self._source = source
         self._plan = plan
         self._shard = shard
@@ -34,8 +34,8 @@ class FirstRows:
         self._tables: Tables | None = None
 
     def load(self, timeout_s: float) -> Tables | None:
-        """Returns the tables; None if they begin without rows. Tables stay here until
-        :meth:`forget`, so that a caller whose time ran out can retry.
+        """Returns the tables, or None if they begin without rows. Keeps the tables until
+        :meth:`forget`, so that a caller that ran out of time gets them at once when it retries.
 
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged.
@@ -72,10 +72,10 @@ def fill_first_rows(
     tables: Tables, directory: Path, plan: Plan, shard: int, storage: Storage = DISK
 ) -> None:
     """Fills empty tables with the rows of a checkpoint, as if updates had just created these rows:
-    the optimizer's slots have their initial values. After an error the tables are empty again.
+    the optimizer's slots get their initial values. After an error the tables are empty again.
 
     Raises:
-        CheckpointError: the files are damaged, or no checkpoint.
+        CheckpointError: the files are damaged or are not a checkpoint.
         InvalidJob: a table has another width there.
         ResourceExhausted: out of memory.
     """

@@ -1,5 +1,5 @@
-"""Decides which messages a shard serves: those that the sender may send, and that fit the shard's
-present state. Waits for rounds."""
+"""Decides which messages a shard serves: the sender must be allowed to send the message, and the
+message must fit the shard's present state. Also waits for rounds."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ from psrpc.wire.commands import parse_decision
 
 
 class Gate:
-    """Any thread may read; callers that change anything hold the shard's lock.
+    """Checks messages against the shard's present generation, policy and parameters. Any thread may
+    read; callers that change anything hold the shard's lock.
 
     Attributes:
-        identity: replaced whole.
+        identity: the shard's present identity; a change replaces the object, so readers need no
+            lock.
         begun: the generation of the last ``Begin`` that was carried out.
-        revocations: of this generation.
+        revocations: the workers revoked in this generation.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class Gate:
         self._rounds = rounds
 
     def turn(self, order: Begin) -> None:
-        """Enters the generation of ``order``, in which nothing has begun and no worker is revoked
-        yet."""
+        """Enters the generation of ``order``. No worker is revoked in it yet; ``begun`` still names
+        the older generation."""
         self.identity = replace(
             self.identity,
             generation=order.generation,
@@ -93,11 +95,11 @@ class Gate:
             raise self.not_ready()
 
     def not_ready(self) -> NotReady:
-        """Makes the error that says what the shard waits for."""
+        """Returns an error that says what the shard waits for."""
         return NotReady(f"shard {self.identity.shard} waits for {self.waiting_for()}")
 
     def waiting_for(self) -> str:
-        """Describes for users what the shard waits for; empty if only for pushes."""
+        """Describes for users what the shard waits for; empty if it only waits for pushes."""
         if self.identity.generation == 0:
             return "the coordinator to say where to begin"
         if self.begun < self.identity.generation:
@@ -110,8 +112,8 @@ class Gate:
 
 
 class RoundWaits:
-    """Waits for rounds. ``changed`` is notified of each round; callers hold its lock, the
-    shard's."""
+    """Waits until rounds are applied. ``changed`` is notified of each applied round; callers hold
+    its lock, which is the shard's."""
 
     def __init__(self, changed: threading.Condition, gate: Gate, held: Parameters) -> None:
         self._changed = changed
@@ -120,10 +122,12 @@ class RoundWaits:
         self._closed = False
 
     def decided(self, request: PullRequest, decided: int, timeout_s: float) -> None:
-        """Waits for the decisions before that of round ``decided``, which arrive on their own.
+        """Waits until the rounds before ``decided`` are applied; their decisions arrive separately.
 
-        With backup workers the staged attempts may serve several decided rounds; without, a worker
-        that brings a decision has brought the one before."""
+        Only jobs with backup workers wait: there the staged attempts may serve several decided
+        rounds. Without backup workers, a worker that brings a decision has brought the previous one
+        too.
+        """
         if self._gate.identity.settings.backups:
             self._await(request, decided, timeout_s)
 
@@ -165,8 +169,10 @@ class RoundWaits:
 class Credentials:
     """Checks sessions, grants and signed decisions for one shard. Thread-safe.
 
-    The fence admits a message first. Keys change with the generation and generations only rise, so
-    a message that the engine admits afterwards was checked with the keys of its own generation."""
+    ``admit`` checks the fence of a message before its signatures are checked, and the engine checks
+    the fence again afterwards. Keys change only with the generation and generations only rise, so a
+    message that passes both was checked with the keys of its own generation.
+    """
 
     def __init__(
         self,
@@ -184,8 +190,8 @@ class Credentials:
         self._shards = shards
 
     def initialize(self, request: InitializeRequest, certificate: str) -> InitializeRequest:
-        """Passes values from a worker that the coordinator told to send them; raises as
-        :meth:`push`."""
+        """Returns the request unchanged if the coordinator told this worker to send the initial
+        values. Raises the errors of :meth:`push`."""
         session, keys = self._session(request.fence, certificate)
         generation = request.fence.generation
         check_grant(keys.grant, session.worker, generation, INITIALIZE, 0, request.grant)
@@ -210,14 +216,15 @@ class Credentials:
     def clock_of(
         self, request: PushRequest | PullRequest, clock: WorkerClock | None
     ) -> WorkerClock | None:
-        """Returns the clock that the worker of ``request``, which is identified, brings from its
-        lease (ssp).
+        """Returns the clock that a worker brings from its lease (ssp), with the worker's name
+        filled in; None if there is no clock or a newer generation has begun. ``request`` already
+        names its worker.
 
         Raises:
-            AccessDenied: this job's coordinator did not issue it.
+            AccessDenied: this job's coordinator did not issue the clock.
         """
         identity, generation = self._identity(), request.fence.generation
-        # A generation that began meanwhile refuses the request.
+        # If a generation has begun meanwhile, the engine refuses the request.
         if clock is None or identity.keys is None or identity.generation != generation:
             return None
         mine = replace(clock, worker=request.worker)
@@ -225,11 +232,11 @@ class Credentials:
         return mine
 
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
-        """Returns ``result`` with a receipt, the proof for the coordinator, if the shard has the
-        batch."""
+        """Returns ``result``, with a receipt if the shard has the batch. The receipt proves this to
+        the coordinator."""
         identity = self._identity()
         generation = request.fence.generation
-        # A generation began meanwhile, and its coordinator counts anew.
+        # Another generation has begun meanwhile, so the coordinator needs no receipt of this one.
         if identity.keys is None or identity.generation != generation:
             return result
         if result.outcome == "too_stale":
@@ -251,7 +258,7 @@ class Credentials:
         Raises:
             AccessDenied: this job's coordinator did not issue the session or the decision, or a
                 shard has not vouched for an attempt.
-            StaleGeneration: as :meth:`push`.
+            StaleGeneration: as in :meth:`push`.
         """
         session, keys = self._session(request.fence, certificate)
         generation = request.fence.generation
@@ -275,7 +282,8 @@ class Credentials:
             raise AccessDenied(f"shard {identity.shard} knows no session yet", code="PS309")
         session = read_session(identity.keys.verify, fence.session)
         if session.certificate != certificate:
-            # After a change of the machine's certificate, the worker opens another session.
+            # Not AccessDenied: the machine's certificate may have been replaced, and then the
+            # worker opens another session.
             raise StaleGeneration(
                 f"{session.worker} registered with certificate {session.certificate!r} and calls "
                 f"with {certificate!r}: register again"

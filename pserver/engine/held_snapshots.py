@@ -1,4 +1,4 @@
-"""Takes ordered snapshots once each, passes them on, and keeps those to be pulled."""
+"""Takes each ordered snapshot once, passes it to the sink, and keeps it if workers will pull it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _REMEMBERED = 64
 
 
 class SnapshotSink(Protocol):
-    """Receives ordered snapshots. Does not block; calls are serialized."""
+    """Receives ordered snapshots. Implementations must not block; calls are serialized."""
 
     def begun(self, generation: int) -> None:
-        """Starts ``generation``: pending work of older ones is of no use any more."""
+        """Starts ``generation``: pending work of older generations can be dropped."""
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """Receives the ``snapshot`` taken by ``order``. If the order says to write it, it has its
-        tables, and the sink closes it after writing or after giving it up."""
+        """Receives the ``snapshot`` that ``order`` asked for. If ``order.write``, the snapshot has
+        its tables, and the sink must close it after writing it or giving it up."""
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
         """Reports that no snapshot could be taken."""
 
     def repeated(self, order: SnapshotOrder) -> None:
-        """Receives an order that was carried out before; the sink may report its result again."""
+        """Receives an order that was carried out before, so that the sink can report its result
+        again."""
 
 
 class HeldSnapshot(NamedTuple):
-    """A kept snapshot; ``tables`` if the job has some."""
+    """A kept snapshot. ``tables`` is None if the job has no tables; ``let_go`` releases them."""
 
     values: Values
     tables: FrozenTables | None
@@ -45,7 +46,8 @@ class HeldSnapshot(NamedTuple):
 
 
 class SnapshotShelf:
-    """The kept snapshots. Not thread-safe: the engine holds ``lock``, the shard's."""
+    """Takes snapshots and keeps some of them to be pulled. Not thread-safe: the engine holds
+    ``lock``, which is the shard's."""
 
     def __init__(self, sink: SnapshotSink, lock: AbstractContextManager[object]) -> None:
         self._sink = sink
@@ -54,9 +56,8 @@ class SnapshotShelf:
         self._seen: dict[str, None] = {}
 
     def take(self, order: SnapshotOrder, held: Parameters) -> None:
-        """Takes a snapshot by ``order`` and passes it, or the error, to the sink.
-
-        A repeated order takes none, since the state has changed by then."""
+        """Takes the snapshot that ``order`` asks for and passes it, or the error, to the sink. A
+        repeated order takes no second snapshot, since the state may have changed."""
         if order.name in self._seen:
             self._sink.repeated(order)
             return
@@ -83,8 +84,8 @@ class SnapshotShelf:
             keep = write = _nothing
             if snapshot.tables is not None:
                 freeze = Freeze(snapshot.tables, self._lock)
-                # This claim lasts until all others are made, so that none of them can be the last
-                # too early.
+                # This holder stays until the others have been added. Without it, releasing one of
+                # them early could close the tables.
                 done = freeze.hold()
                 keep = freeze.hold() if order.keep else _nothing
                 write = freeze.hold() if order.write else _nothing
@@ -97,7 +98,8 @@ class SnapshotShelf:
             self._sink.taken(order, snapshot)
 
     def begin(self, generation: int) -> None:
-        """Drops all snapshots and orders, whose names may recur in another generation."""
+        """Drops all snapshots and remembered orders, since their names may recur in this
+        generation."""
         for name in list(self._kept):
             self.release(name)
         self._seen.clear()
@@ -107,7 +109,7 @@ class SnapshotShelf:
         """Returns a kept snapshot.
 
         Raises:
-            RoundPassed: none of that name is kept, or no longer.
+            RoundPassed: no snapshot of that name is kept, or no longer.
         """
         if name not in self._kept:
             kept = ", ".join(self._kept) or "none"
@@ -126,10 +128,11 @@ def _nothing() -> None:
 
 
 class Freeze:
-    """The tables of one moment, closed when the last holder has released them.
+    """The tables of one moment, closed when the last holder releases them.
 
-    Thread-safe by ``lock``, the shard's, which is reentrant: the tables change under it, and
-    reading them requires it."""
+    ``lock`` is the shard's and reentrant. Releasing takes it; callers of :meth:`hold` and readers
+    of the tables must hold it.
+    """
 
     def __init__(self, tables: FrozenTables, lock: AbstractContextManager[object]) -> None:
         self.tables = tables

@@ -1,6 +1,5 @@
-"""Checks incoming tensors by their header and assembles them without the shard's lock.
-
-So pushes arrive in parallel, and only their effects are serialized."""
+"""Checks incoming tensors by their header and assembles them without the shard's lock, so that
+pushes arrive in parallel and only their effects are serialized."""
 
 from __future__ import annotations
 
@@ -42,10 +41,12 @@ def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
 
 
 class Intake:
-    """Receives into the buffers of ``pool``. Thread-safe.
+    """Receives tensors into the buffers of ``pool``. Thread-safe.
 
-    The state checked here may change before the caller takes the lock, so the caller asks the gate
-    again. Within a generation the version only rises."""
+    The state checked here may change before the caller takes the lock, so the caller has to ask the
+    gate again. The check of the base version remains valid, because the version only rises within a
+    generation.
+    """
 
     def __init__(self, plan: Plan, gate: Gate, held: Parameters, pool: BufferPool) -> None:
         self.pool = pool
@@ -62,8 +63,8 @@ class Intake:
     def values(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> Iterator[Arrived]:
-        """Yields the first values. Raises as :func:`arriving`, and InvalidArgument if they do not
-        match the plan."""
+        """Yields the initial values. Raises the errors of :func:`arriving`, and InvalidArgument if
+        the values do not match the plan."""
         check = partial(self._gate.admit, request.fence)
         check()
         check_extents(self._plan, self._shard, request.extents, PLAIN)
@@ -76,9 +77,12 @@ class Intake:
     def gradient(
         self, request: PushRequest, arrival: Arrival, timeout_s: float
     ) -> Iterator[Arrived | None]:
-        """Yields the gradient of a push; None if it is skipped, and then nothing may arrive.
-        Refuses before allocating anything. Raises as :func:`arriving` and :func:`check_push`, and
-        NotReady if there are no parameters."""
+        """Yields the gradient of a push; None if the push is marked as skipped, in which case no
+        tensor may follow.
+
+        Refuses a wrong header before allocating anything. Raises the errors of :func:`arriving` and
+        :func:`check_push`, and NotReady if there are no parameters.
+        """
         check = partial(self._gate.admit_worker, request)
         check()
         self._gate.need_values()
@@ -101,7 +105,7 @@ class Intake:
             yield None if request.skipped else arrived
 
     def become_parameters(self, arrived: Arrived) -> None:
-        """Leaves the memory of the arrived values to the parameters: the pool does not lend it
+        """Gives the memory of the arrived values to the parameters: the pool does not lend it
         again. The caller holds the lock."""
         if arrived.loan is not None:
             arrived.loan.keep = True
@@ -135,7 +139,7 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
         )
     if request.skipped:
         if request.extents or request.rows:
-            # The extents of rows come last, where there are any.
+            # The extents of rows, if any, come last.
             arenas = max(0, len(request.extents) - len(request.rows))
             raise InvalidArgument(
                 f"a skipped push of {request.batch} announces {counted(arenas, 'arena')} and rows"
@@ -166,19 +170,20 @@ def arriving(
     worker: str = "",
     of: str = "",
 ) -> Iterator[Arrived]:
-    """Yields the tensors of a push, whole.
+    """Yields the tensors of a push after receiving all of them.
 
     Args:
         extents: checked by :func:`pserver.core.assembly.check_extents`; those of ``rows`` come
             last.
         timeout_s: how long to wait for a buffer.
         check: raises when waiting has become pointless.
-        staged: the gradient may outlive the block and becomes a term of a sum, so it is put into
+        staged: the gradient may be kept after the block and added to others, so it is copied into
             the shard's own buffers, in the arenas' own dtypes.
-        rows: the ids that have row gradients. Their memory is not the pool's, but is only allocated
-            with a loan of the pool.
+        rows: the ids that have row gradients. Their arrays are allocated separately from the pool,
+            but only while holding a loan from it, which bounds how many exist.
         worker: the pushing worker; see :func:`pserver.engine.buffers.worker_quota`.
-        of: names a gradient, whose elements all have to be finite; empty for values.
+        of: names the gradient in errors; all its elements have to be finite. Empty for values,
+            which are not checked.
 
     Raises:
         InvalidArgument: the received bytes are not those announced.

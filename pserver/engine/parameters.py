@@ -33,17 +33,18 @@ class ShardPosition(NamedTuple):
 
 
 class Parameters:
-    """The state that a snapshot freezes. Not thread-safe: the engine holds the shard's lock.
-
-    Any thread may read ``standing``, which is replaced whole."""
+    """The parameters and all state that belongs to them. Not thread-safe: the engine holds the
+    shard's lock. Any thread may read ``standing``, since a change replaces the object.
+    """
 
     def __init__(self, updates: UpdateEngine, generation: int, tables: Tables) -> None:
         self._updates = updates
         self.tables = tables
         self._touch = 0
-        """The newest number that the tables stamp rows with. It is the version as long as that only
-        rises. A generation may continue with a smaller version; stamped with that, rows would seem
-        older than a checkpoint that does not contain them, or than rows that it contains."""
+        """The newest number that the tables have stamped rows with. It equals the version as long
+        as the version only rises. A generation may continue with a smaller version. If rows were
+        stamped with the smaller one, they would seem older than a checkpoint that does not contain
+        them yet, or older than rows that it contains."""
         # Readers of one version share its values. A strong reference here would keep them alive and
         # make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
@@ -67,7 +68,8 @@ class Parameters:
         return self.standing.initialized
 
     def follow(self, policy: Policy, rates: Rates, plan: Plan, shard: int, keep: bool) -> None:
-        """Follows ``policy`` from now on; ``keep``: the parameters stay."""
+        """Applies ``policy`` from now on. With ``keep`` the parameters stay, and so does the state
+        of their delay compensation."""
         self.rates = rates
         kept = self.compensation if keep else None
         if kept is None or not kept.follow(policy):
@@ -78,7 +80,8 @@ class Parameters:
         self.compensation = kept
 
     def keep(self, generation: int, version: int | None = None) -> None:
-        """Keeps the parameters in another generation; ``version`` becomes theirs if given."""
+        """Keeps the parameters in another generation; ``version``, if given, becomes their
+        version."""
         self._current.clear()
         if version is None:
             version = self.version
@@ -103,8 +106,8 @@ class Parameters:
         """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` replaces its
         version.
 
-        The caller need not hold the lock for this second per million rows: the shard is
-        uninitialized until the end, so it refuses all requests.
+        Takes a second per million rows. The caller need not hold the lock meanwhile: the shard
+        counts as uninitialized until the end and refuses all requests.
 
         Raises:
             CheckpointError: the slots are of another optimizer. There are no parameters then.
@@ -139,12 +142,12 @@ class Parameters:
         rows: Mapping[int, Rows] | None = None,
         decided: bool = False,
     ) -> None:
-        """Makes one update from gradients ``staleness`` updates old; None only raises the version.
-        ``rows`` have been checked.
+        """Makes one update from gradients that are ``staleness`` updates old; if they are None,
+        only raises the version. The caller has checked ``rows``.
 
         Raises:
-            ResourceExhausted: a table has no room for its rows. Nothing has changed; but if the
-                update is ``decided``, other shards apply it, so the job has failed.
+            ResourceExhausted: a table has no room for its rows. Nothing has changed. But if the
+                update is ``decided``, the job has failed, because other shards apply it.
         """
         with self._fatal() if decided else nullcontext():
             prepared = self.tables.prepare(rows) if rows else None
@@ -181,12 +184,12 @@ class Parameters:
             slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
         values = Values(self.version, self.standing.generation, arrays, "plain")
         snapshot = Snapshot(values, slots, tuple(self.applied.to_epochs()))
-        # Last, since after an error nothing would close them.
+        # The tables are frozen last: if a later step failed, nothing would close them.
         return replace(snapshot, tables=self.tables.freeze()) if self.tables.specs else snapshot
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """Records an error in the block as ``failure``: a partial update leaves unusable
+        """Records an error in the block as ``failure``, because a partial update leaves unusable
         parameters."""
         try:
             yield

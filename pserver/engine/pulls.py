@@ -48,15 +48,16 @@ class Pushes:
         self._policy = policy
 
     def begin(self, policy: Policy) -> None:
-        """Starts a generation under ``policy``; no worker has pulled in it."""
+        """Starts a generation under ``policy`` and forgets the workers' last pulls."""
         self._policy = policy
         self._pulled.clear()
 
     def apply(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
-        """Applies a gradient unless it is too stale, or records that it was not finite.
+        """Applies a gradient unless it is too stale. If ``arrived`` is None, records that the
+        gradient was not finite.
 
         Args:
-            pulls: the worker pulls the newest parameters in the same exchange.
+            pulls: whether the worker pulls the newest parameters in the same exchange.
 
         Raises:
             InvalidArgument, ResourceExhausted: see :meth:`pserver.tables.tables.Tables.check`.
@@ -64,7 +65,8 @@ class Pushes:
         """
         held, counters = self._held, self._counters
         if arrived is None:
-            # Whatever its staleness: the batch has no gradient, and all shards must agree on that.
+            # Staleness does not matter here: the batch has no gradient, and all shards must record
+            # that alike.
             held.applied.add(request.batch, skipped=True)
             counters.skipped += 1
             return PushResult("skipped", held.version, skipped=True)
@@ -95,8 +97,8 @@ class Pushes:
         gradients = self._held.compensated(arrived.arrays, pulled)
         del pulled
         if pulls:
-            # The pull replaces its values anyway, and the update would copy values that are still
-            # held.
+            # The pull in this exchange replaces the worker's values anyway. Dropping them now saves
+            # the copy that an update makes of values that are still held.
             self._pulled.forget(request.worker)
         self._held.update(gradients, staleness, arrived.rows)
 
@@ -112,10 +114,12 @@ class Pushes:
 
 
 class Pulled:
-    """The parameters that each worker pulled last; workers share those of one version.
+    """The parameters that each worker pulled last. Workers that pulled the same version share one
+    copy. Not thread-safe.
 
-    Held parameters make the next update write elsewhere: the cost of delay compensation. Not
-    thread-safe."""
+    While parameters are held, the next update must write to other memory; this is the cost of delay
+    compensation.
+    """
 
     def __init__(self) -> None:
         self._values: dict[int, Values] = {}
@@ -127,7 +131,7 @@ class Pulled:
         return len(self._values)
 
     def remember(self, worker: str, values: Values) -> None:
-        """Records that ``worker`` computes from ``values``, which are plain."""
+        """Records that ``worker`` computes from ``values``, whose encoding is plain."""
         self.forget(worker)
         if len(self._versions) >= MAX_WORKERS:
             self.forget(next(iter(self._versions)))
@@ -170,8 +174,8 @@ class Pulls:
     def check(
         self, request: PullRequest, into: tuple[npt.NDArray[np.float32], ...] | None
     ) -> RowsRequest | None:
-        """Returns the rows that ``request`` asks for, to be written ``into`` these arrays; None if
-        none.
+        """Returns the rows that ``request`` asks for, with the arrays to write them to (``into`` or
+        new ones); None if it asks for no rows.
 
         Raises:
             InvalidArgument: values cannot have this encoding; or see :meth:`check_rows`.
@@ -179,7 +183,7 @@ class Pulls:
         check_values(request.encoding)
         if not request.rows and not request.rows_only:
             return None
-        # First, since a request of another plan has other tables.
+        # Before the rows are checked: a request that follows another plan would name other tables.
         self._gate.admit_worker(request)
         return self.check_rows(RowsRequest(request.rows, into, request.rows_only))
 
@@ -203,7 +207,7 @@ class Pulls:
         """Returns the values of a kept snapshot.
 
         Raises:
-            RoundPassed: it is not kept, or no longer.
+            RoundPassed: the snapshot is not kept, or no longer.
             InvalidArgument: ``encoding`` is not plain.
         """
         if encoding != "plain":
@@ -222,8 +226,8 @@ class Pulls:
     def newest(
         self, request: PushRequest | PullRequest, encoding: Encoding, rows: RowsRequest | None
     ) -> Values:
-        """Returns the present values, and unless only rows are asked for, records that the worker
-        computes from them."""
+        """Returns the present values. Also records that the worker computes from them, unless it
+        asks for rows only."""
         if rows is not None and rows.only:
             return self._newest_rows(rows, encoding)
         values = self._held.values(encoding)

@@ -27,8 +27,8 @@ MOST_AHEAD = 2048
 
 
 class StagedRounds:
-    """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the engine holds
-    the shard's lock.
+    """Stages the attempts of rounds and applies each decided round once. Round r turns version r of
+    the parameters into version r + 1. Not thread-safe: the engine holds the shard's lock.
 
     With backup workers (Chen et al. 2016, "Revisiting Distributed Synchronous SGD") a round takes
     only some of the open micro-batches; the others stay staged for a later round, so gradients may
@@ -44,7 +44,8 @@ class StagedRounds:
         release: Callable[[Buffers], None],
         shards: int,
     ) -> None:
-        """``release`` takes back the buffers of a staged gradient; ``shards`` is their number."""
+        """``release`` returns the buffers of a staged gradient to their pool; ``shards`` is the
+        number of shards in the job."""
         self._shard = shard
         self._me = f"shard {shard}"
         self._held = held
@@ -55,16 +56,16 @@ class StagedRounds:
         self._staging = Staging(policy.open)
         self._alone = shards == 1
         self._ahead: dict[int, Decision] = {}
-        """By round: the decisions that were made ahead."""
+        """Round -> its decision, made ahead."""
         self._round_of: dict[Attempt, int] = {}
-        """The round of each attempt that they name."""
+        """Attempt -> the round whose decision in ``_ahead`` names it."""
 
     def __len__(self) -> int:
         """Number of staged attempts. Any thread may call it."""
         return len(self._staging)
 
     def stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
-        """Keeps a gradient, or the fact that it was not finite, until its round is decided.
+        """Keeps a gradient, or the note that it was not finite, until its round is decided.
 
         Raises:
             RoundPassed: its round was decided before.
@@ -107,10 +108,10 @@ class StagedRounds:
         )
 
     def decide(self, decision: Decision) -> bool:
-        """Applies a decided round and records its batches; False if that was done before.
+        """Applies a decided round and records its batches; returns False if it was applied before.
 
         Batches that the shard applied before the rounds began are left out of the mean and need not
-        be staged. If that leaves none, the version rises without an update.
+        be staged. If no batch is left, the version rises without an update.
 
         Raises:
             StaleGeneration: the decision is of another generation.
@@ -183,7 +184,7 @@ class StagedRounds:
                 self._ahead[decision.round] = decision
                 self._round_of.update(dict.fromkeys(decision.attempts, decision.round))
         for attempt in self._staging.attempts:
-            # Its worker has pushed it too early, and takes the place of another.
+            # A worker has pushed this attempt before its round; it would take the place of another.
             if self._round_of.get(attempt, version) != version:
                 self.drop(attempt)
         if len(self._ahead) > MOST_AHEAD:
@@ -198,7 +199,7 @@ class StagedRounds:
 
     def advance(self) -> bool:
         """Applies the rounds that were decided ahead and are complete on all shards; returns
-        whether there was one."""
+        whether it applied any."""
         advanced = False
         while (decision := self._ahead.get(self._held.version)) is not None:
             applied = self._held.applied
@@ -211,7 +212,8 @@ class StagedRounds:
         return advanced
 
     def forget_ahead(self) -> None:
-        """Applies no round any more without the coordinator's word."""
+        """Forgets the rounds that were decided ahead: only a new decision of the coordinator
+        applies a round from now on."""
         self._ahead.clear()
         self._round_of.clear()
 

@@ -1,4 +1,4 @@
-"""Waits in ssp mode: a worker that is too far ahead gets parameters once others are there."""
+"""Waits in ssp mode: a worker that is too far ahead gets parameters when others have caught up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from psrpc.ops.clock import Clock
 
 
 class StepWaits:
-    """``changed`` is notified of each step; callers hold its lock, the shard's.
+    """Delays workers that are too far ahead of others. ``changed`` is notified of each step;
+    callers hold its lock, which is the shard's.
 
     Attributes:
-        clocks: of the present generation.
+        clocks: the step clocks of the present generation.
     """
 
     def __init__(self, changed: threading.Condition, gate: Gate, clock: Clock) -> None:
@@ -29,8 +30,8 @@ class StepWaits:
         self._closed = False
 
     def count(self, push: PushRequest, clock: WorkerClock | None) -> bool:
-        """Counts an admitted push; returns whether its worker, if it has a ``clock``, is too far
-        ahead now."""
+        """Counts an admitted push. Returns whether its worker is too far ahead now; False without a
+        ``clock``."""
         if self._gate.identity.settings.staleness is None:
             return False
         if clock is not None:
@@ -40,18 +41,19 @@ class StepWaits:
         return clock is not None and self.clocks.waits(push.worker)
 
     def after(self, push: PushRequest, result: PushResult, timeout_s: float) -> PushResult:
-        """Waits until the worker of a push is not too far ahead; returns its result, which is
-        ``behind`` if that takes too long."""
+        """Waits until the worker of a push is not too far ahead. Returns ``result`` with the time
+        waited, and with ``behind`` set if ``timeout_s`` passed first."""
         began = self._clock.now()
         behind = not self._caught_up(push, timeout_s)
         waited_us = int((self._clock.now() - began) * 1e6)
         return replace(result, behind=behind, waited_us=waited_us)
 
     def before(self, pull: PullRequest, timeout_s: float) -> None:
-        """Waits until the worker of an admitted pull with a clock is not too far ahead.
+        """Waits until the worker of an admitted pull is not too far ahead; a pull without a clock
+        does not wait.
 
         Raises:
-            NotReady: that takes too long.
+            NotReady: ``timeout_s`` passed first.
         """
         if pull.clock is None:
             return
