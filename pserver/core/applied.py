@@ -1,4 +1,4 @@
-"""The set of batches that a shard has applied; it makes a repeated push harmless."""
+"""The set of batches that a shard has applied. With it the shard recognizes repeated pushes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ NEWEST = 4
 
 
 class AppliedSet:
-    """The positions of each epoch that a shard has applied or recorded as skipped.
+    """The positions of each epoch that a shard has applied or recorded as skipped. Not thread-safe.
 
-    Its size grows with the number of gaps, not of batches: a complete epoch is one interval. Not
-    thread-safe."""
+    Stores intervals, so its size depends on the number of gaps, not of batches: a complete epoch is
+    one interval.
+    """
 
     def __init__(self) -> None:
         self._applied: dict[int, IntervalSet] = {}
@@ -26,14 +27,16 @@ class AppliedSet:
         self._totals: dict[int, tuple[float, ...]] = {}
         """Totals of the newest epochs, see :mod:`psrpc.core.batch`."""
         self._published: dict[int, EpochTotals] = {}
-        """The same with their record counts, for other threads; each value is replaced whole."""
+        """Copies of ``_totals`` with their record counts, for other threads to read; a change
+        replaces the whole value."""
 
     def contains(self, batch: BatchId) -> bool:
         """Whether ``batch`` was applied or skipped before.
 
         Raises:
-            InvalidArgument: only part of it was. Batches are cut once and never change, so the
-                pusher counts differently from this shard; applying it would count records twice.
+            InvalidArgument: only a part of it was. Batches never change after they are cut, so the
+                pusher has cut them differently from this shard, and applying it would count records
+                twice.
         """
         start, stop = batch.first, batch.first + batch.count
         applied = self._applied.get(batch.epoch)
@@ -51,8 +54,8 @@ class AppliedSet:
         return self._skipped.get(batch.epoch, IntervalSet()).overlaps(start, stop)
 
     def add(self, batch: BatchId, *, skipped: bool = False, totals: Sequence[float] = ()) -> None:
-        """Records ``batch`` and adds ``totals`` to those of its epoch; ``skipped`` if its gradient
-        was not finite."""
+        """Records ``batch`` and adds ``totals`` to those of its epoch. ``skipped`` says that its
+        gradient was not finite."""
         start, stop = batch.first, batch.first + batch.count
         if totals:
             self._count(batch.epoch, totals)
@@ -88,7 +91,7 @@ class AppliedSet:
         return sorted(self._published.values())[-NEWEST:]
 
     def to_epochs(self) -> list[AppliedEpoch]:
-        """Returns the set as plain JSON, epochs ascending."""
+        """Returns the set as plain JSON values, epochs ascending."""
         epochs = [
             AppliedEpoch(
                 epoch=epoch,

@@ -21,7 +21,7 @@ class Counters:
 
     Attributes:
         staleness: of applied pushes, see :data:`STALENESS_BUCKETS`.
-        workers: the same by worker; the one that pushed last is at the end.
+        workers: worker -> its own ``staleness``; the worker that pushed last is at the end.
         too_stale: pushes staler than the policy allows.
         uncompensated: stale pushes that could not be corrected although the policy requires it.
         apply_s: seconds spent in updates.
@@ -82,14 +82,14 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Computes the learning-rate factor. Pure.
+    """Computes the factor that multiplies the learning rate. Pure.
 
     Attributes:
         scale: k, reached by a gradual warm-up (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
             section 2.2).
-        warmup_updates: T, updates until k is reached; 0 scales from the first.
+        warmup_updates: T, updates until k is reached; with 0, k applies from the first update.
         inverse: also divide by 1 + staleness (Zhang et al. 2016, "Staleness-aware Async-SGD",
-            section 3.2, there with the staleness itself, which is never 0).
+            section 3.2; the paper divides by the staleness itself, which is never 0 there).
     """
 
     scale: float = 1.0
@@ -97,11 +97,12 @@ class Rates:
     inverse: bool = False
 
     def factor(self, iterations: int, staleness: int = 0) -> float:
-        """(1 + (k - 1) · min(1, i / T)) / (1 + τ); exactly 1.0 with the defaults.
+        """Returns (1 + (k - 1) · min(1, i / T)) / (1 + τ), where τ counts only if ``inverse``;
+        exactly 1.0 with the defaults.
 
         Args:
             iterations: i, updates that the optimizer has already made.
-            staleness: τ, updates since the parameters of the gradient.
+            staleness: τ, updates since the parameters that the gradient was computed from.
         """
         factor = self.scale
         if iterations < self.warmup_updates:

@@ -1,4 +1,4 @@
-"""The cluster state that a message assumes, and whether a shard may act on the message."""
+"""Compares the cluster state that a message assumes with the state of a shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_REVOKED = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Same fields as the protobuf message ``Fence``."""
+    """The cluster state that a message assumes; same fields as the protobuf message ``Fence``."""
 
     generation: int
     policy: int
@@ -25,10 +25,11 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """A shard process: its position in the job's history, its policy, and the keys to check
-    workers.
+    """Identifies a shard process: its generation and incarnation, its policy, and the keys that
+    check workers' messages.
 
-    Generation and policy are 0 and ``keys`` is None until the coordinator has sent ``Begin``."""
+    Generation and policy are 0 and ``keys`` is None until the coordinator sends ``Begin``.
+    """
 
     shard: int
     incarnation: int
@@ -42,7 +43,7 @@ def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
     """Refuses a message meant for another process or another time.
 
     Raises:
-        StaleGeneration: it is for another incarnation, generation or policy.
+        StaleGeneration: the message is for another incarnation, generation or policy.
         JobMismatch: the sender uses another plan.
     """
     me = f"shard {identity.shard}"
@@ -71,22 +72,23 @@ def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
 
 
 class FencedWorkers:
-    """The revocations of one generation. The thread that adds one holds the shard's lock; any
-    thread may read."""
+    """The revocations of one generation. A thread that adds one holds the shard's lock; any thread
+    may read."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.number = 0
-        """Number of the newest revocation carried out. Set last: once the coordinator reads it,
-        it may lease the revoked worker's batches to others."""
+        """Number of the newest revocation carried out. Set it after the revocation has taken
+        effect: when the coordinator reads the number, it may lease the revoked worker's batches to
+        others."""
         self._workers: set[str] = set()
 
     def refuse(self, worker: str) -> None:
         """Refuses ``worker`` from now on.
 
         Raises:
-            ResourceExhausted: too many revocations. Dropping one would let a worker push although
-                other workers have its batches now, so this shard has to begin anew.
+            ResourceExhausted: too many revocations. If the shard forgot one, that worker could push
+                batches that other workers have now, so this shard has to begin again.
         """
         if len(self._workers) >= MAX_REVOKED and worker not in self._workers:
             raise ResourceExhausted(
@@ -99,7 +101,7 @@ class FencedWorkers:
         """Checks that ``worker`` was not revoked.
 
         Raises:
-            StaleGeneration: it was; it has to register again.
+            StaleGeneration: it was revoked and has to register again.
         """
         if worker in self._workers:
             raise StaleGeneration(

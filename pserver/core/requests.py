@@ -59,9 +59,12 @@ class PushRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """Outcome of a push; see the protobuf message ``PushResult``. ``skipped``: the shard has
-    recorded the batch without a gradient. ``behind``: the values that come with it are older than
-    the worker's next step allows (ssp). Comparison ignores durations."""
+    """Outcome of a push; see the protobuf message ``PushResult``.
+
+    ``skipped``: the shard has recorded the batch without a gradient. ``behind``: the values sent
+    with this result are older than the worker's next step allows (ssp). Comparison looks at
+    outcome, version and staleness only.
+    """
 
     outcome: Outcome
     version: int
@@ -83,10 +86,13 @@ class StagedEverywhere:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """The header of a pull. ``source`` is None for the newest values, a round, or the name of a
-    snapshot. ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.gate` has
-    identified the worker and checked ``signed`` and ``staged``. ``clock`` is of ssp, without a
-    name."""
+    """The header of a pull.
+
+    ``source`` is None for the newest values, the number of a round, or the name of a snapshot.
+    ``worker`` is empty and ``decision`` None until :mod:`pserver.engine.gate` has identified the
+    worker and checked ``signed`` and ``staged``. ``clock`` is only used in ssp; it has no worker
+    name until then.
+    """
 
     fence: Fence
     worker: str
@@ -102,8 +108,8 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """The rows that a pull asks for: those of ``ids``, written into ``into`` (float32 ``[n,
-    width]`` per table) or new arrays. ``only``: no arenas."""
+    """The rows that a pull asks for. They are written to ``into`` (float32 ``[n, width]`` per
+    table), or to new arrays if that is None. With ``only`` the pull asks for no arenas."""
 
     ids: TableIds
     into: tuple[npt.NDArray[np.float32], ...] | None = None

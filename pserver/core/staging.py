@@ -1,4 +1,4 @@
-"""Holds the gradients of an open round until the coordinator names those that count."""
+"""Keeps the gradients of an open round until the coordinator decides which of them it applies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MAX_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The contents of an attempt: its gradient by arena, or None if that was not finite, and its
-    row gradients by table.
+    """The contents of an attempt: its gradient by arena (None if that was not finite) and its row
+    gradients by table.
 
     ``worker`` computed it from parameters of version ``base``. ``release`` returns the memory of
     the gradient to its pool."""
@@ -80,7 +80,7 @@ class Staging:
         self._replicas = replicas
         self._held: dict[BatchId, dict[int, Staged]] = {}
         self._everywhere: set[Attempt] = set()
-        """Those of them that all shards are known to hold."""
+        """The staged attempts that all shards are known to hold."""
 
     def __len__(self) -> int:
         """Number of staged attempts. Any thread may call it: list() copies in one atomic step."""
@@ -92,7 +92,7 @@ class Staging:
         return len(self._held)
 
     def admit(self, attempt: Attempt) -> bool:
-        """Whether ``attempt`` is new; False if it is staged already.
+        """Returns whether ``attempt`` is new; False if it is staged already.
 
         Raises:
             InvalidArgument: its batch overlaps another staged one.
@@ -134,8 +134,8 @@ class Staging:
         return self._held[attempt.batch][attempt.number]
 
     def stage(self, attempt: Attempt, staged: Staged, everywhere: bool = False) -> None:
-        """Stages a new attempt, for which :meth:`admit` has returned True. ``everywhere``: there is
-        no other shard."""
+        """Stages a new attempt, for which :meth:`admit` has returned True. ``everywhere``: all
+        shards hold it, since there is only this one."""
         assert self.admit(attempt)
         self._held.setdefault(attempt.batch, {})[attempt.number] = staged
         if everywhere:
@@ -200,11 +200,12 @@ class Staging:
 
 
 def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
-    """Σ w_k g_k in the order given: one multiply and one add per element. An arena of integers gets
-    the last part's values, those of the highest batch id.
+    """Returns Σ w_k g_k, summed in the given order with one multiply and one add per element. An
+    arena of integers gets the values of the last part, which has the highest batch id.
 
-    The sum overwrites the first gradient's arrays and the others are scaled in place: do not use
-    any of them as a gradient afterwards."""
+    The sum overwrites the first gradient's arrays, and the other gradients are scaled in place, so
+    none of them may be used as a gradient afterwards.
+    """
     total = parts[0].gradients
     if len(parts) == 1:
         # Its weight is 1.
@@ -222,8 +223,8 @@ def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
 
 
 def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
-    """The weighted mean of rows: per table the ids of all parts once, ascending. A part that lacks
-    an id contributes 0 to it."""
+    """Returns the weighted mean of rows per table, with the ids of all parts, each once and
+    ascending. A part that lacks an id contributes 0 to it."""
     tables = sorted({table for part in parts for table in part.rows})
     return {
         table: weighted_sum([(p.weight, p.rows[table]) for p in parts if table in p.rows])
@@ -232,7 +233,8 @@ def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
 
 
 def weighted_sum(parts: Sequence[tuple[np.float32, Rows]]) -> Rows:
-    """Σ w_k g_k of each id, in the order given; a part that lacks an id adds nothing to it.
+    """Returns Σ w_k g_k for each id, summed in the given order; a part that lacks an id adds
+    nothing to it.
 
     Args:
         parts: weights, and gradients of rows of one table; at least one pair.

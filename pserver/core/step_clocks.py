@@ -1,4 +1,4 @@
-"""The steps of workers on one shard in ssp mode (Ho et al. 2013). Pure."""
+"""Counts the steps of workers on one shard in ssp mode (Ho et al. 2013). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from psrpc.core.commands import AwaitedWorkers
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of a worker that others wait for, since change ``entry``."""
+    """The number of steps of a worker that others wait for; ``entry`` numbers the coordinator's
+    change that made others wait for it."""
 
     entry: int
     steps: int
@@ -19,12 +20,13 @@ class StepClocks:
     """Counts the steps of each worker that others wait for. Not thread-safe: the engine holds the
     shard's lock.
 
-    A worker enters with its first pull, or when the coordinator says so, and ceases to hold others
-    back when the coordinator says that or revokes it.
+    A worker enters with its first pull, or when the coordinator lists it. Others wait for it until
+    the coordinator no longer lists it or revokes it.
     """
 
     def __init__(self, staleness: int | None) -> None:
-        """``staleness`` is s, in steps; None under another policy, which counts nothing."""
+        """``staleness`` is s, in steps; None if the policy is not ssp, and then nothing is
+        counted."""
         self.begin(staleness)
 
     def begin(self, staleness: int | None) -> None:
@@ -33,21 +35,23 @@ class StepClocks:
         self._number = 0
         self._clocks: dict[str, _Steps] = {}
         self._newest: dict[str, int] = {}
-        """By worker: the last attempt that was counted."""
+        """Worker -> number of the last attempt that was counted."""
 
     def enter(self, worker: str, entry: int, steps: int) -> None:
-        """Has others wait for ``worker`` from now on, unless the coordinator has ended that."""
+        """Makes others wait for ``worker`` from now on, unless a newer list of the coordinator has
+        arrived since ``entry``."""
         if entry > self._number:
             self._enter(worker, entry, steps)
 
     def follow(self, told: AwaitedWorkers) -> bool:
-        """Notes the workers that others wait for; returns whether that is news."""
+        """Replaces the workers that others wait for by the coordinator's list; returns False if the
+        list is not newer than the last one."""
         if told.number <= self._number:
             return False
         self._number = told.number
         entries = {clock.worker: clock.entry for clock in told.workers}
         for worker, clock in list(self._clocks.items()):
-            # A later entry is one that the coordinator has made since.
+            # A larger entry was made after this list; keep it.
             if clock.entry <= told.number and entries.get(worker) != clock.entry:
                 del self._clocks[worker]
         for one in told.workers:
@@ -55,7 +59,8 @@ class StepClocks:
         return True
 
     def step(self, worker: str, attempt: int) -> bool:
-        """Counts a push, unless it is repeated; returns whether it counts."""
+        """Counts a push, unless it is repeated. Returns whether it advanced the clock of a worker
+        that others wait for."""
         if self._staleness is None or attempt <= self._newest.get(worker, 0):
             return False
         self._newest[worker] = attempt

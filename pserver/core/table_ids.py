@@ -37,7 +37,7 @@ def count(rows: TableIds) -> int:
 
 
 def add_table_ids(field: Any, rows: TableIds) -> None:
-    """Adds ids to a repeated ``field`` of a message in place, which saves a copy of each
+    """Adds ids to a repeated ``field`` of a message. Adding in place saves a copy of each
     submessage.
 
     Raises:
@@ -106,7 +106,7 @@ def check_tables(plan: Plan, rows: TableIds) -> None:
 
 
 def row_extents(plan: Plan, rows: TableIds) -> list[Extent]:
-    """The extents that a header announces for ``rows``, which :func:`check_tables` has passed."""
+    """Returns the extents that a header announces for ``rows``. Call :func:`check_tables` first."""
     first = len(plan.arenas)
     return [
         Extent(first + table, len(ids) * plan.tables[table].width * _ELEMENT_BYTES, "plain")
@@ -151,8 +151,8 @@ class RowsWanted:
     Attributes:
         ids: table -> int64 ``[n]``, strictly ascending, all of the shard; n may be 0.
         into: table -> contiguous float32 ``[n, width]``. Arrays in the memory that worker and shard
-            share (:attr:`pserver.transport.workspace.Workspace.row_sets`) are filled in place;
-            otherwise all values, also of the arenas, come in chunks.
+            share (:attr:`pserver.transport.workspace.Workspace.row_sets`) are filled in place. If
+            the arrays lie elsewhere, all values arrive in chunks, including those of the arenas.
         rows_only: pull no arena.
     """
 
@@ -162,7 +162,7 @@ class RowsWanted:
 
     @cached_property
     def pairs(self) -> TableIds:
-        """The tables that have ids."""
+        """The ids as pairs, without the tables that have none."""
         return pairs(self.ids)
 
     def check(self, plan: Plan) -> None:
