@@ -1,4 +1,5 @@
-"""A shard's end of a segment that a worker shares: attaches it once it is proven to be one."""
+"""A shard's end of a shared segment: attaches it after checking that it is the one that a worker
+offers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class AttachedSegment:
     """A worker's segment in a shard, mapped until this object and all views are gone. Thread-safe.
 
     Attributes:
-        proof: 32 random bytes, written to the slot for the worker to check.
+        proof: 32 random bytes. The shard has written them to its slot; the worker checks them.
     """
 
     def __init__(self, memory: NDArray, proof: bytes) -> None:
@@ -40,13 +41,14 @@ class AttachedSegment:
         self.proof = proof
 
     def view(self, offset: int, nbytes: int, alignment: int = ALIGNMENT_BYTES) -> NDArray:
-        """Returns ``[nbytes]`` uint8 at ``offset``, which a worker has named: writable, not a copy.
+        """Returns a writable view, ``[nbytes]`` uint8, at an ``offset`` that a worker has named.
 
         The worker can write there at any time, so copy a value, such as an index, before checking
         it.
 
         Args:
-            alignment: bytes. With less than the default TensorFlow ends the process.
+            alignment: bytes. TensorFlow ends the process if it gets an array with less than the
+                default.
 
         Raises:
             InvalidArgument: outside the segment, in its first page, or not aligned.
@@ -67,14 +69,15 @@ class AttachedSegment:
 def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
     """Maps an offered segment and writes the proof into its slot.
 
-    Does not affect any other file that the offer may name: opens for reading and writing only an
-    unnamed file that belongs to this user, and maps it only if it is sealed and holds the nonce.
+    An offer may name any other file, so no side effect on that is possible: it opens for reading
+    and writing only an unnamed file that belongs to this user, and maps it only if it is sealed and
+    holds the nonce.
 
     Args:
         most_nbytes: maximum size of a segment.
 
     Raises:
-        SegmentUnavailable: says why not.
+        SegmentUnavailable: the segment cannot be attached; the message says why.
     """
     if why := why_unavailable():
         raise SegmentUnavailable(why)
@@ -101,7 +104,7 @@ def attach(offer: Offer, most_nbytes: int) -> AttachedSegment:
         raise SegmentUnavailable(f"{path} cannot be mapped: {error.strerror}") from None
     finally:
         os.close(fd)
-    # Reading maps many pages per fault, before the first step needs them one by one.
+    # Reading in order maps many pages per fault; otherwise the first step would fault on each page.
     memory[:: mmap.PAGESIZE].max()
     proof = secrets.token_bytes(SECRET_BYTES)
     secret_in(memory, offer.slot)[:] = np.frombuffer(proof, np.uint8)
@@ -136,7 +139,8 @@ def _open_anonymous(path: str) -> int:
 
 
 def _check_sealed(fd: int, path: str, nbytes: int) -> None:
-    """Checks that the memfd has ``nbytes`` and is sealed: if it shrank, this process would die."""
+    """Checks that the memfd has ``nbytes`` and is sealed against resizing, because this process
+    would die if it shrank."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:

@@ -16,13 +16,14 @@ from pserver.transport.data_keys import following_key
 from pserver.transport.progress import TransferProgress
 
 RECORD_BYTES = 1 << 20
-"""Maximum plaintext per record. TLS has 2^14, and Python's ``ssl`` makes a system call and takes
-the interpreter lock for each: that took twice as long. Load-bearing, as is the whole record: four
-bytes of length, little-endian and authenticated, then the ciphertext and the tag."""
+"""Maximum plaintext per record. TLS allows 2^14 bytes, and Python's ``ssl`` makes a system call and
+takes the interpreter lock for each record, which took twice as long. Load-bearing, as is the form
+of a record: four bytes of length, little-endian and authenticated, then the ciphertext and the
+tag."""
 
 RECORDS_PER_KEY = 1 << 18
-"""Records until the key changes. A key seals at most 2^34 blocks, as many as RFC 8446, section 5.5,
-allows AES-GCM."""
+"""Number of records after which the key changes. A key then seals at most 2^34 blocks, the limit of
+RFC 8446, section 5.5, for AES-GCM."""
 
 _LENGTH_BYTES = 4
 _NONCE_BYTES = 12
@@ -33,30 +34,34 @@ _SHORT_BYTES = 1 << 17
 
 _PIECE_BYTES = 1 << 18
 """Maximum bytes received per system call. Smaller pieces cause more wake-ups and more contention
-for the interpreter lock; with larger ones the kernel holds back so much that it leaves the cache
-before the copy. 16 MB within a host came in 5.1 ms at once, in 4.1 ms in pieces of this size."""
+for the interpreter lock. With larger ones the kernel collects so much data that it has left the CPU
+cache before it is copied. 16 MB within a host took 5.1 ms in one piece, 4.1 ms in pieces of this
+size."""
 
 _NEAR_PIECE_BYTES = 1 << 20
-"""The same within a host, where the receiver is woken only when the whole piece has arrived.
-Otherwise each 64 KB would wake it, which costs the sender as much time: 16 MB came in 4.6 ms, in
-3.6 with this. Between hosts the kernel would size its window by it: over a round trip of 40 ms the
-first 8 MB took twice as long."""
+"""Maximum bytes received per system call within a host, where the kernel wakes the receiver only
+when the whole piece has arrived. Otherwise it would wake the receiver for each 64 KB, which delays
+the sender as well: 16 MB took 4.6 ms, and take 3.6 ms with this. Not used between hosts: there the
+kernel would size its receive window by this, and with a round trip of 40 ms the first 8 MB took
+twice as long."""
 
 _VIEWS = 512
-"""Maximum views per system call; Linux takes 1,024."""
+"""Maximum views per system call; the limit of Linux is 1,024."""
 
 
 class ByteStream(Protocol):
-    """Sends and receives bytes. For one thread at a time."""
+    """Sends and receives bytes. One thread may use it at a time."""
 
     def send(self, views: list[memoryview]) -> None:
-        """Sends contiguous bytes, one view after another. Raises OSError; consumes the list."""
+        """Sends contiguous bytes, one view after another, and empties or shortens the list. Raises
+        OSError."""
 
     def fill(self, view: memoryview, progress: TransferProgress | None = None) -> int:
-        """Receives into ``view``; returns the bytes that came before the peer ended the stream.
+        """Receives into ``view``; returns the number of bytes received, which is less than its
+        length only if the peer ended the stream.
 
         Args:
-            progress: the minimum pace; without, receiving may take any time.
+            progress: the minimum pace; without it, receiving may take any time.
 
         Raises:
             OSError: the connection broke, or a third party changed the bytes.
@@ -73,13 +78,13 @@ class PlainStream:
         """Args:
         connected: blocking, without a timeout.
         near: both ends are on this host.
-        limit_s: longest wait for bytes between two checks of ``progress``; None: no limit.
+        limit_s: longest wait for bytes between two checks of ``progress``; None for no limit.
         """
         self._socket = connected
         self._near = near
         self._piece = _NEAR_PIECE_BYTES if near else _PIECE_BYTES
         if limit_s is not None:
-            # The kernel's own timeout: Python's would make the socket non-blocking.
+            # Sets the kernel's timeout, because Python's would make the socket non-blocking.
             seconds, rest = divmod(limit_s, 1)
             timeout = struct.pack("@ll", int(seconds), int(rest * 1e6))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -120,8 +125,8 @@ class PlainStream:
             self._wake_at(1)
             return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
         self._wake_at(len(view))
-        # Waiting in recv would not work: it takes the available bytes and then waits for the same
-        # number again, which may never come.
+        # Waits in poll, not in recv: recv takes the bytes that are there and then waits again for
+        # the same number, which may never arrive.
         self._arrivals.poll(None if left_s is None else left_s * 1000 + 1)
         return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
 
@@ -132,8 +137,9 @@ class PlainStream:
 
 
 class SealedStream:
-    """See :class:`ByteStream`. Each record is sealed by AES-256-GCM with its number as the nonce
-    and a key per direction: a third party cannot read, change, omit, repeat or reflect one."""
+    """Sends and receives encrypted records, see :class:`ByteStream`. Seals each record by
+    AES-256-GCM with its number as the nonce and a key per direction, so a third party cannot read,
+    change, omit, repeat or reflect one."""
 
     def __init__(
         self,
@@ -204,8 +210,8 @@ class SealedStream:
         self._socket.sendall(record)
 
     def _receive_record(self, progress: TransferProgress | None) -> int:
-        """Receives the next record into ``_received``; returns its bytes of plaintext, 0 at the
-        end."""
+        """Receives the next record into ``_received``. Returns the number of bytes of its
+        plaintext, 0 at the end."""
         head = self._received[:_LENGTH_BYTES]
         count = self._raw.fill(head, progress)
         if not count:
@@ -228,7 +234,7 @@ class SealedStream:
 
 
 class _Key:
-    """The key of one direction."""
+    """The key of one direction, and how often it was used."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

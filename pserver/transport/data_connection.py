@@ -1,4 +1,4 @@
-"""A TCP connection that carries the exchanges of one standing call, beside that call; see
+"""A TCP connection that carries the exchanges of one standing call in place of its gRPC stream; see
 docs/design/0013-data-connection.md."""
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _LENGTH_BYTES = 4
 
 
 class DataConnection:
-    """Carries messages, each followed by the tensors that it announces.
-
-    For one thread, except :meth:`hang_up` and :meth:`close`, which any thread may call."""
+    """Carries messages, each followed by the tensors that it announces. One thread uses it; any
+    thread may call :meth:`hang_up` and :meth:`close`."""
 
     def __init__(
         self,
@@ -50,8 +49,9 @@ class DataConnection:
             else SealedStream(connected, *sealing, near=near, limit_s=limit_s)
         )
         self._peer = peer
-        # Threads that send or receive hold _use, those that end the socket _end, close() both: the
-        # descriptor must not be another file's by then.
+        # Threads that send or receive hold _use; threads that shut the socket down hold _end.
+        # close() takes both: once it has closed the descriptor, the system may give its number to
+        # another file, which no thread may then use by mistake.
         self._use, self._end = threading.Lock(), threading.Lock()
         prepare(connected, near=near)
 
@@ -73,8 +73,8 @@ class DataConnection:
         """Returns the next message; None if the peer has ended the connection.
 
         Raises:
-            InvalidArgument: it is longer than any message may be.
-            Stalled: it stopped coming halfway.
+            InvalidArgument: the message is longer than any message may be.
+            Stalled: the message stopped coming halfway.
             Unreachable: the connection ended halfway.
         """
         head = bytearray(_LENGTH_BYTES)
@@ -91,7 +91,7 @@ class DataConnection:
         return bytes(message)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills ``view``, of bytes.
+        """Fills ``view``, whose items are bytes.
 
         Raises:
             Stalled: the bytes stopped coming.
@@ -103,7 +103,7 @@ class DataConnection:
             raise self._ended()
 
     def hang_up(self) -> None:
-        """Ends the connection for both sides and all their waits. May be repeated."""
+        """Ends the connection, and the waits of both sides for it. May be repeated."""
         with self._end, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -132,8 +132,8 @@ class DataConnection:
 def prepare(connected: socket.socket, *, near: bool) -> None:
     """Sets the socket options of both sides."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Devices between the hosts may drop an idle connection. The call detects whether the peer
-    # lives.
+    # Keeps devices between the hosts from dropping an idle connection. The gRPC call, not this,
+    # detects whether the peer is alive.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
@@ -156,13 +156,14 @@ def within_host(connected: socket.socket) -> bool:
 def connect(
     host: str, port: int, secret: bytes, peer: str, timeout_s: float, *, sealed: bool
 ) -> DataConnection:
-    """Connects as a worker, and shows that it knows the secret.
+    """Connects to a shard as a worker, and shows the shard the ticket of ``secret``.
 
     Args:
-        sealed: whether calls are encrypted, so that no third party knows the secret.
+        sealed: whether to encrypt; only if calls are encrypted, since otherwise third parties know
+            the secret.
 
     Raises:
-        Unreachable: no listener, or not the shard that made the secret.
+        Unreachable: nothing listens there, or the listener is not the shard that made the secret.
     """
     keys = data_keys(secret)
     opened: socket.socket | None = None

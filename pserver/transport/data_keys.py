@@ -1,4 +1,4 @@
-"""Derives the keys of a data connection from the secret that the call has transmitted."""
+"""Derives the keys of a data connection from the secret that the shard sends in the call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _PURPOSE = b"psrpc data connection"
 
 @dataclass(frozen=True)
 class DataKeys:
-    """Four values, none of which reveals anything about another (HKDF, RFC 5869).
+    """Four values derived from one secret. None of them reveals anything about another (HKDF, RFC
+    5869).
 
     Attributes:
-        ticket: tells the shard to which call the connection belongs; may be read by third parties.
+        ticket: tells the shard which call the connection belongs to; third parties may read it.
         proof: shows the worker that the shard knows the secret.
         to_shard: key for the worker's data.
         to_worker: key for the shard's data.
@@ -61,5 +62,6 @@ def data_keys(secret: bytes) -> DataKeys:
 
 
 def following_key(key: bytes) -> bytes:
-    """Derives the next key for a key that has sealed enough; the next one does not reveal it."""
+    """Derives the successor of a key that has sealed enough records. The successor does not reveal
+    ``key``."""
     return HKDF(SHA256(), KEY_BYTES, None, _PURPOSE + b", following key").derive(key)

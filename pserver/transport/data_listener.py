@@ -1,4 +1,4 @@
-"""The port on which a shard accepts data connections, each for a call that waits for it."""
+"""The port where a shard accepts data connections. Each belongs to a call that expects it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 MAX_STRANGERS = 64
-"""Maximum number of connections that have not shown a ticket yet; a new one displaces the oldest.
-An expected worker needs some milliseconds; if that was too long, the call carries its tensors."""
+"""Maximum number of connections that have not shown a ticket yet; a new one displaces the oldest. A
+worker shows its ticket within milliseconds. If its connection is displaced before, its call carries
+the tensors instead."""
 
 STRANGER_S = 10.0
 """How long a connection may take to show its ticket."""
@@ -34,7 +35,7 @@ PAUSE_S = 0.1
 
 @dataclass
 class Expected:
-    """A secret, and the connection that has shown its ticket; made by :meth:`DataListener.expect`.
+    """One expected connection; made by :meth:`DataListener.expect`.
 
     Attributes:
         secret: for the worker that will connect.
@@ -49,7 +50,7 @@ class Expected:
     _forget: Callable[[DataKeys], socket.socket | None]
 
     def take(self, peer: str) -> DataConnection | None:
-        """Returns the connection, if it has come; call it once."""
+        """Returns the connection, or None if the worker has not connected. Call it once."""
         connected = self._forget(self._keys)
         if connected is None:
             return None
@@ -57,7 +58,7 @@ class Expected:
         return DataConnection(connected, peer, sealing, limit_s=PROGRESS_S)
 
     def forget(self) -> None:
-        """Stops expecting the connection, and closes it if it has come."""
+        """Stops expecting the connection, and closes it if the worker has connected."""
         connected = self._forget(self._keys)
         if connected is not None:
             connected.close()
@@ -80,9 +81,11 @@ class _Awaited:
 
 
 class DataListener:
-    """Accepts connections from ``start`` to ``stop``, while any is expected. Thread-safe.
+    """Accepts connections from ``start`` to ``stop``, but only while a call expects one.
+    Thread-safe.
 
-    A single thread reads the tickets of all strangers without blocking on any of them."""
+    A "stranger" is a connection that has not shown its ticket yet. A single thread reads the
+    tickets of all strangers without blocking on any of them."""
 
     def __init__(self, host: str, port: int, *, sealed: bool = False) -> None:
         """Args:
@@ -95,7 +98,7 @@ class DataListener:
         self._sealed = sealed
         self._lock = threading.Lock()
         self._expected: dict[bytes, _Awaited] = {}
-        """By the digest of each outstanding ticket."""
+        """Digest of each outstanding ticket -> its connection."""
         self._strangers: list[_Stranger] = []
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
@@ -138,7 +141,7 @@ class DataListener:
                 connected.close()
 
     def expect(self) -> Expected:
-        """Makes a secret for one connection."""
+        """Makes a secret, and accepts one connection that shows its ticket."""
         secret = secrets.token_bytes(SECRET_BYTES)
         keys = data_keys(secret)
         with self._lock:
@@ -184,7 +187,7 @@ class DataListener:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
-                # An accept in the same round may have displaced it.
+                # An accept earlier in this loop may have displaced the stranger.
                 elif key.data in self._strangers:
                     self._hear(key.data)
 
@@ -212,7 +215,7 @@ class DataListener:
         self._hear(stranger)
 
     def _hear(self, stranger: _Stranger) -> None:
-        """Reads a stranger's ticket as far as it has come."""
+        """Reads the bytes of a stranger's ticket that have arrived."""
         try:
             while len(stranger.shown) < TICKET_BYTES:
                 more = stranger.connected.recv(TICKET_BYTES - len(stranger.shown))
@@ -240,7 +243,8 @@ class DataListener:
         if awaited is None or not good:
             connected.close()
             return
-        # Last: the worker may use the connection as soon as it has received the proof.
+        # Sends the proof last, since the worker may use the connection as soon as it has received
+        # that.
         with contextlib.suppress(OSError):
             connected.sendall(awaited.proof)
 
@@ -251,6 +255,6 @@ class DataListener:
 
 
 def _digest(ticket: bytes) -> bytes:
-    """Key for looking up a ticket, so that the time of the look-up reveals nothing about the
-    ticket."""
+    """Returns the dict key of a ticket. It is a digest, so that the duration of a look-up reveals
+    nothing about the ticket."""
     return hashlib.sha256(ticket).digest()

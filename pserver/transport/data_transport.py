@@ -1,5 +1,5 @@
-"""Messages and tensors on a data connection beside the call, which still decides everything; see
-docs/design/0013-data-connection.md."""
+"""The transport over a data connection: messages and tensors go there, and the call only starts and
+ends it; see docs/design/0013-data-connection.md."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ from psrpc.v1 import parameter_server_pb2 as pb
 log = get_logger()
 
 CONNECT_S = 3.0
-"""Timeout of opening a data connection; behind a firewall that drops it the call carries all."""
+"""Timeout of opening a data connection. If it passes, for example behind a firewall, the call
+carries all tensors."""
 
 WHY_S = 2.0
-"""How long to wait for the call to say why its data connection ended; without a word by then the
-connection itself broke."""
+"""How long to wait until the call ends too and says why. If it does not end, only the data
+connection broke."""
 
-# Pieces match the records of sealed connections, which are then deciphered in place.
+# A piece is as long as a record of a sealed connection, so records are decrypted directly into it.
 assert PIECE_BYTES == RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed(Arrival):
-    """Tensors that follow on the data connection, one extent after another without gaps."""
+    """Tensors that follow their header on the data connection, one extent after another without
+    gaps."""
 
     connection: DataConnection
 
@@ -82,7 +84,7 @@ class WorkerData(WorkerTransport):
     def __init__(
         self, call: StandingCall, connection: DataConnection, plan: Plan, connector: DataConnector
     ) -> None:
-        """``connector`` hears of a connection that breaks."""
+        """``connector`` is told if the connection breaks, and then opens no more."""
         self.choice = TransportChoice("data connection")
         self._call = call
         self._connection = connection
@@ -104,7 +106,8 @@ class WorkerData(WorkerTransport):
         return streams.parse_header(message, pb.ExchangeAnswer), Streamed(self._connection)
 
     def failed(self, error: PsError) -> PsError:
-        """Returns why the call has ended, since the data connection says nothing about it."""
+        """Returns the error with which the call ended; the data connection itself does not say why
+        it ended. If the call has not ended, returns ``error`` and gives up data connections."""
         if not isinstance(error, Unreachable):
             return error
         if not self._ended.wait(WHY_S):
@@ -127,7 +130,8 @@ class WorkerData(WorkerTransport):
 
 
 class DataConnector(Connector):
-    """Opens a data connection for each call of one client, until that fails once."""
+    """Opens a data connection for each call of one client. After one failure it opens none any
+    more."""
 
     def __init__(
         self, address: str, peer: str, plan: Plan, deadline_s: float, *, sealed: bool
@@ -167,7 +171,7 @@ class DataConnector(Connector):
         return WorkerData(call, connection, self._plan, self)
 
     def go_without(self, why: str) -> None:
-        """Makes no more connections, for the reason ``why``."""
+        """Stops opening data connections, for the reason ``why``."""
         self.why = why
         log.info("tensors share a connection with calls", peer=self._peer, why=why)
 
@@ -202,7 +206,8 @@ class ShardData(ShardTransport):
 
 
 class DataAcceptor(Acceptor):
-    """Expects the data connection of one call, and takes it over."""
+    """Offers the worker of one call a data connection, and takes it over when the worker has
+    connected."""
 
     fields = frozenset({"open_data", "use_data"})
     rule = "a data connection is opened once, before any push or pull"

@@ -1,6 +1,8 @@
-"""The standing call of a worker and a shard, a gRPC stream, and tensors as chunks in it.
+"""The standing call between a worker and a shard, which is a gRPC stream, and the transport that
+sends tensors in it as chunks.
 
-docs/design/0001-one-stream-form.md has the grammar, docs/design/0006-standing-exchange.md the call.
+docs/design/0001-one-stream-form.md describes the grammar, docs/design/0006-standing-exchange.md the
+call.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class StandingCall:
     """A worker's side of one ``Exchange`` call, which stays open for many steps. One thread uses it
     at a time, one exchange after another.
 
-    The call's deadline is ``2 * deadline_s``. A caller that begins exchanges only while the call is
-    :attr:`usable` gives each at least ``deadline_s``, without a clock of its own.
+    The call's deadline is ``2 * deadline_s``, and the call is :attr:`usable` for the first half of
+    that. So each exchange that begins while it is usable has at least ``deadline_s``.
     """
 
     def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
@@ -57,8 +59,8 @@ class StandingCall:
 
     @property
     def usable(self) -> bool:
-        """Whether an exchange may begin: the call is young enough, and has not ended between
-        exchanges (the connection broke, the shard left)."""
+        """Whether an exchange may begin: the call is young enough and has not ended since the last
+        exchange (because the connection broke or the shard left)."""
         return self._call.is_active() and time.monotonic() < self._aged_at
 
     @property
@@ -74,7 +76,7 @@ class StandingCall:
         """Yields the shard's messages.
 
         Raises:
-            Unreachable: the shard ended the call in good order; open another.
+            Unreachable: the shard ended the call without an error; open another.
             PsError: the call ended with this error.
         """
         try:
@@ -84,12 +86,13 @@ class StandingCall:
         raise Unreachable(f"{self.peer} has ended the conversation")
 
     def ask(self, header: pb.ExchangeHeader) -> pb.ExchangeAnswer:
-        """Carries out an exchange without tensors; raises as :meth:`answers`."""
+        """Carries out an exchange without tensors. Raises the errors of :meth:`answers`."""
         self.send(encode_stream(header, ()))
         return read_answer(self.answers())[0]
 
     def when_over(self, callback: Callable[[], object]) -> None:
-        """Calls ``callback`` from a thread of gRPC's when the call ends, or now if it has."""
+        """Calls ``callback`` on a thread of gRPC when the call ends; immediately if it has
+        ended."""
         if not self._call.add_callback(callback):
             callback()
 
@@ -99,28 +102,28 @@ class StandingCall:
         self._call.cancel()
 
     def _requests(self) -> Iterator[bytes]:
-        # Runs on a thread of gRPC's.
+        # Runs on a thread of gRPC.
         while (messages := self._outgoing.get()) is not None:
             yield from messages
 
 
 class Connector(Protocol):
-    """Makes the worker's end of one kind, for each call of one client.
+    """Makes the worker's end of one kind of transport for each call of one client.
 
     Attributes:
-        why: why there is none; empty if there is.
+        why: why it made no transport for the last call; empty if it made one.
     """
 
     why: str
 
     def connect(self, call: StandingCall) -> WorkerTransport | None:
-        """Asks the shard in ``call``; None if it has or wants none. Raises as
-        :meth:`StandingCall.answers`."""
+        """Asks the shard, in ``call``, for this kind of transport; returns None if worker or shard
+        does not use it. Raises the errors of :meth:`StandingCall.answers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks(Arrival):
-    """Tensors that come in chunks; ``pieces`` ends with the last one."""
+    """Tensors that arrive in chunks; ``pieces`` ends with the last chunk."""
 
     pieces: Iterable[Piece]
 
@@ -137,7 +140,7 @@ class Chunks(Arrival):
 
 
 class WorkerStream(WorkerTransport):
-    """The worker's end where messages and tensors are in the call."""
+    """The worker's end of a transport that sends messages and tensors in the call."""
 
     def __init__(self, call: StandingCall, plan: Plan, why: str) -> None:
         """``why``: see :class:`TransportChoice`."""
@@ -155,10 +158,10 @@ class WorkerStream(WorkerTransport):
 
 
 class ShardStream(ShardTransport):
-    """The shard's end where messages and tensors are in the call."""
+    """The shard's end of a transport that sends messages and tensors in the call."""
 
     def __init__(self, messages: Iterator[bytes], plan: Plan) -> None:
-        """``messages``: those of the call."""
+        """``messages`` are the requests of the call."""
         self._messages = messages
         self._plan = plan
 
@@ -177,7 +180,7 @@ class ShardStream(ShardTransport):
 def read_exchange(
     messages: Iterator[bytes], *, paced: bool = False
 ) -> tuple[pb.ExchangeHeader, Arrival]:
-    """Returns a request with its tensors; ``paced`` as of :func:`read_stream`."""
+    """Returns a request with its tensors; for ``paced`` see :func:`read_stream`."""
 
     def announced(header: pb.ExchangeHeader) -> int:
         return 0 if header.push_at else streams.announced_nbytes(header.push.extents)
@@ -189,7 +192,7 @@ def read_exchange(
 def read_answer(
     messages: Iterator[bytes], *, in_place: bool = False
 ) -> tuple[pb.ExchangeAnswer, Arrival]:
-    """Returns an answer with its tensors; ``in_place``: no chunks may follow."""
+    """Returns an answer with its tensors. With ``in_place`` no chunks may follow the answer."""
 
     def announced(answer: pb.ExchangeAnswer) -> int:
         return 0 if in_place else streams.announced_nbytes(answer.pull.extents)
@@ -208,14 +211,14 @@ def read_stream(
     """Returns the header of a tensor stream, and its chunks as they arrive.
 
     Args:
-        announced: returns the number of bytes that follow a header, if another header may come
-            after them; otherwise the stream ends with its last chunk.
-        paced: chunks must arrive as :class:`pserver.transport.progress.TransferProgress` demands,
-            from the first request for one on.
+        announced: returns the number of chunk bytes that follow a header. None if the stream
+            contains only one header and ends after its chunks.
+        paced: chunks must arrive as fast as :class:`pserver.transport.progress.TransferProgress`
+            demands, from the moment when the caller asks for the first.
 
     Raises:
-        InvalidArgument: no header where one must be, or malformed bytes; raised by the iterator,
-            too.
+        InvalidArgument: a header is missing, or bytes are malformed. The returned iterator raises
+            it, too.
     """
     first = next(messages, None)
     if first is None:

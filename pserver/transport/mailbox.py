@@ -1,4 +1,4 @@
-"""Exchanges messages between worker and shard in shared memory, beside a standing call; see
+"""Exchanges messages between worker and shard in shared memory instead of the standing call; see
 docs/design/0012-mailbox.md."""
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ HEAD_BYTES = 192
 """Size of the head before the message. Load-bearing, as are the indices below."""
 
 _REQUESTS = 0
-"""Index of the 32-bit request counter, which the worker writes."""
+"""Index of the 32-bit request counter. Only the worker writes it."""
 
 _ANSWERS = 16
-"""Index of the answer counter, in a cache line of its own, which the shard writes."""
+"""Index of the answer counter, in a cache line of its own. Only the shard writes it."""
 
 _LENGTH = 32
-"""Index of the message's length in bytes; 0 if the message comes by gRPC."""
+"""Index of the message's length in bytes; 0 if the message is sent by gRPC."""
 
 _SESSION = 33
-"""Index of the call's random number: a shard may still serve an earlier call of the same worker."""
+"""Index of the random number of a call. It tells calls apart, because a shard may still serve an
+earlier call of the same worker."""
 
 LOOK_S = 1.0
-"""Longest sleep without checking whether the call has ended. Its end wakes all sleepers, except
-when it comes in the moment before they sleep."""
+"""Longest sleep without checking whether the call has ended. The end of the call wakes sleeping
+threads, but a thread may miss that if it is just about to sleep."""
 
 
 class _Box:
@@ -44,8 +45,8 @@ class _Box:
         self._room = memoryview(memory[HEAD_BYTES:])  # type: ignore[arg-type]
 
     def _put(self, message: bytes) -> None:
-        # Not with NumPy, which releases the interpreter lock: another thread then keeps it for
-        # longer than the copy takes.
+        # Does not copy with NumPy, which releases the interpreter lock: another thread would then
+        # keep the lock for longer than the copy takes.
         self._room[: len(message)] = message
         self._words[_LENGTH] = len(message)
 
@@ -66,8 +67,8 @@ class _Box:
         wake_waiters(self._words[word : word + 1])
 
     def _await(self, word: int, seen: int, over: Callable[[], bool]) -> int | None:
-        """Waits until the counter differs from ``seen`` and returns it; None once ``over`` returns
-        True."""
+        """Waits until the counter at ``word`` differs from ``seen`` and returns it; returns None
+        when ``over`` returns True."""
         place = self._words[word : word + 1]
         while (count := int(place[0])) == seen:
             if over():
@@ -77,7 +78,7 @@ class _Box:
 
 
 class WorkerBox(_Box):
-    """The worker's side. For one thread, except :meth:`wake`.
+    """The worker's side. One thread uses it; any thread may call :meth:`wake`.
 
     Attributes:
         session: 32 random bits that identify the call.
@@ -93,8 +94,8 @@ class WorkerBox(_Box):
     def exchange(
         self, message: bytes, over: Callable[[], bool], sent: Callable[[], object] = lambda: None
     ) -> bytes | None:
-        """Sends a message that fits and returns the answer; None if the call is over first.
-        ``sent`` is called once the message is sent.
+        """Sends a message that fits and returns the answer; None if the call ends first. Calls
+        ``sent`` when the message is sent.
 
         Raises:
             InvalidArgument: the length of the answer is impossible.
@@ -106,7 +107,8 @@ class WorkerBox(_Box):
         return None if self._await(_ANSWERS, seen, over) is None else self._take()
 
     def call_to_stream(self) -> None:
-        """Tells the shard to read a request from gRPC; the answer comes there, too."""
+        """Tells the shard to read the next request from gRPC; the shard sends its answer there,
+        too."""
         self._words[_LENGTH] = 0
         self._send()
 
@@ -120,7 +122,7 @@ class WorkerBox(_Box):
 
 
 class ShardBox(_Box):
-    """The shard's side. For one thread, except :meth:`wake`."""
+    """The shard's side. One thread uses it; any thread may call :meth:`wake`."""
 
     def __init__(self, memory: NDArray, session: int) -> None:
         super().__init__(memory)
@@ -128,7 +130,7 @@ class ShardBox(_Box):
         self._seen = int(self._words[_REQUESTS])
 
     def receive(self, over: Callable[[], bool]) -> bytes | None:
-        """Returns the next request, empty if it comes by gRPC; None if the call is over.
+        """Returns the next request; empty if the worker sends it by gRPC, None if the call is over.
 
         Raises:
             InvalidArgument: the length of the request is impossible.
@@ -162,8 +164,8 @@ Word = npt.NDArray[np.uint32]
 """``[1]``, in shared memory."""
 
 _NUMBERS = {"x86_64": 202}
-"""Numbers of the system call, of processors that keep the order of writes: this module does not
-enforce it."""
+"""Processor -> number of the futex system call. Lists only processors that keep the order of
+writes, since this module uses no memory barriers."""
 
 _NUMBER = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
 _SYSCALL: Any = None if _NUMBER is None else ctypes.CDLL(None).syscall
@@ -184,8 +186,8 @@ def has_futex() -> bool:
 
 
 def wait_for_change(word: Word, expected: int, timeout_s: float) -> None:
-    """Sleeps while ``word`` is ``expected``, until a wake-up or ``timeout_s``; may return earlier.
-    Other threads of Python run meanwhile."""
+    """Sleeps until a wake-up or for ``timeout_s``; does not sleep if ``word`` is not ``expected``.
+    May return early without a reason. Other Python threads run meanwhile."""
     seconds = int(timeout_s)
     timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
     _futex(word, _WAIT, expected, ctypes.byref(timeout))

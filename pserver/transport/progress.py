@@ -1,4 +1,4 @@
-"""The progress of transfers to a shard, which has lent buffers for them."""
+"""Checks the pace of transfers to a shard, because a slow one occupies a buffer of the shard."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from psrpc.net.limits import PROGRESS_BYTES, PROGRESS_S
 class TransferProgress:
     """Judges whether bytes arrive fast enough. Pure: the caller passes the time.
 
-    The rule: at least :data:`psrpc.net.limits.PROGRESS_BYTES` in each
-    :data:`~psrpc.net.limits.PROGRESS_S`. A shorter transfer only has to be complete by then."""
+    At least :data:`psrpc.net.limits.PROGRESS_BYTES` have to arrive in each
+    :data:`~psrpc.net.limits.PROGRESS_S`. A transfer with fewer bytes has to be complete within that
+    time."""
 
     def __init__(self, now: float, limit_s: float | None = None) -> None:
         """``limit_s`` replaces :data:`psrpc.net.limits.PROGRESS_S`."""
@@ -25,7 +26,7 @@ class TransferProgress:
         self._total = 0
 
     def received(self, nbytes: int, now: float) -> None:
-        """Counts ``nbytes`` more."""
+        """Counts ``nbytes`` more received bytes."""
         self._nbytes += nbytes
         self._total += nbytes
         if self._nbytes >= PROGRESS_BYTES:
@@ -33,10 +34,10 @@ class TransferProgress:
             self._due = now + self._limit_s
 
     def left_s(self, now: float) -> float:
-        """How long to wait for more.
+        """Returns how long to wait for more bytes.
 
         Raises:
-            Stalled: the time is up; says how much arrived.
+            Stalled: the time is up; the message says how much arrived.
         """
         if now >= self._due:
             raise Stalled(
@@ -48,10 +49,11 @@ class TransferProgress:
 
 
 class AwaitedMessages:
-    """Messages of an iterator that may block for good, such as the requests of a gRPC call.
+    """Gets messages with a timeout from an iterator that may block forever, such as the requests of
+    a gRPC call.
 
-    A thread calls the iterator, for one message at a time and only on demand. It ends with the
-    iterator: after an error it may wait in there until the call is over."""
+    A separate thread calls the iterator, for one message at a time and only on demand. After
+    :meth:`close` that thread may remain blocked in the iterator until the call is over."""
 
     def __init__(self, messages: Iterator[bytes]) -> None:
         self._messages = messages
@@ -79,13 +81,13 @@ class AwaitedMessages:
             return message
 
     def close(self) -> None:
-        """Ends the thread; no more messages are needed."""
+        """Lets the thread end; call it when no more messages are needed."""
         self._wanted.put(False)
 
     def _run(self) -> None:
         while self._wanted.get():
             try:
                 self._came.put(next(self._messages, None))
-            except BaseException as error:  # it is raised where it is waited for
+            except BaseException as error:  # `next` raises it in the waiting thread
                 self._came.put(error)
                 return

@@ -1,5 +1,5 @@
-"""Memory that a worker shares with the shards on its host; see
-docs/design/0005-shared-segment.md. Shards attach it in :mod:`pserver.transport.attachment`."""
+"""Memory that a worker shares with the shards on its host; see docs/design/0005-shared-segment.md.
+The shards' side is :mod:`pserver.transport.attachment`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from psrpc.ops.process import available_nbytes
 NDArray = npt.NDArray[Any]
 
 HANDSHAKE_BYTES = 4096
-"""Size of the first page, with a slot of nonce and proof per shard; tensors follow.
+"""Size of the first page. It has a slot per shard, for nonce and proof; tensors follow it.
 Load-bearing."""
 
 SLOT_BYTES = 64
@@ -41,7 +41,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentUnavailable(Exception):
-    """A worker cannot create a segment, or a shard refuses it; tensors then travel in chunks."""
+    """A worker cannot create a segment, or a shard refuses it. Tensors then travel over the
+    network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ class Segment:
         """Creates a segment of ``nbytes``, including the first page, and allocates all of its
         memory.
 
-        It ignores a container's memory limit, which the kernel enforces by killing as for any
-        memory.
+        Does not check a container's memory limit. If the segment exceeds that, the kernel kills the
+        process, as for any other memory.
 
         Raises:
             SegmentUnavailable: the system does not support it or lacks memory. Nothing is kept.
@@ -92,7 +93,8 @@ class Segment:
         assert nbytes > HANDSHAKE_BYTES
         if why := why_unavailable():
             raise SegmentUnavailable(why)
-        # With overcommit, a request for too much memory does not fail; the kernel kills a process.
+        # With overcommit, a request for too much memory succeeds, and later the kernel kills a
+        # process.
         available = available_nbytes()
         if nbytes > available:
             raise SegmentUnavailable(
@@ -104,8 +106,8 @@ class Segment:
         except OSError as error:
             raise SegmentUnavailable(f"memfd_create failed: {error.strerror}") from None
         try:
-            # A page that is not allocated now and unavailable later would kill the process (SIGBUS)
-            # in the middle of a step.
+            # Allocates all pages now: a page that is not available later would kill the process
+            # (SIGBUS) in the middle of a step.
             os.posix_fallocate(fd, 0, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, required_seals())
             memory = map_shared(fd, nbytes)
@@ -114,43 +116,44 @@ class Segment:
             raise SegmentUnavailable(
                 f"a segment of {nbytes >> 20} MiB could not be made: {error.strerror}"
             ) from None
-        # Page faults cost more than the copies they interrupt, so take them here, not in the first
-        # step.
+        # Page faults cost more than the copies that they interrupt, so cause them here, not in the
+        # first step.
         memory[:: mmap.PAGESIZE] = 0
-        # No slot may hold a value that could be guessed.
+        # A slot must not hold a value that another process can guess.
         memory[:HANDSHAKE_BYTES] = _random(HANDSHAKE_BYTES)
         return cls(fd, memory)
 
     def offset_of(self, array: NDArray) -> int | None:
         """Offset of ``array`` in bytes; None if it is not in the segment or not contiguous.
 
-        For an empty slice it is that of the base array: NumPy keeps no offset."""
+        For an empty slice it is the offset of the base array, because NumPy keeps no offset for
+        empty slices."""
         if not array.flags.c_contiguous:
             return None
         offset: int = array.ctypes.data - self.bytes.ctypes.data
         return offset if 0 <= offset <= self.bytes.nbytes - array.nbytes else None
 
     def offer(self, slot: int) -> Offer:
-        """Makes a new offer for the shard of ``slot``; its older offer becomes invalid."""
+        """Makes a new offer for the shard of ``slot``; an older offer for that slot becomes
+        invalid."""
         nonce = secrets.token_bytes(SECRET_BYTES)
         secret_in(self.bytes, slot)[:] = np.frombuffer(nonce, np.uint8)
         return Offer(os.getpid(), self._fd, self.bytes.nbytes, slot, nonce)
 
     def proven(self, slot: int, proof: bytes) -> bool:
-        """Whether the shard of ``slot`` has written ``proof`` here, so that both see the same
-        memory.
+        """Returns whether the shard of ``slot`` has written ``proof`` there, which proves that both
+        see the same memory.
 
-        Works once: the slot is refilled, since a process that has read the proof could offer the
-        segment."""
+        Works once per offer: it refills the slot, since a process that has read the proof could
+        otherwise pretend to be the shard."""
         secret = secret_in(self.bytes, slot)
         found = secret.tobytes()
         secret[:] = _random(SECRET_BYTES)
         return hmac.compare_digest(found, proof)
 
     def close(self) -> None:
-        """Releases the memory and makes no more offers.
-
-        Arrays cut from :attr:`bytes` stay valid and keep the memory."""
+        """Releases the memory and makes no more offers. Arrays cut from :attr:`bytes` stay valid
+        and keep the memory alive."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -160,7 +163,7 @@ class Segment:
 def _memfd() -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        # Some systems refuse executable memfds.
+        # The flag is needed because some systems refuse executable memfds.
         return os.memfd_create("pserver-segment", flags | _MFD_NOEXEC_SEAL)
     except OSError as error:
         # Linux before 6.3 does not know the flag.
@@ -170,15 +173,16 @@ def _memfd() -> int:
 
 
 def required_seals() -> int:
-    """Returns the seals without which a memfd may shrink under a process that has mapped it."""
+    """Returns the seals that a memfd needs, so that it cannot shrink while a process has mapped
+    it."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def map_shared(fd: int, nbytes: int) -> NDArray:
     """Maps ``[nbytes]`` uint8. The mapping ends with the last array cut from it.
 
-    Calls the C library: the module mmap blocks all threads of the process while the kernel frees
-    memory, for a second with 3 GiB."""
+    Calls the C library directly, because Python's ``mmap`` module blocks all threads of the process
+    while the kernel frees the memory (a second for 3 GiB)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
@@ -188,7 +192,7 @@ def map_shared(fd: int, nbytes: int) -> NDArray:
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    # At exit the kernel unmaps it; a thread may still use it then.
+    # Not at exit: a thread may still use the memory then, and the kernel unmaps it anyway.
     weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)
 

@@ -42,12 +42,12 @@ _ELEMENT_BYTES = 4
 class Shared(Arrival):
     """Tensors in an attached segment; the worker does not write there until the push is answered.
 
-    Arenas are not checked for non-finite elements: the worker has done so, another process of the
-    same user could change them after any check, and reading 64 MB once more costs a fifth of a
-    push.
+    Arenas are not checked for non-finite elements here. The worker has checked them, another
+    process of the same user could change them after any check, and reading 64 MB once more costs a
+    fifth of a push.
 
-    ``views`` are ``[nbytes] uint8``, aligned, one per extent of an arena; ``rows`` the same per
-    table, in table order."""
+    ``views`` are ``[nbytes] uint8``, aligned, one per extent of an arena. ``rows`` are the same,
+    one per table in table order."""
 
     views: Sequence[NDArray]
     rows: Sequence[NDArray] = ()
@@ -79,7 +79,7 @@ class Shared(Arrival):
 
 
 class ShardMemory(ShardTransport):
-    """The shard's end where shard and worker share memory."""
+    """The shard's end of a transport through shared memory."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class ShardMemory(ShardTransport):
         shard: int,
     ) -> None:
         """Args:
-        call: the end within the call, for what does not fit into shared memory.
+        call: the shard's end of the gRPC stream, for messages and tensors that do not fit into
+            shared memory.
         box: the mailbox; None if all messages go through the call.
         """
         self._call = call
@@ -164,7 +165,7 @@ class ShardMemory(ShardTransport):
         self._segment = None
 
     def _arena_sizes(self, header: pb.ExchangeHeader) -> list[tuple[int, int]]:
-        """Bytes and alignment of each arena in the encoding of the pull."""
+        """Returns bytes and alignment of each arena in the encoding of the pull."""
         encoding = streams.from_encoding(header.pull.encoding)
         sizes = self._sizes.get(encoding)
         if sizes is None:
@@ -177,7 +178,8 @@ class ShardMemory(ShardTransport):
     def _views(
         self, offsets: Sequence[int], sizes: Sequence[tuple[int, int]], what: str
     ) -> list[NDArray]:
-        """The named places in the segment; ``sizes`` are pairs of bytes and alignment."""
+        """Returns views of the segment at ``offsets``; ``sizes`` are pairs of bytes and
+        alignment."""
         assert self._segment is not None  # it is not closed
         if len(offsets) != len(sizes):
             raise InvalidArgument(

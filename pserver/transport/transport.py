@@ -1,8 +1,9 @@
-"""The two ends of a transport, which carries the exchanges of one standing call.
+"""The interfaces of a transport, which carries the exchanges of one standing call.
 
-A call begins on its gRPC stream. The worker's connectors, in order, then ask the shard for
-something faster, and the shard's acceptors answer. All later exchanges of the call go through the
-two ends that they made; no other module asks which ones these are.
+A call begins on its gRPC stream. The worker's connectors, in order, then ask the shard for a faster
+transport, and the shard's acceptors answer. Each makes its end of the transport, and all later
+exchanges of the call go through these two ends. No other module depends on which kind of transport
+they are.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ Parts = list[tuple[int, memoryview]]
 """Tensors to send as pairs of extent index and bytes."""
 
 Sent = Callable[[], object]
-"""Called when a request is sent, or handed to gRPC, and the wait for its answer begins."""
+"""Callback for the moment when a request is sent, or handed to gRPC, and the wait for its answer
+begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """How tensors travel between a worker and a shard; for ``calls``, ``why`` no faster way
-    works."""
+    """How tensors travel between a worker and a shard. If ``kind`` is ``calls``, ``why`` says why
+    no faster way works."""
 
     kind: Literal["shared memory", "data connection", "calls"]
     why: str = ""
@@ -53,7 +55,7 @@ class Arrival(Protocol):
         tables: int,  # noqa: ARG002
     ) -> tuple[Mapping[str, NDArray], Sequence[NDArray]] | None:
         """Returns tensors that the worker has left in shared memory: arena name -> ``[nbytes]
-        uint8``, and the same per table; None if they have yet to come.
+        uint8``, and the same per table. Returns None if they have to be received.
 
         Args:
             tables: the number of tables whose rows are the last extents.
@@ -68,8 +70,9 @@ class Arrival(Protocol):
         rows: Mapping[int, NDArray] | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """Receives into ``into``, arena name -> array of the announced bytes, and ``rows``, by
-        table. Tensors that come piece by piece are passed to ``seen``, each part once.
+        """Receives the tensors into ``into``, arena name -> array of the announced bytes, and into
+        ``rows``, table -> array. If tensors arrive piece by piece, passes each part once to
+        ``seen``.
 
         Raises:
             InvalidArgument: the received bytes are not those announced.
@@ -85,9 +88,9 @@ class Target:
 
     Attributes:
         mine: arena name -> contiguous ``[shard length]``, in its dtype on the wire.
-        encoding: of the encodable arenas.
-        places: offsets of the arrays in the worker's segment, in the plan's order; empty if they
-            are outside it, None before the first look-up.
+        encoding: the encoding of the encodable arenas.
+        places: offsets of the arrays in the worker's segment, in the plan's order. Empty if they
+            are outside it; None until they are computed.
         extents: the last checked extents of an answer; None before the first.
     """
 
@@ -102,7 +105,7 @@ class Outgoing:
     """The tensors of an exchange.
 
     Attributes:
-        gradient: of the push; None without one.
+        gradient: the gradient of the push; None without a push or with a skipped one.
         into: destination of the pulled values; None if the pull has no arenas.
         rows: row gradients of the push.
         wanted: the rows of the pull.
@@ -119,7 +122,7 @@ class Outgoing:
         return pairs({table: rows.ids for table, rows in self.rows.items()}) if self.rows else ()
 
     def parts(self, plan: Plan) -> Parts:
-        """Returns what is to be sent for the push."""
+        """Returns the tensors to send for the push."""
         if self.gradient is None:
             return []
         parts = streams.gradient_parts(plan, self.gradient)
@@ -127,31 +130,32 @@ class Outgoing:
 
 
 class WorkerTransport(Protocol):
-    """The worker's end. For one thread, except :meth:`close`."""
+    """The worker's end. One thread uses it; any thread may call :meth:`close`."""
 
     choice: TransportChoice
 
     def exchange(
         self, header: pb.ExchangeHeader, tensors: Outgoing, sent: Sent
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
-        """Carries out one exchange; the caller receives all tensors of the answer.
+        """Carries out one exchange. The caller must receive all tensors of the answer before the
+        next exchange.
 
         Args:
-            header: complete but for the places of tensors.
+            header: complete except for the places of tensors.
 
         Raises:
             Unreachable, DeadlinePassed: there is no answer.
             InvalidArgument: the message is not an answer.
-            PsError: the shard raised it.
+            PsError: the shard raised this error.
         """
 
     def failed(self, error: PsError) -> PsError:
-        """Returns the error to raise after an exchange that ended with ``error``; the call is not
-        used again."""
+        """Returns the error to raise after an exchange that ended with ``error``. The call is not
+        used any more."""
         return error
 
     def close(self) -> None:
-        """Releases what this end has beside the call. Thread-safe and idempotent."""
+        """Releases the resources of this end, except the call. Thread-safe and idempotent."""
         return
 
 
@@ -160,8 +164,8 @@ class WorkerTransport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where in shared memory the values of a pull go, uint8 of arenas and float32 ``[n, width]`` of
-    tables; None if they are sent."""
+    """The places in shared memory for the values of a pull: uint8 for arenas and float32 ``[n,
+    width]`` for tables. None if the values are sent instead."""
 
     arenas: Sequence[NDArray] | None = None
     rows: tuple[npt.NDArray[np.float32], ...] | None = None
@@ -179,20 +183,20 @@ class PulledValues:
     places: Places
 
     def parts(self, plan: Plan) -> Parts:
-        """Returns what is to be sent for the pull."""
+        """Returns the tensors to send for the pull."""
         if self.places.arenas is not None:
             return []
         return streams.value_parts(plan, self.values, self.rows)
 
 
 class ShardTransport(Protocol):
-    """The shard's end. For one thread, except :meth:`hang_up`."""
+    """The shard's end. One thread uses it; any thread may call :meth:`hang_up`."""
 
     def receive(self) -> tuple[pb.ExchangeHeader, Arrival] | None:
         """Waits for the next request; None at the end of the call.
 
         Raises:
-            InvalidArgument: it is malformed.
+            InvalidArgument: the request is malformed.
         """
 
     def places(
@@ -201,7 +205,8 @@ class ShardTransport(Protocol):
         rows: TableIds,  # noqa: ARG002  # for implementations
         rows_only: bool,  # noqa: ARG002
     ) -> Places:
-        """Returns where the pulled values go; called before anything changes.
+        """Returns the places for the pulled values. Called before the push is applied, so that a
+        wrong request changes nothing.
 
         Raises:
             InvalidArgument: the request names places that do not exist.
@@ -212,23 +217,24 @@ class ShardTransport(Protocol):
         return SENT
 
     def answer(self, answer: pb.ExchangeAnswer, pulled: PulledValues | None) -> Iterable[bytes]:
-        """Sends an answer and its tensors; returns the messages that go out in the call."""
+        """Sends an answer and its tensors. Returns the messages that the caller still has to send
+        in the call."""
 
     def hang_up(self) -> None:
         """Ends the wait in :meth:`receive`, because the call has ended. Any thread may call it."""
         return
 
     def close(self) -> None:
-        """Releases what this end has beside the call."""
+        """Releases the resources of this end, except the call."""
         return
 
 
 class Acceptor(Protocol):
-    """Makes the shard's end of one kind, for one call.
+    """Makes the shard's end of one kind of transport for one call.
 
     Attributes:
-        fields: those of ``ExchangeHeader`` that ask for this kind.
-        rule: when a worker may ask for it.
+        fields: the fields of ``ExchangeHeader`` that ask for this kind.
+        rule: says when a worker may ask for it; the error message if it asks at another time.
     """
 
     fields: frozenset[str]
@@ -237,12 +243,13 @@ class Acceptor(Protocol):
     def accept(
         self, header: pb.ExchangeHeader, present: ShardTransport
     ) -> tuple[pb.ExchangeAnswer, ShardTransport]:
-        """Returns the answer, which goes through ``present``, and the end for later exchanges.
+        """Returns the answer and the end for later exchanges; the answer itself still goes through
+        ``present``.
 
         Raises:
-            InvalidArgument: the request does not fit.
+            InvalidArgument: the request is not possible in this state.
         """
 
     def close(self) -> None:
-        """Expects the worker no longer."""
+        """Stops waiting for a worker that was offered this kind."""
         return

@@ -34,7 +34,7 @@ log = get_logger()
 
 
 class _Here(Arrival):
-    """Tensors of an answer that lie where they are needed."""
+    """Tensors of an answer that the shard has already written to their destination."""
 
     def receive(
         self,
@@ -48,8 +48,8 @@ class _Here(Arrival):
 
 
 class WorkerMemory(WorkerTransport):
-    """The worker's end where shard and worker share memory. What does not fit there goes through
-    the call."""
+    """The worker's end of a transport through shared memory. Messages and tensors that do not fit
+    there go through the call."""
 
     def __init__(
         self, call: StandingCall, outbox: ShardOutbox, plan: Plan, box: WorkerBox | None
@@ -61,7 +61,7 @@ class WorkerMemory(WorkerTransport):
         self._plan = plan
         self._box = box
         if box is not None:
-            # The shard may end the call instead of answering.
+            # The shard may end the call instead of answering in the mailbox.
             call.when_over(box.wake)
 
     def exchange(
@@ -77,8 +77,8 @@ class WorkerMemory(WorkerTransport):
         return answer, _Here() if in_place else arrival
 
     def _send(self, messages: Iterator[bytes], short: bool, sent: Sent) -> Iterator[bytes]:
-        """Sends a request and returns the messages of its answer, of which a ``short`` exchange has
-        one each way."""
+        """Sends a request and returns the messages of its answer. A ``short`` exchange has one
+        message each way and may go through the mailbox."""
         box = self._box
         if box is not None:
             first = next(messages)
@@ -93,8 +93,8 @@ class WorkerMemory(WorkerTransport):
         return self._call.answers()
 
     def failed(self, error: PsError) -> PsError:
-        """Returns SegmentLost without an answer: only that proves that the shard no longer uses the
-        segment."""
+        """Returns SegmentLost if the shard did not answer, because only an answer proves that the
+        shard no longer uses the segment."""
         if isinstance(error, Unreachable | DeadlinePassed):
             return SegmentLost(f"no answer to an exchange through shared memory: {error}")
         return error
@@ -162,7 +162,8 @@ class MemoryConnector(Connector):
     def _attach(
         self, call: StandingCall, segment: Segment, box: WorkerBox | None
     ) -> tuple[str, bool]:
-        """Returns why the shard has not attached the segment, and whether it watches ``box``."""
+        """Returns why the shard has not attached the segment (empty if it has), and whether it
+        watches ``box``."""
         offer = segment.offer(self._shard)
         wanted = pb.Attach(
             pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot

@@ -1,4 +1,4 @@
-"""All memory through which one worker moves tensors, allocated once."""
+"""The memory of one worker for all tensors that it sends and receives, allocated once."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _LEAST_IDS_BYTES = 256 << 10
 class Workspace:
     """Two parameter sets to pull into and, in shared memory, an outbox for gradients.
 
-    Each array starts on a 64-byte boundary, and one of a page or more on a page boundary. A worker
+    Arrays start on a 64-byte boundary; arrays of a page or more start on a page boundary. A worker
     that has to give up its segment closes the workspace and makes another.
 
     Attributes:
-        sets: two of arena name -> ``[arena length]``, initially zeros, in the arena's dtype;
-            float32 arenas of trainable variables in that of ``wire``. A shard's part may start at
-            any element.
-        outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
-            encoding. Empty if memory is private.
+        sets: two mappings of arena name -> ``[arena length]``, initially zeros, in the arena's
+            dtype, but float32 arenas of trainable variables in the dtype of ``wire``. A shard's
+            part may start at any element.
+        outbox: for each shard, arena name -> uint8 with room for that shard's part of a gradient in
+            any encoding. Empty if memory is private.
         row_sets: two areas, uint8 ``[rows_nbytes or more]``, to pull rows into.
-        row_outbox: by shard, uint8 with room for its part of the row gradients, if ids are spread
-            evenly. Empty if memory is private.
-        mailboxes: by shard, uint8 for messages. Empty if memory is private.
-        segment: the segment of these arrays; None if memory is private.
+        row_outbox: for each shard, uint8 with room for its part of the row gradients if ids are
+            spread about evenly over shards. Empty if memory is private.
+        mailboxes: for each shard, uint8 for messages. Empty if memory is private.
+        segment: the shared segment that contains these arrays; None if memory is private.
         why: why memory is private; empty if it is shared.
     """
 
     def __init__(
         self, plan: Plan, wire: Encoding = "plain", shared: bool = True, rows_nbytes: int = 0
     ) -> None:
-        """``rows_nbytes``: for the rows of a batch, over all tables and shards. Larger batches
-        travel in chunks."""
+        """``rows_nbytes`` is the room for the rows of a batch, over all tables and shards. Rows of
+        larger batches travel in chunks."""
         layout = _Layout(plan, wire, min(rows_nbytes, _most_rows_nbytes(plan)))
         self.segment: Segment | None = None
         self.why = "" if shared else "it is switched off"
@@ -84,14 +84,14 @@ class Workspace:
             self.mailboxes = tuple(memory[place] for place in layout.mailboxes)
 
     def close(self) -> None:
-        """Stops offering the segment; the memory is freed with the last array of it."""
+        """Stops offering the segment. Its memory is freed when its last array is gone."""
         if self.segment:
             self.segment.close()
 
 
 class ShardOutbox:
-    """One shard's places in a worker's shared memory. Not thread-safe; different shards use
-    disjoint memory."""
+    """One shard's part of a worker's shared memory. Not thread-safe, but the parts of different
+    shards are disjoint."""
 
     def __init__(self, workspace: Workspace, segment: Segment, shard: int, peer: str) -> None:
         self.mailbox = workspace.mailboxes[shard]
@@ -103,8 +103,8 @@ class ShardOutbox:
         self._logged = False
 
     def leave(self, gradient: Gradient) -> list[int]:
-        """Copies a gradient to where the shard reads it; returns its arenas' offsets, in the plan's
-        order."""
+        """Copies a gradient to the outbox, where the shard reads it. Returns the offsets of its
+        arenas, in the plan's order."""
         for name, box in self._boxes.items():
             at = 0
             for part in gradient[name].parts:
@@ -113,8 +113,9 @@ class ShardOutbox:
         return self._places
 
     def leave_rows(self, ids: TableIds, rows: Mapping[int, Rows]) -> list[int] | None:
-        """Copies the gradients of ``ids`` to the segment, unless they lie there already; returns
-        the byte offset of each table's, or None, without copying, if they do not fit."""
+        """Copies the row gradients of ``ids`` to the segment, unless they lie there already.
+        Returns their byte offset for each table. If they do not fit, copies nothing and returns
+        None."""
         present = self.offsets(rows[table].values for table, _ in ids)
         if present is not None:
             return present
@@ -137,16 +138,16 @@ class ShardOutbox:
         return [start + place for place in places]
 
     def offsets(self, arrays: Iterable[NDArray]) -> list[int] | None:
-        """Returns the byte offset of each array in the segment; None if one is outside it, as in an
-        evaluation."""
+        """Returns the byte offset of each array in the segment; None if an array is outside it, for
+        example in an evaluation."""
         places = [self._segment.offset_of(array) for array in arrays]
         inside = [place for place in places if place is not None]
         return inside if len(inside) == len(places) else None
 
 
 def segment_nbytes(plan: Plan) -> int:
-    """Bytes of the largest segment that a worker can have: no wire encoding needs more than plain,
-    and no batch has more ids than messages can name."""
+    """Returns the size of the largest segment that a worker can have, in bytes. No wire encoding
+    needs more than plain, and no batch has more ids than messages can name."""
     return _Layout(plan, "plain", _most_rows_nbytes(plan)).nbytes
 
 
@@ -155,13 +156,13 @@ def _most_rows_nbytes(plan: Plan) -> int:
 
 
 class _Layout:
-    """Places of all arrays, in bytes from the start; the sets come first.
+    """Places of all arrays as slices, in bytes from the start of the memory; the sets come first.
 
     Attributes:
-        sets: two of arena name -> place.
-        outbox: by shard, arena name -> place.
-        row_sets, row_outbox: two places, and one per shard.
-        mailboxes: by shard.
+        sets: two mappings of arena name -> place.
+        outbox: for each shard, arena name -> place.
+        row_sets, row_outbox: two places; and one place per shard.
+        mailboxes: one place per shard.
         sets_nbytes, nbytes: bytes up to the end of the sets, and in total.
     """
 
@@ -174,7 +175,7 @@ class _Layout:
         room = rows_nbytes and rows_nbytes + _ROWS_SLACK_BYTES
         self.row_sets = [self._place_rows(room) for _ in range(2)]
         self.sets_nbytes = self.nbytes
-        # Messages with ids are long. Even longer ones are sent by gRPC.
+        # Messages that contain ids are long. Messages that do not fit are sent by gRPC.
         ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
         self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
         # Shards' parts are separate arrays, since a boundary between parts need not be aligned.
@@ -190,8 +191,10 @@ class _Layout:
         return self._place(nbytes) if nbytes else slice(0, 0)
 
     def _place(self, nbytes: int) -> slice:
-        """Reserves at least ``nbytes``. Never empty, since an empty slice has no offset; and room
-        for any encoding: int8 with its scale is longer than one float32."""
+        """Reserves at least ``nbytes``.
+
+        Reserves at least one aligned unit: an empty slice has no offset, and int8 with its scale is
+        longer than a single float32."""
         page = mmap.PAGESIZE
         start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
         self.nbytes = start + aligned_nbytes(max(nbytes, 1))
