@@ -59,16 +59,16 @@ STATUS_S = 5.0
 class ShardClient:
     """One worker's connection to one shard. One thread calls it; any thread may ``close`` it.
 
-    The clients of all shards receive parameters side by side into the same arrays, the worker's
-    whole arenas. Every call has a deadline and is idempotent; the client repeats it, within the
-    budget of ``retry``, while the shard does not answer or is not ready. Errors have the classes
-    that the shard raised. When the budget is used up, a push that may have arrived raises
-    ``OutcomeUnknown``; other calls raise ``NotReady`` if the shard answered so, else
+    The clients of all shards receive parameters into the same arrays, the worker's whole arenas;
+    each fills its shard's part. Every call has a deadline and is idempotent. While the shard does
+    not answer or is not ready, the client repeats the call, within the budget of ``retry``. Errors
+    have the classes that the shard raised. When the budget is used up, a push that may have arrived
+    raises ``OutcomeUnknown``; other calls ``NotReady`` if that was the last answer, else
     ``ShardUnreachable``. After an error the shard's part of ``into`` is undefined.
 
-    With a ``workspace`` in shared memory and a shard that can attach it, tensors stay there. If
-    the shard then does not answer an exchange, this and every later exchange raise
-    ``SegmentLost``, since the shard may still use the segment: discard workspace and client.
+    With a ``workspace`` in shared memory and a shard that can attach it, tensors stay there. If the
+    shard then fails to answer one exchange, that exchange and all later ones raise ``SegmentLost``,
+    since the shard may still use the segment. The caller then has to discard workspace and client.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class ShardClient:
         """Args:
         address: HOST:PORT; the client connects at the first call.
         incarnation: the shard's, from the coordinator.
-        security: this process's.
-        workspace: if it is shared memory, the place of gradients and received parameters.
-        deadline_s: of one try of an exchange; it may last up to twice as long.
+        security: the certificates of this process.
+        workspace: if it is shared memory, gradients and received parameters are exchanged there.
+        deadline_s: deadline of one try of an exchange; a try may last up to twice as long.
         stop: when another thread sets it, calls are no longer repeated.
         announce: gets the reason why a call is repeated.
         failed: called before ``announce`` when a try got no answer, unless ``cancel`` ended it.
@@ -157,7 +157,7 @@ class ShardClient:
         return self._exchanger.transport
 
     def cancel(self) -> None:
-        """Ends the current exchange, as a broken connection does, without a call of ``failed``."""
+        """Ends the current exchange as a broken connection would, but does not call ``failed``."""
         with self._tries.cancelling():
             self._exchanger.cancel()
 
@@ -167,14 +167,14 @@ class ShardClient:
         self._channel.close()
 
     def fence(self, generation: int, policy: int, session: bytes) -> types.Fence:
-        """Returns the fence that every call but ``get_status`` needs; make it once per cluster.
-        ``session`` is the worker's."""
+        """Returns the fence that every call except ``get_status`` needs; make it once per cluster.
+        ``session`` is the worker's session."""
         fence = types.Fence(generation=generation, policy=policy, session=session)
         fence.plan_hash, fence.shard_incarnation = self._plan.hash, self._incarnation
         return fence
 
     def initialize(self, fence: types.Fence, values: Arrays, grant: bytes) -> bool:
-        """Sets all parameters and state, with the ``grant`` of the lease; False when the shard was
+        """Sets all parameters and state, with the ``grant`` of the lease. False if the shard was
         initialized already. Raises CheckpointError if it cannot read the first rows of tables."""
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
@@ -255,8 +255,8 @@ class ShardClient:
         round_number: int | None = None,
         clock: types.WorkerClock | None = None,
     ) -> tuple[PushResult, PullInfo]:
-        """:meth:`push` and :meth:`pull` of the newest values or of a round, in one exchange if a
-        message can hold the ids of both. With ``clock`` they may be ``behind``: pull again."""
+        """Does :meth:`push` and :meth:`pull` (newest or a round), in one exchange if the ids fit
+        one message. With ``clock`` (ssp) the values may be too old (``behind``): pull again."""
         if not fit_one_message(push, rows):
             result = self.push(fence, push)
             result = replace(result, behind=clock is not None)
@@ -274,7 +274,7 @@ class ShardClient:
         self._tries.repeat(self.get_status)
 
     def get_status(self) -> pb.GetStatusResponse:
-        """The shard's figures; one try."""
+        """Returns the shard's figures; tries once."""
         try:
             status: pb.GetStatusResponse = self._get_status(pb.GetStatusRequest(), timeout=STATUS_S)
             return status

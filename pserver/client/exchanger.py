@@ -1,4 +1,4 @@
-"""A worker's exchanges with one shard, one standing call after another."""
+"""Carries out a worker's exchanges with one shard, in one standing call after another."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from psrpc.v1 import parameter_server_pb2 as pb
 
 
 class Exchanger:
-    """Keeps a call open, chooses its transport, and carries out exchanges.
-
-    Thread-safe, one exchange at a time. Connects at the first one.
+    """Keeps a call open, chooses its transport, and carries out exchanges. Thread-safe; carries out
+    one exchange at a time and connects at the first.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Exchanger:
         self._given_up = ""
         self.transport: TransportChoice | None = None
         """How tensors travel; None before the first exchange. Thread-safe."""
-        # The fastest first; without any, tensors are in the call.
+        # The fastest first. If none of them connects, tensors go through the call.
         self._connectors: tuple[Connector, ...] = (
             MemoryConnector(workspace, peer, plan, shard),
             DataConnector(address, peer, plan, deadline_s, sealed=encrypted),
@@ -74,12 +73,13 @@ class Exchanger:
 
     def close(self) -> None:
         """Ends the call; the current exchange and every later one fail."""
-        # Before `cancel`: the thread that opens a call looks at the flag afterwards.
+        # Set before `cancel`, because a thread that is just opening a call checks this flag
+        # afterwards.
         self._closed = True
         self.cancel()
 
     def cancel(self) -> None:
-        """Ends the call; the current exchange fails, the next one opens a new call."""
+        """Ends the call: the current exchange fails, and the next one opens a new call."""
         call, transport = self._call, self._transport
         if call is not None:
             call.close()
@@ -87,15 +87,15 @@ class Exchanger:
             transport.close()
 
     def carry_out(self, header: pb.ExchangeHeader, tensors: Outgoing) -> pb.ExchangeAnswer:
-        """Tries one exchange once.
+        """Carries out one exchange, with one try.
 
         Args:
-            header: complete but for the places of the tensors.
+            header: complete except for the places of the tensors.
 
         Raises:
             SegmentLost: the shard did not answer this or an earlier exchange, and may still use
                 the segment.
-            PsError: the shard raised it, or it says why the shard is unreachable.
+            PsError: the shard raised this error, or the error says why the shard is unreachable.
         """
         with self._lock:
             if self._given_up:
@@ -105,7 +105,7 @@ class Exchanger:
             except PsError as error:
                 raise self._lost(error) from None
             except BaseException as error:
-                # First, so that nothing waits for the reason.
+                # Ends the call first, so that `_lost` does not wait for a reason.
                 self.cancel()
                 self._lost(Unreachable(f"interrupted by {type(error).__name__}"))
                 raise
@@ -113,7 +113,7 @@ class Exchanger:
     def _exchange(
         self, transport: WorkerTransport, header: pb.ExchangeHeader, tensors: Outgoing
     ) -> pb.ExchangeAnswer:
-        # Of an earlier try.
+        # An earlier try may have filled these.
         del header.push_at[:], header.pull_at[:]
         answer, arrival = transport.exchange(header, tensors, self._sent)
         try:

@@ -2,7 +2,7 @@
 
     with RowReader("localhost:5000") as reader:
         found = reader.read("user", np.array([17, 4]))  # or strings: ["anna", "ben"]
-        found.rows      # float32 [2, width], in the order asked
+        found.rows      # float32 [2, width], in the order of the ids
         found.present   # bool [2]: False for the initial value of an untrained row
 
 For a job with TLS, pass certificates from a directory that ``coordinator certs init`` made, or from
@@ -14,8 +14,8 @@ For a job with TLS, pass certificates from a directory that ``coordinator certs 
 ``Role.READER`` needs ``ca.crt``, ``reader.crt`` and ``reader.key`` there; ``Role.OPERATOR`` needs
 ``operator.crt`` and ``operator.key`` instead.
 
-A reader registers, leases and changes nothing, so it may come and go at any time. For a job that
-has ended, restore its checkpoint first, see docs/embeddings.md.
+A reader does not register and changes nothing, so it may connect and leave at any time. To read the
+tables of a job that has ended, restore its checkpoint first; see docs/embeddings.md.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ CALL_S = 10.0
 """Deadline of one call, unless the reader's timeout is shorter."""
 
 LEAST_CALL_S = 1.0
-"""Shortest deadline of a call, whatever the timeout."""
+"""Shortest deadline of a call, even if the timeout is shorter."""
 
 TIMEOUT_S = 30.0
 """How long a reader waits for the shards."""
 
 PAUSE_S = 0.5
-"""Longest pause between two tries; a wait may end that much early."""
+"""Longest pause between two tries. A wait may end this much before its timeout."""
 
 ANNOUNCE_S = FIRST_S
 """How long a wait lasts before the reader announces it."""
@@ -81,7 +81,8 @@ class FoundRows:
 
     Attributes:
         rows: float32 ``[n, width]``.
-        present: bool ``[n]``: whether the job has the row; if not, ``rows`` has its initial value.
+        present: bool ``[n]``: whether the job has the row; otherwise ``rows`` contains its initial
+            value.
         versions: shard -> version of its rows, for each shard that was read.
     """
 
@@ -93,10 +94,10 @@ class FoundRows:
 class RowReader:
     """A connection to all shards of a coordinator's job. One thread uses it.
 
-    Rows are the newest; those of two shards, or of more ids than fit into one message, may be of
-    different moments. A call repeats for ``timeout_s`` while the cluster is not ready or a shard
-    does not answer, and looks up the shards' addresses anew. It fails at once if nothing listens at
-    the coordinator's address, unless this reader has reached the coordinator before.
+    A read returns the newest rows. Rows of two shards, or of more ids than fit into one message,
+    may be of different moments. While the cluster is not ready or a shard does not answer, a call
+    repeats for ``timeout_s`` and looks up the shards' addresses again. It fails at once if nothing
+    listens at the coordinator's address, unless this reader has reached the coordinator before.
     """
 
     def __init__(
@@ -106,9 +107,9 @@ class RowReader:
         security: Security = PLAINTEXT,
         announce: Callable[[str], object] = lambda _line: None,
     ) -> None:
-        """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's, such as
-        ``Security.from_options(Role.READER, DIR)``. The reader connects at the first call.
-        ``announce`` gets a line now and then that says what the reader waits for."""
+        """``coordinator`` is HOST:PORT. ``security`` has the certificates of a reader or an
+        operator, for example ``Security.from_options(Role.READER, DIR)``. ``announce`` gets a line
+        now and then that says what the reader waits for. The reader connects at the first call."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
         self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
@@ -136,13 +137,13 @@ class RowReader:
 
         Raises:
             CoordinatorUnreachable: the coordinator does not answer.
-            NotReady: the cluster is not complete; says what is missing.
+            NotReady: the cluster is not complete; the message says what is missing.
         """
         return self._persist(lambda: self._cluster().tables)
 
     def read(self, table: str, ids: npt.ArrayLike) -> FoundRows:
-        """Returns the newest rows of ``ids``: integers, or strings, which ``worker.string_ids``
-        maps to ids. They may repeat.
+        """Returns the newest rows of ``ids``, which may repeat. They are integers, or strings that
+        ``worker.string_ids`` maps to integers.
 
         Raises:
             InvalidArgument: no such table (lists the job's tables), strings for a table whose ids
@@ -231,7 +232,7 @@ class RowReader:
     def _persist(self, call: Callable[[], Result]) -> Result:
         hopeless: PsError | None = None
         announcer = Announcer(self._say_waiting, ANNOUNCE_S)
-        # Starts the wait now, since one try may take long.
+        # Counts the wait from now on, since one try may take long.
         announcer.waiting("", time.monotonic())
 
         def give_up(tries: GaveUp) -> PsError:
@@ -272,7 +273,7 @@ class RowReader:
 
 
 def _keys(ids: npt.ArrayLike) -> Keys:
-    # Not as an array, which would drop trailing zero bytes of strings.
+    # Strings stay in a list, because a NumPy array would drop their trailing zero bytes.
     listed: Any = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind in "OSU" else ids
     if isinstance(listed, Sequence) and not isinstance(listed, str):
         strings = [one for one in listed if isinstance(one, str | bytes)]

@@ -1,4 +1,4 @@
-"""The data that a worker's requests to one shard carry, and its checks."""
+"""Fills and checks a worker's requests to one shard."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from psrpc.wire.commands import to_batch
 
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
-"""Arena name -> the worker's whole flat array of it, ``[arena length]``, contiguous. For received
-values its dtype is their encoding on the wire: the arena's own, bfloat16 or float16. A mapping
-must keep the same arrays once it was passed."""
+"""Arena name -> the worker's whole flat array of that arena, ``[arena length]``, contiguous. In a
+mapping for received values, the dtype of the arrays selects the encoding on the wire: the arena's
+own dtype, bfloat16 or float16. A mapping must keep the same arrays after it was passed, since
+clients cache it."""
 
 Source = int | str | None
-"""The values to pull: None is the newest, a number those of that round, a string those of a kept
-snapshot."""
+"""The values to pull: None for the newest, a number for those of that round, a string for those of
+the kept snapshot of that name."""
 
 _TARGETS = 4
-"""Mappings that a client caches: a worker's two parameter sets, and two to spare."""
+"""Maximum number of mappings that a client caches: a worker's two parameter sets and two more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class PullInfo:
 class GradientPush:
     """A gradient to push: the shard's part of every arena, and of tables.
 
-    ``gradients`` is None when the gradient is not finite; the shard records it as skipped. ``rows``
-    holds row gradients by table: ascending ids of this shard, duplicates summed. ``totals`` is what
-    the batch adds to the totals of its epoch, see :mod:`psrpc.core.batch`; empty when the gradient
-    is not finite. ``grant`` comes with the lease of the attempt.
+    ``gradients`` is None if the gradient is not finite; the shard then records the batch as
+    skipped. ``rows`` contains row gradients by table: ascending ids of this shard, duplicates
+    summed. ``totals`` are added to the totals of the epoch, see :mod:`psrpc.core.batch`; empty if
+    the gradient is not finite. ``grant`` comes with the lease of the attempt.
     """
 
     batch: BatchId
@@ -86,7 +87,7 @@ class Requests:
         """Returns the tensors of an exchange and fills the pull in ``header`` that asks for them.
 
         Args:
-            into: receives the shard's part of every arena; None for none.
+            into: receives the shard's part of every arena; None if no arenas are pulled.
             push: the gradient to push, if any; :meth:`fill_push` fills its header.
             wanted: the table rows to pull, if any. With ``rows_only``, ``into`` stays as it is.
         """
@@ -110,7 +111,7 @@ class Requests:
         source: Source,
         decision: types.SignedDecision | None,
     ) -> None:
-        """Fills ``header`` in place, but for what :meth:`outgoing` fills."""
+        """Fills ``header`` in place, except for the fields that :meth:`outgoing` fills."""
         header.fence.CopyFrom(fence)
         if decision is not None:
             header.decision.CopyFrom(decision)

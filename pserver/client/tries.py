@@ -1,4 +1,4 @@
-"""How a client tries a call to its shard again, and the error that it gives up with."""
+"""Repeats a client's calls to its shard, and chooses the error when it gives up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Tries:
-    """Tries of the calls of one thread. Any thread may cancel them.
+    """Repeats the calls of one thread. Any thread may cancel a try.
 
     Attributes:
         announce: gets the reason why a call is repeated.
@@ -49,7 +49,8 @@ class Tries:
         self._cancels_begun = self._cancels_over = 0
 
     def repeat(self, call: Callable[[], Result], batch: BatchId | None = None) -> Result:
-        """Repeats ``call`` until it succeeds or gives up; ``batch`` is the pushed one."""
+        """Repeats ``call`` until it succeeds or the budget is used up; ``batch`` is the pushed
+        batch, None if the call pushes nothing."""
 
         def give_up(tries: GaveUp) -> PsError:
             if batch is not None and tries.sent:
@@ -72,8 +73,8 @@ class Tries:
         )
 
     def once(self, call: Callable[[], Result]) -> Result:
-        """Makes one try; reports it as failed if it got no answer, unless it was cancelled."""
-        # Cancels that are over by now cannot end this try.
+        """Makes one try. Calls ``failed`` if there was no answer, unless the try was cancelled."""
+        # A cancellation that is over by now cannot end this try.
         over = self._cancels_over
         try:
             return call()
@@ -84,7 +85,7 @@ class Tries:
 
     @contextmanager
     def cancelling(self) -> Iterator[None]:
-        """Wraps what ends the current try from another thread."""
+        """Marks the block in which another thread cancels the current try."""
         with self._counting:
             self._cancels_begun += 1
         try:
