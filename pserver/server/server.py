@@ -21,9 +21,8 @@ from psrpc.wire.interceptor import ErrorInterceptor
 
 
 class ShardServer:
-    """Listens after ``start``; answers data calls after ``open`` has given it an engine.
-
-    Thread-safe once started. As a context manager it starts and stops."""
+    """Listens after ``start``, and answers data calls after ``open`` has given it an engine.
+    Thread-safe once started. As a context manager it starts on entry and stops on exit."""
 
     def __init__(
         self,
@@ -36,9 +35,10 @@ class ShardServer:
     ) -> None:
         """Args:
         address: HOST:PORT to listen on, port 0 for any.
-        conversations: maximum number held at once; one more gets NotReady.
-        security: of this process.
-        reflection: describe the services to callers on any address, not only on loopback.
+        conversations: maximum number of conversations at once; a further one gets NotReady.
+        security: the certificates of this process.
+        reflection: whether to describe the services to callers on any address, not only on
+            loopback.
         data_port: port for data connections on the host of ``address``; 0 for any, None disables
             them.
         """
@@ -69,11 +69,11 @@ class ShardServer:
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         offer_reflection(server, (SERVICE,), self._address, self._reflection)
-        # A shard that waits for the coordinator or restores is alive: supervisors must not restart
-        # it. Whether it serves is a separate health service.
+        # A shard that waits for the coordinator or restores a checkpoint is alive, and supervisors
+        # must not restart it. A separate health service says whether it serves.
         self._set_health(health_pb2.HealthCheckResponse.SERVING, LIVES)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, SERVICE)
-        # Checks that other hosts may reach the address.
+        # `bind` also checks that this address may be open to other hosts.
         self.port = bind(server, self._address, self._security)
         if self._data is not None:
             self._data.start()
@@ -87,13 +87,13 @@ class ShardServer:
         self._set_health(health_pb2.HealthCheckResponse.SERVING, SERVICE)
 
     def stop(self, grace_s: float) -> None:
-        """Takes no more calls, and waits up to ``grace_s`` for those under way."""
+        """Accepts no more calls, and waits up to ``grace_s`` for the calls in flight."""
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, LIVES, SERVICE)
         if self._engine is not None:
             self._engine.close()
         if self._server is not None and self._servicer is not None:
             stopped = self._server.stop(grace_s)
-            # Afterwards, so that no new conversation begins.
+            # After server.stop, so that no new conversation begins.
             self._servicer.close()
             stopped.wait()
         if self._data is not None:
@@ -129,7 +129,7 @@ class ShardServer:
 
 
 def handlers(servicer: ParameterServerServicer) -> grpc.GenericRpcHandler[Any, Any]:
-    """Handlers for all methods of ``servicer``."""
+    """Returns the gRPC handlers for all methods of ``servicer``."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Initialize": grpc.stream_unary_rpc_method_handler(
             servicer.initialize, response_serializer=pb.InitializeResponse.SerializeToString

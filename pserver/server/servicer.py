@@ -1,4 +1,4 @@
-"""The ParameterServer service: decodes, calls the engine, encodes."""
+"""The ParameterServer service: decodes requests, calls the engine, encodes answers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ Answered = tuple[pb.ExchangeAnswer, PulledValues | None]
 
 
 class Conversation:
-    """Decodes requests, calls the engine, encodes answers; holds the shard's end of the transport.
+    """Serves the requests of one standing call, through the shard's end of its transport. One
+    thread uses it.
 
-    For one thread. ``idle`` is True while it waits for the next request; ``leaving``, which any
-    thread may set, ends it when it would become idle. :meth:`hang_up` tells it that the call has
+    ``idle`` is True while it waits for the next request. Any thread may set ``leaving``; the
+    conversation then ends instead of becoming idle. :meth:`hang_up` tells it that the call has
     ended."""
 
     def __init__(
@@ -45,7 +46,7 @@ class Conversation:
         data: DataListener | None = None,
     ) -> None:
         """Args:
-        stream: the end within the call, with which it begins.
+        stream: the shard's end of the gRPC stream; the conversation begins with it.
         certificate: common name of the caller's certificate; empty without certificates.
         data: accepts data connections; None if they are disabled.
         """
@@ -63,24 +64,25 @@ class Conversation:
         self._began = False
 
     def answers(self, patience_s: Callable[[], float]) -> Iterator[bytes]:
-        """Yields the shard's messages of the call; a PsError ends it. ``patience_s`` returns how
-        long the call lets an exchange wait from now on."""
+        """Yields the messages that the shard sends in the call; a PsError ends the call.
+        ``patience_s`` returns how long an exchange may wait from now on."""
         try:
-            # The call may have ended before its present transport was there to hang up.
+            # `_over`: the call may have ended before `hang_up` could reach the present transport.
             while not self._over and (request := self._transport.receive()) is not None:
                 self.idle = False
                 transport = self._transport
                 answer, pulled = self._exchange(*request, patience_s())
                 yield from transport.answer(answer, pulled)
-                # Free up to 2 MiB while waiting for the worker.
+                # Frees up to 2 MiB before the wait for the worker.
                 del request, answer, pulled, transport
-                # In this order: a thread that sets ``leaving`` reads ``idle`` afterwards.
+                # In this order: another thread sets ``leaving`` and then reads ``idle``, so one of
+                # both notices.
                 self.idle = True
                 if self.leaving:
                     return
         finally:
-            # After a cut call gRPC keeps an error, and that these frames, until garbage collection:
-            # too long for a worker's memory.
+            # After a cancelled call gRPC keeps an error, and that these frames, until garbage
+            # collection; without this, a worker's memory would stay mapped too long.
             for acceptor in self._acceptors:
                 acceptor.close()
             self._transport.close()
@@ -106,7 +108,7 @@ class Conversation:
         self._began = True
         if pushing:
             with self._engine.refusals_counted():
-                # Before anything changes, since the named places may not exist.
+                # Before the push changes anything, since the named places may not exist.
                 rows = from_table_ids(header.pull.rows) if header.pull.rows else ()
                 places = self._transport.places(header, rows, header.pull.rows_only)
                 result, values = self._push(header, arrival, patience_s, rows, places)
@@ -161,7 +163,8 @@ Context = grpc.ServicerContext
 
 
 def patience_s(context: Context) -> float:
-    """How long a call may wait in the shard so that its error still reaches the caller in time."""
+    """Returns how long a call may wait in the shard so that an error still reaches the caller
+    before the deadline."""
     left = context.time_remaining()
     if _endless(left):
         return NO_DEADLINE_S / 2
@@ -170,15 +173,14 @@ def patience_s(context: Context) -> float:
 
 
 def _endless(left_s: float) -> bool:
-    """Whether gRPC means a call without a deadline: it then reports some 10^18 seconds, which
-    Python cannot wait for."""
+    """Whether the call has no deadline: gRPC then reports 10^18 s, more than Python can wait."""
     return left_s > TIMEOUT_MAX
 
 
 @contextmanager
 def _ending(context: Context) -> Iterator[None]:
-    """Bounds the duration of a call: a stalled client with no deadline, or one of days, would
-    otherwise keep a thread, and in the middle of a push a buffer, for good."""
+    """Limits the duration of a call. Otherwise a stalled client without a deadline, or with one of
+    days, would occupy a thread forever, and during a push also a buffer."""
     left = context.time_remaining()
     if left <= LONGEST_CALL_S:
         yield
@@ -193,10 +195,10 @@ def _ending(context: Context) -> Iterator[None]:
 
 
 class ParameterServerServicer:
-    """One method per RPC; the contract is in protos/psrpc/v1/parameter_server.proto.
+    """Has one method per RPC; protos/psrpc/v1/parameter_server.proto describes them.
 
     ``engine`` returns the shard's engine, or raises NotReady while there is none. At most
-    ``conversations`` are held at once, so that threads are left for other calls. ``data`` accepts
+    ``conversations`` are open at once, so that threads are left for other calls. ``data`` accepts
     their data connections."""
 
     def __init__(
