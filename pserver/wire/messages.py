@@ -91,7 +91,7 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
 
 
 def clock_of(request: pb.PullRequest) -> WorkerClock | None:
-    """Decodes the clock of a pull's worker, if it has one (ssp)."""
+    """Decodes the worker's clock in a pull; None if the pull has none (only ssp has clocks)."""
     return from_clock(request.clock) if request.HasField("clock") else None
 
 

@@ -26,7 +26,8 @@ from psrpc.wire.bounds import check_bounds
 def pulled_parts(
     plan: Plan, rows: TableIds, arrays: Sequence[npt.NDArray[np.float32]]
 ) -> list[tuple[int, memoryview]]:
-    """Pairs of extent index and bytes, from a contiguous ``[n, width]`` per table of ``rows``."""
+    """Returns pairs of extent index and bytes for pulled rows; ``arrays`` has a contiguous ``[n,
+    width]`` per table of ``rows``."""
     first = len(plan.arenas)
     return [
         (first + table, array.reshape(-1).view(np.uint8).data)
@@ -37,7 +38,7 @@ def pulled_parts(
 def pushed_parts(
     plan: Plan, ids: TableIds, rows: Mapping[int, Rows]
 ) -> list[tuple[int, memoryview]]:
-    """The same for pushed rows."""
+    """Returns pairs of extent index and bytes for the pushed rows of ``ids``."""
     arrays = [np.ascontiguousarray(rows[table].values) for table, _ in ids]
     return pulled_parts(plan, ids, arrays)
 
@@ -69,13 +70,13 @@ def parse_header(data: bytes, header: type[Header]) -> Header:
 
 
 def announced_nbytes(extents: Iterable[types.Extent]) -> int:
-    """Number of chunk bytes that follow a header with ``extents``."""
+    """Returns the number of chunk bytes that follow a header with ``extents``."""
     return sum(extent.nbytes for extent in extents)
 
 
 def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[int, memoryview]]:
-    """Pairs of extent index and bytes: all arenas in plan order, except empty ones, then
-    ``values.rows``, which are those of ``rows``."""
+    """Returns pairs of extent index and bytes for pulled values: all arenas in plan order, except
+    empty ones, then ``values.rows``, which belong to the ids in ``rows``."""
     parts = [
         (index, values.arrays[arena.name].view(np.uint8).data)
         for index, arena in enumerate(plan.arenas if values.arrays else ())
@@ -87,7 +88,7 @@ def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[i
 
 
 def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview]]:
-    """The same for a gradient."""
+    """Returns pairs of extent index and bytes for the arenas of a gradient, in plan order."""
     return [
         (index, part.view(np.uint8).data)
         for index, arena in enumerate(plan.arenas)
@@ -97,7 +98,7 @@ def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview
 
 
 def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
-    """The extents of a gradient, in plan order."""
+    """Returns the extents of a gradient, in plan order."""
     return [
         Extent(index, gradient[arena.name].nbytes, gradient[arena.name].encoding)
         for index, arena in enumerate(plan.arenas)
@@ -105,12 +106,12 @@ def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
 
 
 def to_encoding(encoding: Encoding) -> types.Encoding:
-    """Encodes an encoding."""
+    """Converts the name of an encoding to its number in messages."""
     return _ENCODINGS[encoding]
 
 
 def from_encoding(number: int) -> Encoding:
-    """The inverse; raises InvalidArgument for an unset or unknown encoding."""
+    """The inverse of :func:`to_encoding`; raises InvalidArgument for an unset or unknown number."""
     if number not in _ENCODING_BY_NUMBER:
         raise InvalidArgument(f"encoding {number} is unknown; expected 1 to {len(_ENCODINGS)}")
     return _ENCODING_BY_NUMBER[number]
