@@ -1,4 +1,4 @@
-"""Admission of ids into a table: when an id gets a row, and how many rows there may be."""
+"""Decides when an id of a table gets a row, and how many rows there may be."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from psrpc.core.errors import ResourceExhausted, TableFull
 from psrpc.core.tables import Ids, TableSpec
 
 MAX_CANDIDATES = 1 << 22
-"""The most ids without a row that a shard counts."""
+"""Maximum number of ids without a row that a shard counts."""
 
 CANDIDATES_PER_ROW = 4
-"""The most such ids per row, of a table with ``max_rows``."""
+"""Maximum number of such ids for each row that a table with ``max_rows`` may have."""
 
 _MAX_SLOTS = 2**31 - 2
 
 
 class Admission:
-    """Admits ids into the part of table ``spec`` that ``shard`` of ``shards`` holds: after
-    ``min_count`` pushes, and up to ``max_rows``. Until then ids are candidates, which it counts.
+    """Admits ids into the part of table ``spec`` that ``shard`` of ``shards`` holds.
 
-    Not thread-safe. Any thread may read ``dropped`` and ``nbytes``, which are then approximate.
+    An id gets a row after ``min_count`` pushes that name it, if there are fewer than ``max_rows``
+    rows. Until then it is a candidate: its pushes are counted. Not thread-safe, but any thread may
+    read ``dropped`` and ``nbytes``, which are then approximate.
 
     Attributes:
-        limit: the most rows of the part.
+        limit: maximum number of rows of the part.
     """
 
     def __init__(self, spec: TableSpec, shard: int, shards: int) -> None:
@@ -40,8 +41,9 @@ class Admission:
 
     @property
     def dropped(self) -> int:
-        """Ids counted for ``min_count`` and dropped to count others: beyond
-        :data:`MAX_CANDIDATES`, or :data:`CANDIDATES_PER_ROW` with ``max_rows``."""
+        """Number of candidates whose counts were dropped to count other ids, because there were
+        more than :data:`MAX_CANDIDATES`, or with ``max_rows`` more than :data:`CANDIDATES_PER_ROW`
+        allows."""
         return self._candidates.dropped
 
     @property
@@ -57,7 +59,7 @@ class Admission:
         """Checks that a push of ``ids`` fits into the part, whose rows ``store`` holds.
 
         Raises:
-            TableFull: says what to change.
+            TableFull: they do not fit; the message says what to change.
         """
         if self._spec.eviction is not None:
             self._check_named(len(ids))
@@ -65,12 +67,12 @@ class Admission:
             self._check_new(ids[store.find(ids) < 0], len(store))
 
     def check_room(self, named: int, absent: Ids, rows: int) -> None:
-        """Checks as :meth:`check`, where the caller has looked up the ids.
+        """Does the same check as :meth:`check` for a caller that has looked up the ids already.
 
         Args:
-            named: ids of the push.
-            absent: those of them without a row.
-            rows: of the part.
+            named: number of ids in the push.
+            absent: the ids of the push that have no row.
+            rows: number of rows of the part.
         """
         if self._spec.eviction is not None:
             self._check_named(named)
@@ -83,17 +85,18 @@ class Admission:
             self._candidates.reserve(absent)
 
     def admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
-        """Counts a push of ``absent`` that makes ``version``.
+        """Counts a push that names the ids ``absent``, which have no rows, and makes ``version``.
 
         Returns:
-            Which of them get a row, ``[n]``, and how many pushes have named each of those.
+            Which of the ids get a row, ``[n]``, and for these the number of pushes that have named
+            each.
         """
         if self._spec.min_count == 1:
             return np.ones(len(absent), np.bool_), np.ones(len(absent), np.uint32)
         return self._candidates.count(absent, self._spec.min_count, version)
 
     def candidates(self) -> Counted:
-        """Returns the ids, unordered, that were counted and have no row yet."""
+        """Returns the candidates with their counts, unordered."""
         return self._candidates.items()
 
     def freeze(self) -> Callable[[], Counted]:
@@ -115,8 +118,8 @@ class Admission:
             ) from error
 
     def _check_named(self, named: int) -> None:
-        """Checks that one push of a table that evicts fits: it may replace all rows, but no
-        more."""
+        """Checks that one push to a table with eviction fits. The push may replace all rows, but
+        must not name more ids than the part may have rows."""
         if named > self.limit:
             raise TableFull(
                 f"table {self._spec.name!r} has at most {self.limit} rows on {self._where()} "

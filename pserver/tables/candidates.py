@@ -17,13 +17,13 @@ _NONE: Slots = np.empty(0, np.int64)
 
 
 class Candidates:
-    """Counts the applied pushes that name each id that is not admitted yet.
+    """Counts the applied pushes for each id that is not admitted yet. Not thread-safe.
 
-    Keeps at most ``limit`` ids. Beyond that it drops those with the least count, of equal counts
-    those named longest ago, until a sixteenth of the limit is free. Not thread-safe.
+    Keeps at most ``limit`` ids. When there are more, it drops the ids with the smallest counts
+    (among equal counts those named longest ago) until a sixteenth of the limit is free.
 
     Attributes:
-        dropped: ids dropped to make room.
+        dropped: number of ids dropped to make room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,19 +44,20 @@ class Candidates:
         self._store = IdStore()
 
     def admissible(self, ids: Ids, min_count: int) -> npt.NDArray[np.bool_]:
-        """Returns which of ``ids`` one more push would admit, ``[n]``."""
+        """Returns which of ``ids`` would be admitted by one more push, ``[n]``."""
         return self._next(self._store.find(ids)) >= min_count
 
     def reserve(self, ids: Ids) -> None:
-        """Makes room for the new ones of ``ids``. Raises OSError as :meth:`IdStore.reserve`."""
+        """Makes room for those of ``ids`` that are new. Raises OSError as
+        :meth:`IdStore.reserve`."""
         self._store.reserve(ids[self._store.find(ids) < 0])
 
     def count(self, ids: Ids, min_count: int, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
         """Counts one push that names ``ids``, which have no rows.
 
         Returns:
-            Which of them the push admits, ``[n]``, and the counts of the admitted ones, which stop
-            being candidates.
+            Which of the ids the push admits, ``[n]``, and the counts of the admitted ids. Admitted
+            ids are no longer candidates.
         """
         store = self._store
         at = store.find(ids)
@@ -75,10 +76,12 @@ class Candidates:
         return self.freeze()()
 
     def freeze(self) -> Callable[[], Counted]:
-        """Returns a function that yields the present :meth:`items`, later and in any thread.
+        """Returns a function that returns the present :meth:`items`. It may be called later, in any
+        thread.
 
-        Copies the columns at once: 16 bytes a candidate, 4 million in 5 ms on an idle and 20 ms on
-        a busy machine. The function then takes two to three times as long to filter them.
+        Copies the columns now: 16 bytes per candidate, which takes 5 ms for 4 million on an idle
+        machine and 20 ms on a busy one. The returned function filters the copy, which takes two to
+        three times as long.
         """
         store = self._store
         ids, counts, touched = (column.rows()[: store.used].copy() for column in store.columns)
@@ -115,12 +118,13 @@ class Candidates:
 
 
 def victims(store: IdStore, eviction: Eviction, rows: int, spared: Slots) -> Slots:
-    """Selects the slots of ``rows`` rows to evict, of which there must be enough outside
-    ``spared``, distinct slots.
+    """Selects the slots of ``rows`` rows to evict. At least that many rows must lie outside
+    ``spared``, which are distinct slots.
 
-    ``age`` selects the rows touched longest ago, then those with the least count; ``frequency``
-    the reverse. Ties are broken by the hash of the id, so that the choice depends on the content of
-    the table alone, not on its history.
+    ``age`` selects the rows touched longest ago, among equals those with the smallest count.
+    ``frequency`` selects the rows with the smallest count, among equals those touched longest ago.
+    The hash of the id breaks remaining ties, so that the choice depends only on the content of the
+    table, not on its history.
     """
     touched = store.touched.rows()[: store.used]
     counts = store.counts.rows()[: store.used]

@@ -24,12 +24,12 @@ class FrozenTable:
     :meth:`save_removed` before it removes a row. So each row is either unchanged in the table or
     saved here.
 
-    Not thread-safe: the caller holds the lock of the table for every call, and makes none after
+    Not thread-safe: the caller holds the lock of the table for every call, and makes no calls after
     :meth:`close`.
 
     Attributes:
-        version: of the table's last update before the freeze.
-        nbytes: of the saved rows. Any thread may read it.
+        version: the version of the table's last update before the freeze.
+        nbytes: bytes of the saved rows. Any thread may read it.
     """
 
     def __init__(
@@ -56,10 +56,11 @@ class FrozenTable:
         self._used = store.used
         widths = {name: column.row_nbytes // 4 for name, column in store.slots.items()}
         self._saved = RowStore(store.values.row_nbytes // 4, widths)
-        # Of each slot, its row's slot in `_saved` plus one; 0 while it is not saved.
+        # For each slot of the table: the slot of its saved row in `_saved`, plus one; 0 if the row
+        # is not saved.
         self._places = Column(np.int32)
         for column in (*self._saved.columns, self._places):
-            # Reserves address space only, so that saving cannot fail half-way.
+            # Reserving takes only address space, and makes sure that saving cannot fail half-way.
             column.reserve(self._used)
         self._saved.index.reserve_space(self._rows)
         self.nbytes = self._saved.nbytes
@@ -70,13 +71,13 @@ class FrozenTable:
 
     @property
     def candidates(self) -> Counted:
-        """Ids that were counted and not admitted, unordered. Computed at each access, for which the
-        caller need not hold the lock."""
+        """Ids that were counted and not admitted, unordered. Each access computes them again; the
+        caller need not hold the lock for this."""
         return self._candidates()
 
     @property
     def slots(self) -> int:
-        """Upper bound of its rows' slots, exclusive."""
+        """Upper bound of the slots of its rows, exclusive."""
         return self._used
 
     def save(self, at: Slots) -> None:
@@ -95,15 +96,15 @@ class FrozenTable:
         saved = self._places.rows().take(at).astype(np.int64) - 1
         keys = self._saved.ids.rows()
         ids = keys.take(saved)
-        # Skips rows that were removed before, and slots that had no row.
+        # Only rows that were not removed earlier, and only slots that had a row.
         first = self._saved.find(ids) < 0
         first &= self._saved.touched.rows().take(saved) > 0
         self._saved.index.insert(ids[first], saved[first], keys)
 
     def since(self, version: int, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int32]:
-        """Returns the slots, ascending, of the rows touched after ``version``; −1 for all rows.
+        """Returns the slots, ascending, of the rows touched after ``version``; with −1 of all rows.
 
-        ``start`` and ``stop`` limit the range of slots: a million of them take some 10 ms.
+        ``start`` and ``stop`` limit the range of slots, since a million of them take about 10 ms.
         """
         assert self._closed, "the frozen table is closed"
         stop = self._used if stop is None else min(stop, self._used)
@@ -128,7 +129,7 @@ class FrozenTable:
 
     def column(self, name: str, slots: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
         """Returns one column of :meth:`block`: ``ids``, ``values``, ``counts``, ``touched``, or
-        ``slot/SLOT``. For files, which store column after column."""
+        ``slot/SLOT``. Files need this, because they store one column after the other."""
         assert self._closed, "the frozen table is closed"
         at = slots.astype(np.int64)
         column = self._store.column(name, at)
@@ -139,14 +140,16 @@ class FrozenTable:
         return column
 
     def removed_since(self, version: int) -> Ids | None:
-        """Returns the ids, ascending, that were removed after ``version`` and have no row here;
-        None if the table no longer knows them, so that a checkpoint needs a whole part."""
+        """Returns the ids, ascending, that were removed after ``version`` and have no row here.
+        Returns None if the table no longer knows them all; a checkpoint then has to store all
+        rows."""
         removed = self._removals.since(version)
         return removed if removed is None else removed[~self.present(removed)]
 
     def evicted(self, after: int) -> TablePart:
-        """Returns the rows that versions after ``after`` evicted, ids ascending; −1 for all kept
-        ones. Of an id that was evicted several times, the last row. Empty without ``keep_evicted``.
+        """Returns the rows that versions later than ``after`` evicted, ids ascending; with −1 all
+        kept ones. If an id was evicted several times, returns its last row. Empty without
+        ``keep_evicted``.
 
         The caller need not hold the lock, since these rows never change.
         """
@@ -154,8 +157,8 @@ class FrozenTable:
         return newest((part for at, part in self._evicted if at > after), self._none)
 
     def let_go_evicted(self, version: int) -> None:
-        """Lets the table drop the rows that ``version`` and earlier ones evicted, because a
-        committed checkpoint has them. No effect after :meth:`Table.forget`."""
+        """Lets the table drop the rows that were evicted by ``version`` or earlier ones, because a
+        committed checkpoint contains them. Has no effect after :meth:`Table.forget`."""
         self._let_go(self, version)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -181,13 +184,14 @@ class FrozenTable:
             del self._saved, self._places, self._store, self._evicted
 
     def _find(self, ids: Ids) -> tuple[Slots, Slots]:
-        """Returns the slots of unchanged rows, and the places of saved ones; −1 elsewhere."""
+        """Returns for each id the slot of its unchanged row in the table, and the slot of its saved
+        row in ``_saved``; at least one of the two is −1."""
         assert self._closed, "the frozen table is closed"
         at = self._store.find(ids)
         at[at >= self._used] = -1
         saved = self._places.rows().take(at, mode="clip").astype(np.int64) - 1
         saved[at < 0] = -1
-        # Excludes new rows, in slots that had another row, or none, at the freeze.
+        # Excludes new rows: at the freeze their slots had another row, or none.
         new = self._saved.ids.rows().take(saved, mode="clip") != ids
         new |= self._saved.touched.rows().take(saved, mode="clip") == 0
         new &= saved >= 0
@@ -212,9 +216,10 @@ def _overwrite(part: TablePart, at: Slots, other: TablePart) -> None:
 
 
 class Removals:
-    """Removed ids by the version that removed them; drops the oldest beyond ``limit``.
+    """Removed ids by the version that removed them. Drops the oldest if there are more than
+    ``limit``.
 
-    Knows nothing of the time before the first version that :meth:`begin` names.
+    Knows nothing about removals before the first version passed to :meth:`begin`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -249,7 +254,8 @@ class Removals:
         return other
 
     def since(self, version: int) -> Ids | None:
-        """Returns the ids removed after ``version``, ascending; None if not known."""
+        """Returns the ids removed after ``version``, ascending; None if it does not know them
+        all."""
         if self._known_from is not None and version < self._known_from:
             return None
         removed = [ids for at, ids in self._removed if at > version]

@@ -15,41 +15,43 @@ Places = npt.NDArray[np.int64]
 
 _SMALLEST = 1 << 10
 _SEGMENT = 1 << 15
-"""Buckets rehashed at once: 128 KiB, about a millisecond."""
+"""Number of buckets rehashed at once: 128 KiB, about a millisecond."""
 
 _BLOCK = 1 << 13
-"""Ids looked up at a time; their intermediate arrays stay in the second-level cache."""
+"""Number of ids looked up at a time, so that intermediate arrays stay in the second-level cache."""
 
 _EMPTY = 0
 _REMOVED = -1
 
 
 class HashIndex:
-    """id -> slot. A bucket holds the slot plus one, in 4 bytes; the ids stay in the table's column
-    of one id per slot, ``keys``, which methods take where they need it.
+    """Maps ids to slots. Not thread-safe.
 
-    Probes go at triangular distances within a segment of buckets (Knuth, TAOCP volume 3, section
-    6.4: with a power of two buckets, they reach each once). The lower bits of
-    :func:`psrpc.core.tables.mix` select the first bucket; its upper half selects the shard. A
-    removed slot leaves a mark, which the next inserted id that probes it overwrites.
+    A bucket stores the slot plus one, in 4 bytes. The ids themselves are in a column of the table
+    that has one id per slot; methods take it as ``keys``.
 
-    The index grows by a segment at a time (Litwin 1980, "Linear hashing"): it spreads the ids of
-    the next segment over this one and a new one at the end, by one more bit of their hash. So no
-    insert waits for a full rehash. All segments are split once while the load goes from 3/8 to 1/2
-    of the buckets; so little more than half of a segment is ever used, and most ids are in their
-    first or second bucket.
+    Collisions are resolved by probing at triangular distances within a segment of buckets, which
+    reaches each bucket of the segment once, since their number is a power of two (Knuth, TAOCP
+    volume 3, section 6.4). The lower bits of :func:`psrpc.core.tables.mix` select the first bucket;
+    the upper half, which selects the shard, is not used. Removing a slot leaves a mark in its
+    bucket; an id that is inserted later may overwrite the mark.
 
-    Not thread-safe.
+    The index grows by one segment at a time, so that no insert waits for a full rehash (Litwin
+    1980, "Linear hashing"): it splits the next segment, by one more bit of the ids' hashes, into
+    itself and a new segment at the end. While the load rises from 3/8 to 1/2 of the buckets, each
+    segment is split once. So little more than half of a segment is ever used, and most ids are in
+    their first or second bucket.
     """
 
     def __init__(self) -> None:
         self._rows = self._size = 0
         self._buckets = Column(np.int32)
-        # Buckets in a segment, and in all segments before the splits of this level.
+        # Number of buckets in one segment, and in all segments before the splits of this level.
         self._segment: int
         self._level: int
-        # Of each segment: the slots inserted since its last rehash, and their limit. The limits
-        # differ, between 5/8 and 3/4, or all segments would reach theirs at the same time.
+        # For each segment: the number of slots inserted since its last rehash, and the limit of
+        # that. The limits differ, between 5/8 and 3/4 of the buckets, so that the segments do not
+        # reach them at the same time.
         self._taken: npt.NDArray[np.int64]
         self._limits: npt.NDArray[np.int64]
         self._clear(_SMALLEST, _SMALLEST)
@@ -73,17 +75,20 @@ class HashIndex:
             others.append(other + start)
             moved.append(places)
         if others:
-            # All at once: they are few, and the calls dominate the cost of a step.
+            # The rest of all blocks at once: these ids are few, so a step costs mostly the NumPy
+            # calls.
             self._find_further(ids, keys, slots, np.concatenate(others), np.concatenate(moved))
         return slots
 
     def _find_at_first(
         self, ids: Ids, keys: Ids, buckets: npt.NDArray[Any], slots: Slots
     ) -> tuple[npt.NDArray[np.intp], Places]:
-        """Probes the first bucket of each id; returns the ids to probe further, and where."""
+        """Probes the first bucket of each id. Returns the indices of the ids to probe further, and
+        the buckets that were probed for them."""
         places = self._first(ids)
         marks = buckets.take(places)
-        # A bucket without a slot gives a negative one, which is clipped and then ignored.
+        # A bucket without a slot yields a negative slot, which `take` clips; its result is then
+        # ignored.
         np.subtract(marks, 1, out=slots)
         same = keys.take(slots, mode="clip") == ids
         same &= marks > _EMPTY
@@ -95,7 +100,8 @@ class HashIndex:
     def _find_further(
         self, ids: Ids, keys: Ids, slots: Slots, other: npt.NDArray[np.intp], places: Places
     ) -> None:
-        """Finds ``ids[other]``, from the buckets after ``places``."""
+        """Looks up ``ids[other]``, beginning with the buckets after ``places``; writes to
+        ``slots``."""
         buckets, step = self._buckets.rows(), 0
         while len(other):
             step += 1
@@ -123,13 +129,14 @@ class HashIndex:
         while (size := self._size_for(rows)) > self._size:
             self._split(size, keys)
         while not self._tidied(ids, keys):
-            # Practically never: one segment cannot hold so many ids with equal bits. A single
-            # segment for all can.
+            # Practically never happens: a segment has no room for its ids. Doubles the segments
+            # until they have, which a single segment for all ids does at the latest.
             segment = 2 * self._segment
             self._lay_out(max(segment, 1 << (self._size - 1).bit_length()), segment, keys)
 
     def reserve_space(self, rows: int) -> None:
-        """Reserves address space for ``rows`` in all, so that no insert up to there can fail.
+        """Reserves address space for ``rows`` ids in total, so that no insert can fail until there
+        are more.
 
         Raises:
             OSError: the kernel grants no more.
@@ -137,14 +144,15 @@ class HashIndex:
         self._buckets.reserve(4 * rows + _SEGMENT)
 
     def insert(self, ids: Ids, slots: Slots, keys: Ids) -> None:
-        """Adds ``ids``, distinct and not in the index. ``keys`` may hold them already."""
+        """Adds ``ids``, which are distinct and not in the index. ``keys`` may contain them
+        already."""
         self.reserve(ids, keys)
         self._rows += len(ids)
         self._taken += self._per_segment(ids)
         self._insert(ids, slots)
 
     def remove(self, ids: Ids, slots: Slots) -> None:
-        """Removes ``ids``, which have these slots."""
+        """Removes ``ids``, whose slots are ``slots``."""
         buckets = self._buckets.rows()
         places, marks = self._first(ids), (slots + 1).astype(np.int32)
         self._rows -= len(ids)
@@ -167,7 +175,8 @@ class HashIndex:
         step = 0
         while len(marks):
             free = np.flatnonzero(buckets.take(places) <= _EMPTY)
-            # Several ids may want one bucket: each writes its mark, the one that reads it back won.
+            # Several ids may want the same bucket. Each writes its mark; the one whose mark is then
+            # there has won the bucket.
             wanted, own = places[free], marks[free]
             buckets[wanted] = own
             won = buckets.take(wanted) == own
@@ -202,14 +211,16 @@ class HashIndex:
         return np.bincount(self._first(ids) // self._segment, minlength=len(self._taken))
 
     def _size_for(self, rows: int) -> int:
-        """Returns the buckets that ``rows`` need, at most those of this level."""
+        """Returns the number of buckets that ``rows`` need, at most as many as this level can
+        have."""
         if self._segment < _SEGMENT:
             return self._size
         want = -(-(8 * rows - 2 * self._level) // self._segment) * self._segment
         return max(self._size, min(want, 2 * self._level))
 
     def _split(self, size: int, keys: Ids) -> None:
-        """Splits the next segments, each into itself and a new one, up to ``size`` buckets."""
+        """Splits the next segments, each into itself and a new one, until there are ``size``
+        buckets."""
         self._buckets.reserve(size)
         start, stop = self._size - self._level, size - self._level
         first, new = start // self._segment, (size - self._size) // self._segment
@@ -223,8 +234,8 @@ class HashIndex:
         self._put_back(slots, keys)
 
     def _tidied(self, ids: Ids, keys: Ids) -> bool:
-        """Rehashes segments with too many marks of removed slots, which lengthen every search;
-        returns whether each segment then has room for its ``ids``."""
+        """Rehashes segments with too many marks of removed slots, since these make searches longer.
+        Returns whether each segment then has room for its part of ``ids``."""
         new = self._per_segment(ids)
         for segment in np.flatnonzero(self._taken + new > self._limits).tolist():
             start = segment * self._segment
@@ -234,14 +245,14 @@ class HashIndex:
         return bool((self._taken + new <= self._limits).all())
 
     def _lay_out(self, size: int, segment: int, keys: Ids) -> None:
-        """Rehashes all, into ``size`` buckets, a power of two."""
+        """Rehashes all ids into ``size`` buckets, a power of two."""
         self._buckets.reserve(size)
         slots = self._emptied(0, self._size)
         self._clear(size, segment)
         self._put_back(slots, keys)
 
     def _emptied(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Empties these buckets and returns their slots."""
+        """Empties the buckets from ``start`` to ``stop`` and returns their slots."""
         buckets = self._buckets.rows()[start:stop]
         slots: npt.NDArray[np.int32] = buckets[buckets > _EMPTY]
         slots -= 1

@@ -1,4 +1,4 @@
-"""The initial values of rows: a function of (seed, table, id, column) alone."""
+"""Computes the initial values of rows. They depend on seed, table, id and column alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import Hashes, Ids, TableSpec, mix
 
 _BLOCK = 1 << 13
-"""Pairs of elements made at a time, so that intermediate arrays stay in the cache."""
+"""Number of pairs of elements computed at a time, so that intermediate arrays stay in the cache."""
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _2_32 = float(2**32)
 
-# Giles 2010, "Approximating the erfinv function", table 5: the single-precision polynomials, each
-# times the square root of 2, highest power first; here computed in double precision.
+# The single-precision polynomials of Giles 2010, "Approximating the erfinv function", table 5,
+# times the square root of 2, highest power first; evaluated in double precision here.
 _ROOT_2 = float(np.sqrt(2.0))
 _MIDDLE = tuple(
     _ROOT_2 * c
@@ -57,9 +57,10 @@ _Fill = Callable[[npt.NDArray[np.uint32], npt.NDArray[np.float32]], None]
 class InitialRows:
     """The values of one table's rows before their first update.
 
-    All random bits come from :func:`psrpc.core.tables.mix` of a key (of seed and name), the id and
-    the number of a pair of columns. Only operations that IEEE 754 rounds correctly follow, so the
-    bits are the same in any order and batch, on any shard and machine. Not thread-safe."""
+    All random bits come from :func:`psrpc.core.tables.mix` of a key (made of seed and table name),
+    the id, and the number of a pair of columns. All further operations are ones that IEEE 754
+    rounds correctly. So the values are the same bit by bit in any order and batch, on any shard and
+    machine. Not thread-safe."""
 
     def __init__(self, spec: TableSpec) -> None:
         name, config = spec.initializer["class_name"], spec.initializer["config"]
@@ -94,7 +95,7 @@ class InitialRows:
             self._fill(self._bits(block), into[start : start + self._rows])
 
     def fill_to(self, ids: Ids, at: npt.NDArray[np.int64], into: npt.NDArray[np.float32]) -> None:
-        """Writes the initial rows of ``ids`` to ``into[at]``, which are distinct."""
+        """Writes the initial rows of ``ids`` to ``into[at]``; ``at`` are distinct."""
         if self._constant is not None:
             into[at] = self._constant
             return
@@ -113,7 +114,8 @@ class InitialRows:
 
 
 def _uniform(low: float, high: float) -> _Fill:
-    # 24 bits: each is a float32 exactly. Rounded, the product may reach `high` itself.
+    # Uses 24 bits, because float32 represents those exactly. Rounding may make the product `high`
+    # itself.
     first, scale = np.float32(low), np.float32((high - low) / 2**24)
 
     def fill(bits: npt.NDArray[np.uint32], into: npt.NDArray[np.float32]) -> None:
@@ -135,13 +137,13 @@ def _normal(mean: float, stddev: float) -> _Fill:
 
 
 def _standard_normal(bits: npt.NDArray[np.uint32]) -> _Uniform:
-    """Computes √2 erfinv(2u − 1) with u = (bits + ½) / 2³², so within ±6.4."""
+    """Computes √2 erfinv(2u − 1) with u = (bits + ½) / 2³². The results lie within ±6.4."""
     u = bits.astype(np.float64)
     u += 0.5
     u /= _2_32
     x = 2.0 * u
     x -= 1.0
-    # (1 − x)(1 + x), without the cancellation.
+    # u becomes (1 − x)(1 + x), computed without cancellation.
     u *= 4.0 * (1.0 - u)
     w = _log(u)
     np.negative(w, out=w)
@@ -166,8 +168,9 @@ _LOG_2 = 0.6931471805599453
 
 
 def _log(x: _Uniform) -> _Uniform:
-    """Computes the natural logarithm to about 1e-15, with correctly rounded operations alone: the
-    built-in one may differ between machines in the last bit. ln m = 2 artanh((m − 1) / (m + 1))."""
+    """Computes the natural logarithm to about 1e-15, by ln m = 2 artanh((m − 1) / (m + 1)). Uses
+    only correctly rounded operations, because ``np.log`` may differ between machines in the last
+    bit."""
     mantissa, exponent = np.frexp(x)
     small = mantissa < 0.7071067811865476
     mantissa[small] *= 2.0

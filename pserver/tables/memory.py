@@ -13,20 +13,23 @@ NDArray = npt.NDArray[Any]
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 2 << 20
 _HUGE_FROM = 8 * _HUGE_PAGE
-"""Bytes from which a column asks for huge pages: the last one then wastes at most an eighth."""
+"""Size from which a column asks for huge pages. The last huge page then wastes at most an eighth of
+the memory."""
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Without MAP_NORESERVE untouched pages would count as memory; columns have more room than rows."""
+"""MAP_NORESERVE, because columns have room for more rows than they contain, and without it the
+kernel would count untouched pages as used memory."""
 
 
 class Column:
-    """One row per slot, all zeros at first, ``[capacity]`` or ``[capacity, width]``.
+    """An array with one row per slot, ``[capacity]`` or ``[capacity, width]``, initially zeros. Not
+    thread-safe.
 
-    The kernel moves the pages (mremap), so growing copies nothing, and untouched pages take no
-    memory. Rows begin on a 64-byte boundary where their size allows it.
+    To grow, it lets the kernel move the pages (mremap), which copies nothing; untouched pages take
+    no memory. Rows begin on a 64-byte boundary if their size is a multiple of that.
 
-    Not thread-safe. Use a view from :meth:`rows` within one call only: while a view lives, growing
-    copies, and the view keeps showing the old memory.
+    Do not keep a view from :meth:`rows` longer than one call: while a view exists, growing has to
+    copy, and the view then still shows the old memory.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
@@ -35,13 +38,13 @@ class Column:
         self.row_nbytes = self._dtype.itemsize * (width or 1)
         """Bytes of one row."""
         self.capacity = 0
-        """Rows that fit."""
+        """Number of rows that fit."""
         self._memory = self._mapped(_PAGE)
 
     @property
     def page_rows(self) -> int:
-        """Upper bound of the rows that one write makes resident; fewer if the kernel has no huge
-        page to give."""
+        """Maximum number of rows that become resident when one row is written. It is less if the
+        kernel has no free huge page."""
         page = _HUGE_PAGE if len(self._memory) >= _HUGE_FROM else _PAGE
         return page // self.row_nbytes
 
@@ -65,7 +68,8 @@ class Column:
         try:
             self._memory.resize(nbytes)
         except (BufferError, SystemError):
-            # A view is alive, perhaps in a traceback; or the system cannot remap.
+            # A view still exists, perhaps in a traceback, or the system cannot remap. Copies
+            # instead.
             old = self._memory
             self._memory = self._mapped(nbytes)
             np.frombuffer(self._memory, np.uint8, len(old))[:] = np.frombuffer(old, np.uint8)
@@ -79,7 +83,8 @@ class Column:
 
     def _advise(self, memory: mmap.mmap) -> None:
         if len(memory) >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-            # Random accesses miss the TLB far less often; a refusal costs nothing.
+            # With huge pages, random accesses miss the TLB far less often. The kernel may ignore
+            # the advice.
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 

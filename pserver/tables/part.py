@@ -23,9 +23,10 @@ class TablePart:
     Attributes:
         ids: int64 ``[n]``, distinct, in any order.
         values: float32 ``[n, width]``.
-        slots: optimizer slot -> float32 ``[n, width]``, or ``[n, 1]`` for one element a row.
-        counts: uint32 ``[n]``, applied pushes that named the row's id, including those before its
-            admission.
+        slots: optimizer slot -> float32 ``[n, width]``, or ``[n, 1]`` if it has one element per
+            row.
+        counts: uint32 ``[n]``, the number of applied pushes that named the row's id, including
+            those before its admission.
         touched: uint32 ``[n]``, the version that touched the row last.
     """
 
@@ -44,7 +45,7 @@ class Counted(NamedTuple):
 
     Attributes:
         ids: int64 ``[n]``, distinct, in any order.
-        counts: uint32 ``[n]``, applied pushes that named the id.
+        counts: uint32 ``[n]``, the number of applied pushes that named the id.
         touched: uint32 ``[n]``, the version that named the id last.
     """
 
@@ -56,11 +57,11 @@ class Counted(NamedTuple):
 def check_part(
     table: str, part: TablePart, widths: Mapping[str, int], vocabulary: int | None
 ) -> None:
-    """Checks that the ids of ``part`` are below ``vocabulary``, if it is not None, and that its
-    ``values`` and optimizer slots are float32 of these ``widths``.
+    """Checks that the ids of ``part`` are from 0 to below ``vocabulary``, if that is not None, and
+    that its ``values`` and optimizer slots are float32 of the given ``widths``.
 
     Raises:
-        CheckpointError: names the table, the expected and the actual values.
+        CheckpointError: they are not; names the table, the expected and the actual values.
     """
     n, ids = len(part.ids), part.ids
     if vocabulary is not None and n and not (ids.min() >= 0 and ids.max() < vocabulary):
@@ -80,7 +81,7 @@ def check_part(
 
 
 _BLOCK = 1 << 17
-"""Elements checked at a time, so that intermediate arrays stay in the cache."""
+"""Number of elements checked at a time, so that intermediate arrays stay in the cache."""
 
 
 def check_ids(spec: TableSpec, shard: int, shards: int, ids: Ids) -> None:

@@ -15,21 +15,22 @@ from pserver.tables.part import Counts, TablePart
 from psrpc.core.tables import Ids
 
 MAX_VOCABULARY = 1 << 24
-"""Larger vocabularies use the hash index: a direct one takes 4 bytes for each id of the vocabulary,
-with or without a row, 64 MiB at most."""
+"""Maximum vocabulary for which a table uses a direct index. A direct index takes 4 bytes per id of
+the vocabulary, even for ids without a row, so at most 64 MiB. Tables with larger vocabularies use
+the hash index."""
 
 NEWEST = 2**32 - 2
 """The highest version and count stored; higher ones are clamped to it."""
 
 
 class IdStore:
-    """Ids by slot number, and the slot of each id. Not thread-safe.
+    """Stores ids by slot number and finds the slot of each id. Not thread-safe.
 
     Attributes:
         ids: int64.
-        counts: uint32, applied pushes that named the id.
-        touched: uint32, the version that named it last plus one; 0 in a slot without an id.
-        used: slots ever given out; those from here on have no id.
+        counts: uint32, the number of applied pushes that named the id.
+        touched: uint32, the version that named the id last, plus one; 0 in a slot without an id.
+        used: number of slots ever given out; later slots have no id.
         index: id -> slot.
     """
 
@@ -52,7 +53,7 @@ class IdStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the given-out slots and of the index."""
+        """Bytes of the slots that were given out and of the index."""
         return self.used * self.row_nbytes + self.index.nbytes + self._free.nbytes
 
     def find(self, ids: Ids) -> Slots:
@@ -60,18 +61,19 @@ class IdStore:
         return self.index.find(ids, self.ids.rows())
 
     def reserve(self, ids: Ids) -> None:
-        """Makes room for ``ids``, distinct and absent, so that adding them needs no more address
-        space.
+        """Makes room for ``ids``, which are distinct and absent, so that adding them needs no more
+        address space.
 
         Raises:
-            OSError: the kernel grants none; the store is unchanged.
+            OSError: the kernel grants no more address space; the store is unchanged.
         """
         for column in self.columns:
             column.reserve(self.used + len(ids))
         self.index.reserve(ids, self.ids.rows())
 
     def take(self, rows: int) -> Slots:
-        """Gives out ``rows`` slots, which :meth:`reserve` made; slots of removed ids first."""
+        """Gives out ``rows`` slots, beginning with those of removed ids. Call :meth:`reserve`
+        before."""
         old = self._free[:0]
         if len(self._free):
             old, self._free = np.split(self._free, [min(rows, len(self._free))])
@@ -81,8 +83,8 @@ class IdStore:
         return np.concatenate([old, new]) if len(old) else new
 
     def add(self, ids: Ids, counts: Counts, version: int, at: Slots | None = None) -> Slots:
-        """Adds ``ids``, distinct and absent, to the slots ``at`` from :meth:`take`, or to new ones;
-        returns their slots."""
+        """Adds ``ids``, which are distinct and absent, to the slots ``at`` from :meth:`take`, or to
+        new slots if that is None. Returns their slots."""
         if at is None:
             at = self.take(len(ids))
         self.ids.rows()[at] = ids
@@ -103,7 +105,7 @@ class IdStore:
         self._free = np.concatenate([self._free, at])
 
     def touch(self, at: Slots, version: int) -> None:
-        """Counts one more push, of ``version``, that names the ids in the slots ``at``."""
+        """Counts one more push, which makes ``version``, for the ids in the slots ``at``."""
         counts = self.counts.rows()
         named: Counts = counts.take(at)
         named += named < NEWEST
@@ -117,8 +119,9 @@ def stored(version: int) -> np.uint32:
 
 
 class DirectIndex:
-    """A :class:`pserver.tables.hash_index.HashIndex` for ids from 0 to ``vocabulary - 1``; many
-    times as fast, since it looks up ascending ids in memory order. Not thread-safe."""
+    """Maps ids from 0 to ``vocabulary - 1`` to slots; same interface as
+    :class:`pserver.tables.hash_index.HashIndex`. Many times as fast as that, since it accesses
+    memory in order for ascending ids. Not thread-safe."""
 
     def __init__(self, vocabulary: int) -> None:
         self._rows = 0
@@ -134,8 +137,8 @@ class DirectIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages ever written, the most that the index occupies. Pages stay when their
-        ids are removed."""
+        """Bytes of the pages ever written, an upper bound of the memory that the index occupies.
+        Pages stay when their ids are removed."""
         pages = int(np.count_nonzero(self._touched))
         return pages * self._page_ids * self._places.row_nbytes
 
@@ -164,10 +167,11 @@ class DirectIndex:
 
 
 MAX_NBYTES = 32 << 20
-"""The most bytes of evicted rows that a shard keeps of one table."""
+"""Maximum bytes of evicted rows that a shard keeps for one table."""
 
 _PIECES = 8
-"""A full store of evicted rows has at least this many pieces; it drops whole pieces."""
+"""Minimum number of pieces in a full store of evicted rows, which drops whole pieces to make
+room."""
 
 
 class RowStore(IdStore):
@@ -181,7 +185,7 @@ class RowStore(IdStore):
     def __init__(
         self, width: int, slot_widths: Mapping[str, int], vocabulary: int | None = None
     ) -> None:
-        """``vocabulary``: upper bound of ids, exclusive, or None."""
+        """``vocabulary`` is the upper bound of ids, exclusive; None if ids may be any int64."""
         super().__init__()
         if vocabulary is not None and vocabulary <= MAX_VOCABULARY:
             self.index = DirectIndex(vocabulary)
@@ -190,8 +194,9 @@ class RowStore(IdStore):
         self.columns = (*self.columns, self.values, *self.slots.values())
 
     def copy(self, at: Slots, into: RowStore) -> Slots:
-        """Appends the rows ``at`` to ``into``, which has room and never lost a row; returns their
-        slots there. Does not change the index."""
+        """Appends the rows in the slots ``at`` to ``into``, from which no row was ever removed and
+        which has room for them. Returns their slots there. Does not change the index of
+        ``into``."""
         to = into.take(len(at))
         if len(at):
             run = slice(int(to[0]), int(to[-1]) + 1)
@@ -228,11 +233,11 @@ class RowStore(IdStore):
 
 
 class Evicted:
-    """The latest evicted rows, up to :data:`MAX_NBYTES`, by the version that evicted them.
+    """Keeps the latest evicted rows, up to :data:`MAX_NBYTES`, with the version that evicted them.
 
     Attributes:
-        dropped: rows dropped before a checkpoint had them.
-        nbytes: of the kept rows.
+        dropped: number of rows dropped before a checkpoint contained them.
+        nbytes: bytes of the kept rows.
     """
 
     def __init__(self) -> None:
@@ -241,8 +246,8 @@ class Evicted:
         self._parts: deque[tuple[int, int, TablePart]] = deque()  # version, bytes, rows
 
     def add(self, version: int, store: RowStore, at: Slots) -> None:
-        """Copies the rows of ``store`` in the slots ``at``, before ``version`` evicts them, and
-        drops the oldest rows beyond :data:`MAX_NBYTES`."""
+        """Copies the rows of ``store`` in the slots ``at``, before ``version`` evicts them. Drops
+        the oldest rows if there are more than :data:`MAX_NBYTES`."""
         most = MAX_NBYTES // store.row_nbytes
         surplus = max(0, len(at) - most)
         self.dropped += surplus
@@ -276,8 +281,8 @@ class Evicted:
 
 
 def newest(parts: Iterable[TablePart], empty: TablePart) -> TablePart:
-    """Merges ``parts``, given oldest first, by ascending id; the last row of an id wins. ``empty``
-    has no rows and defines the columns."""
+    """Merges ``parts``, given oldest first, by ascending id. If an id occurs several times, its
+    last row is kept. ``empty`` has no rows and defines the columns."""
     parts = [empty, *parts]
     ids = np.concatenate([part.ids for part in parts])
     ids, last = np.unique(ids[::-1], return_index=True)

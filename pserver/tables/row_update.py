@@ -1,4 +1,4 @@
-"""The optimizer step on touched rows of a table."""
+"""Takes optimizer steps on touched rows of a table."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from psrpc.ops.lanes import BLOCK, in_lanes
 
 
 class Scratch:
-    """Temporary arrays of an update, shared by all tables of a shard, which are updated one after
-    the other. They grow to the needs of the largest update."""
+    """Temporary arrays of an update. All tables of a shard share them, since tables are updated one
+    after the other. They grow to the size that the largest update needs."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Floats] = {}
 
     def rows(self, lane: int, number: int, n: int, width: int) -> Floats:
-        """Returns array ``number`` of ``lane``, ``[n, width]``, uninitialised. Lanes may call at
-        the same time."""
+        """Returns array ``number`` of ``lane``, ``[n, width]``, uninitialized. Lanes (threads of
+        one update) may call this at the same time."""
         array = self._arrays.get((lane, number))
         if array is None or array.size < n * width:
             array = self._arrays[lane, number] = aligned_empty(n * width, "float32")
@@ -34,10 +34,10 @@ class Scratch:
 
 
 class RowUpdate:
-    """The optimizer of a table, as on arenas, applied to touched rows only. Not thread-safe.
+    """Applies a table's optimizer to the touched rows only. Not thread-safe.
 
-    Each row's update is the same sequence of operations, independent of its place and of the other
-    rows in the update.
+    Each row is updated by the same sequence of operations as elements of an arena, independent of
+    its place and of the other rows in the update.
 
     Attributes:
         slots: optimizer slot -> initial value.
@@ -69,8 +69,8 @@ class RowUpdate:
         rate_scale: float,
         iterations: int,
     ) -> None:
-        """Updates the rows in the slots ``at``, distinct, ``[m]``, with ``gradients[picked]``, or
-        all of ``gradients``, ``[m, width]``."""
+        """Updates the rows in the slots ``at``, distinct, ``[m]``, with ``gradients[picked]``,
+        ``[m, width]``; with all of ``gradients`` if ``picked`` is None."""
         rate = np.float32(float(self._rate(iterations)) * rate_scale)
         factors = self._rule.factors(rate, iterations, "float32")
         values = store.values.rows()
@@ -78,7 +78,7 @@ class RowUpdate:
         step = max(1, BLOCK // self._width)
 
         def update(lane: int, part: slice) -> None:
-            # As on arenas: the loss shows that a run diverges, warnings are not needed.
+            # No warnings: a diverging run overflows here, and its loss already shows that.
             with np.errstate(all="ignore"):
                 for start in range(part.start, part.stop, step):
                     block = slice(start, min(start + step, part.stop))

@@ -34,7 +34,7 @@ _COMMON = {"name", "learning_rate", "clipvalue", "ema_momentum", "ema_overwrite_
 
 
 class RowwiseAdagrad:
-    """Adagrad with one accumulator per row, which sums the means of squared gradients::
+    """Adagrad with one accumulator s per row, which sums the mean squared gradients of the row::
 
         s ← s + mean(g²);   w ← w − learning_rate · g / (√s + ε)
 
@@ -61,8 +61,8 @@ class RowwiseAdagrad:
         factors: Any,
         scratch: tuple[NDArray, NDArray],
     ) -> None:
-        """As :class:`pserver.updates.rules.UpdateRule`, of ``[n, width]``; the slot is ``[n,
-        1]``."""
+        """See :class:`pserver.updates.rules.UpdateRule`; arrays are ``[n, width]``, the slot is
+        ``[n, 1]``."""
         rate, epsilon = factors
         step, square = scratch
         (accumulator,) = slots
@@ -117,7 +117,7 @@ class Ftrl:
         factors: Any,
         scratch: tuple[NDArray, NDArray],
     ) -> None:
-        """As :class:`pserver.updates.rules.UpdateRule`."""
+        """See :class:`pserver.updates.rules.UpdateRule`."""
         rate, l2 = factors
         real = type(rate)
         step, root = scratch

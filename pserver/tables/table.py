@@ -37,10 +37,10 @@ class Table:
     All methods take ids as int64 ``[n]``, distinct, and values as float32 ``[n, width]``.
 
     Attributes:
-        admission: of ids; has the candidates.
+        admission: decides which ids get rows; has the candidates.
         created: rows created by pushes.
         evicted: rows removed to make room.
-        version: the last one that touched a row or a candidate.
+        version: the last version that touched a row or a candidate.
 
     Raises:
         InvalidJob: the optimizer or the initializer is invalid.
@@ -49,7 +49,8 @@ class Table:
     def __init__(
         self, spec: TableSpec, shard: int, shards: int, scratch: Scratch | None = None
     ) -> None:
-        """``scratch`` is shared by all tables of the shard; None makes an own one."""
+        """``scratch`` is shared by all tables of the shard. If it is None, the table makes its
+        own."""
         self.spec = spec
         self.created = 0
         self.evicted = 0
@@ -72,7 +73,7 @@ class Table:
         return own + kept + sum(frozen.nbytes for frozen in self._frozen)
 
     def forget(self) -> None:
-        """Drops all rows, candidates and evicted rows. Frozen tables keep theirs."""
+        """Drops all rows, candidates and evicted rows. Frozen tables keep their own."""
         self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
         self.admission.forget()
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self.admission.limit)))
@@ -85,8 +86,8 @@ class Table:
         return self._store.find(ids) >= 0
 
     def read(self, ids: Ids, into: Floats) -> None:
-        """Writes the rows of ``ids`` to ``into``, initial values for absent ones. Creates no
-        row."""
+        """Writes the rows of ``ids`` to ``into``, and initial values for ids without a row. Creates
+        no row."""
         at = self._store.find(ids)
         values = self._store.values.rows()
 
@@ -101,25 +102,27 @@ class Table:
         """Checks the ids of a request.
 
         Raises:
-            InvalidArgument: they do not ascend strictly, or one belongs to another shard or is
-                outside the vocabulary; names the table and the id.
+            InvalidArgument: the ids do not ascend strictly, or an id belongs to another shard or is
+                outside the vocabulary. Names the table and the id.
         """
         check_ids(self.spec, self._shard, self._shards, ids)
 
     def check(self, rows: Rows) -> None:
-        """Checks what :meth:`apply` needs: ids as :meth:`check_ids`, finite gradients, and room.
+        """Checks that :meth:`apply` can apply ``rows``: valid ids (see :meth:`check_ids`), finite
+        gradients, and enough room.
 
         Raises:
             InvalidArgument: names the table, the id and the expected value.
-            TableFull: the table is full and does not evict, or ``rows`` exceed its maximum; says
-                what to change.
+            TableFull: the table is full and does not evict, or ``rows`` exceed its maximum. The
+                message says what to change.
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
         self.admission.check(rows.ids, self._store)
 
     def prepare(self, ids: Ids) -> Slots:
-        """Makes room for an update of ``ids``, which must be the next change of the table.
+        """Makes room for an update of ``ids``. The table must not change between this and that
+        update.
 
         Returns:
             The slots of the rows, −1 for missing ones; an argument of :meth:`apply`.
@@ -141,14 +144,14 @@ class Table:
         version: int,
         at: Slots | None = None,
     ) -> None:
-        """Updates the table with gradients that passed :meth:`check`; makes ``version``.
+        """Updates the table to ``version`` with gradients that passed :meth:`check`.
 
         Creates missing rows whose ids have reached ``min_count``. ``iterations`` is the number of
-        updates before this one, for schedules and Adam. ``at`` is the result of :meth:`prepare`,
-        if the caller called it; this method changes it.
+        updates before this one, for schedules and Adam. ``at`` is the result of :meth:`prepare`, if
+        the caller has called that; this method changes the array.
 
         Raises:
-            ResourceExhausted: as :meth:`prepare`; never after it.
+            ResourceExhausted: as in :meth:`prepare`; cannot happen if ``at`` is given.
         """
         store, ids = self._store, rows.ids
         if at is None:
@@ -173,7 +176,7 @@ class Table:
     def insert(self, part: TablePart) -> None:
         """Inserts rows of a checkpoint; they replace rows of the same ids.
 
-        Evicts nothing: a shard may exceed its part of ``max_rows`` until the next update evicts.
+        Evicts nothing, so a shard may exceed its part of ``max_rows`` until the next update evicts.
 
         Raises:
             CheckpointError: the rows have another width, optimizer or vocabulary; the table is
@@ -194,8 +197,8 @@ class Table:
         self.version = max(self.version, int(part.touched.max(initial=0)))
 
     def remove(self, ids: Ids) -> None:
-        """Removes the rows of ``ids``, where they exist, as a checkpoint's part orders;
-        :meth:`FrozenTable.removed_since` does not list them."""
+        """Removes the rows of ``ids``, if they exist, while a checkpoint is loaded.
+        :meth:`FrozenTable.removed_since` does not list these."""
         at = self._store.find(ids)
         self._remove(at[at >= 0])
 
@@ -206,12 +209,12 @@ class Table:
             ResourceExhausted: no memory; the table is unchanged.
         """
         self.admission.load(counted)
-        # The next version has to be newer than theirs, too.
+        # The next version has to be newer than those of the candidates, too.
         self.version = max(self.version, int(counted.touched.max(initial=0)))
 
     def freeze(self) -> FrozenTable:
-        """Returns a view of the present table, which the caller has to close. Cheap, except for the
-        copy of candidates, see :meth:`pserver.tables.candidates.Candidates.freeze`."""
+        """Returns a view of the present table; the caller has to close it. Cheap, except for the
+        copy of the candidates, see :meth:`pserver.tables.candidates.Candidates.freeze`."""
         frozen = FrozenTable(
             self._store,
             self._initial,
@@ -226,18 +229,18 @@ class Table:
         return frozen
 
     def let_go_evicted(self, version: int) -> None:
-        """Drops the rows that ``version`` and earlier ones evicted: a committed checkpoint has
-        them."""
+        """Drops the kept rows that were evicted by ``version`` or earlier ones, because a committed
+        checkpoint contains them."""
         self._evicted.let_go(version)
 
     @property
     def evicted_dropped(self) -> int:
-        """Evicted rows dropped before a checkpoint had them, because more than
+        """Number of evicted rows dropped before a checkpoint contained them, because more than
         :data:`pserver.tables.row_store.MAX_NBYTES` were evicted between two checkpoints."""
         return self._evicted.dropped
 
     def _let_go(self, frozen: FrozenTable, version: int) -> None:
-        # A table frozen before `forget` is not in the list; its versions mean other rows.
+        # A view from before `forget` is no longer in the list; its versions refer to other rows.
         if any(other is frozen for other in self._frozen):
             self.let_go_evicted(version)
 
@@ -271,11 +274,12 @@ class Table:
         return at
 
     def _make_room(self, new: int, known: Slots, version: int) -> None:
-        """Evicts rows to make room for ``new`` ones; spares the slots ``known``."""
+        """Evicts rows to make room for ``new`` ones; does not evict the slots ``known``."""
         over = len(self) + new - self.admission.limit
         if over <= 0 or self.spec.eviction is None:
             return
-        # A sixteenth at a time: the search for few takes as long as for many.
+        # Evicts a sixteenth of the rows at a time, because selecting a few takes as long as
+        # selecting many.
         rows = min(max(over, self.admission.limit // 16), len(self) - len(known))
         at = victims(self._store, self.spec.eviction, rows, known)
         if self.spec.keep_evicted:

@@ -20,9 +20,10 @@ Wanted = Sequence[tuple[int, Ids]]
 
 @dataclass(frozen=True)
 class TableFigures:
-    """Figures of one shard's part of a table, see :class:`pserver.tables.table.Table`. ``created``,
-    ``evicted`` and ``evicted_dropped`` count rows since the shard started, ``candidates_dropped``
-    ids."""
+    """Figures of one shard's part of a table, see :class:`pserver.tables.table.Table`.
+
+    Since the shard started, ``created``, ``evicted`` and ``evicted_dropped`` count rows, and
+    ``candidates_dropped`` counts ids."""
 
     name: str
     rows: int
@@ -41,7 +42,7 @@ class FrozenTables:
         self.tables = tables
 
     def read(self, wanted: Wanted, into: Sequence[Floats]) -> None:
-        """Reads as :meth:`Tables.read`, from the tables of that moment."""
+        """Does :meth:`Tables.read` on the tables of that moment."""
         for (table, ids), rows in zip(wanted, into, strict=True):
             self.tables[table].read(ids, rows)
 
@@ -52,7 +53,7 @@ class FrozenTables:
 
 
 class TablesUpdate:
-    """An update for which all its tables have room; it must be their next change."""
+    """An update for which all its tables have room. It must be their next change."""
 
     def __init__(self, parts: Sequence[tuple[Table, Rows, Slots]]) -> None:
         self.parts = parts
@@ -64,12 +65,11 @@ class TablesUpdate:
 
 
 class Tables:
-    """The tables of ``shard`` of ``plan``, by their number in it; there may be none.
-
-    Not thread-safe: the caller holds the shard's lock.
+    """The tables of ``plan`` on one shard, by their number in the plan; there may be none. Not
+    thread-safe: the caller holds the shard's lock.
 
     Attributes:
-        specs: of the plan.
+        specs: the plan's table specs.
         tables: one for each spec.
 
     Raises:
@@ -94,7 +94,8 @@ class Tables:
             self[table].read(ids, rows)
 
     def check_ids(self, wanted: Wanted) -> None:
-        """Raises InvalidArgument for unknown or repeated tables, or as :meth:`Table.check_ids`."""
+        """Checks the tables and ids of a request. Raises InvalidArgument for an unknown or repeated
+        table, and for wrong ids as :meth:`Table.check_ids`."""
         named = [table for table, _ in wanted]
         for table, ids in wanted:
             self[table].check_ids(ids)
@@ -102,7 +103,7 @@ class Tables:
                 raise InvalidArgument(f"table {self.specs[table].name!r} is named more than once")
 
     def check(self, rows: Mapping[int, Rows]) -> None:
-        """Checks the arguments of :meth:`apply`. Raises as :meth:`Table.check`."""
+        """Checks the arguments of :meth:`apply`. Raises the errors of :meth:`Table.check`."""
         for table, gradients in rows.items():
             self[table].check(gradients)
 
@@ -136,7 +137,7 @@ class Tables:
             table.forget()
 
     def freeze(self) -> FrozenTables:
-        """Returns a view of the present tables, which the caller has to close."""
+        """Returns a view of the present tables; the caller has to close it."""
         return FrozenTables(tuple(table.freeze() for table in self.tables))
 
     def figures(self) -> list[TableFigures]:
