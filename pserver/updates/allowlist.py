@@ -1,8 +1,8 @@
-"""The optimizers, schedules and constraints that a shard builds, and the placement they need.
+"""The optimizers, schedules and constraints that a shard builds, and the placement that they need.
 
 A serialized optimizer is the plain JSON of ``keras.optimizers.serialize``: ``{"module",
-"class_name", "config", "registered_name"}``, and optionally ``excluded_from_weight_decay``, a list
-of variable names (see :func:`weight_decay_exclusions`), because the Keras config omits the
+"class_name", "config", "registered_name"}``. It may also have ``excluded_from_weight_decay``, a
+list of variable names (see :func:`weight_decay_exclusions`), because the Keras config omits the
 arguments of ``exclude_from_weight_decay``.
 
 Coordinator, workers and shards use this module; it does not import Keras.
@@ -37,7 +37,7 @@ ELEMENTWISE = frozenset(
 """Optimizers whose update of an element depends on that element alone."""
 
 WHOLE = frozenset({"Adafactor", "Lamb", "Muon"})
-"""Optimizers that need a whole variable: its norm, its rows and columns."""
+"""Optimizers that need whole variables, for example for norms or for rows and columns."""
 
 OPTIMIZERS = ELEMENTWISE | WHOLE
 
@@ -55,7 +55,7 @@ SCHEDULES = frozenset(
 CONSTRAINTS = frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"})
 
 INITIALIZERS = frozenset({"Constant", "Ones", "RandomNormal", "RandomUniform", "Zeros"})
-"""Initializers of table rows: those that compute a row from its id alone."""
+"""Allowed initializers of table rows; each can compute a row from its id alone."""
 
 EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
@@ -98,7 +98,7 @@ def check_arguments(name: str, config: Mapping[str, Any]) -> None:
 
 
 def check_schedule(serialized: Mapping[str, Any]) -> None:
-    """Checks that a schedule, of ``keras.optimizers.schedules.serialize``, is on the allow-list.
+    """Checks that a schedule from ``keras.optimizers.schedules.serialize`` is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -108,7 +108,7 @@ def check_schedule(serialized: Mapping[str, Any]) -> None:
 
 
 def check_initializer(serialized: Mapping[str, Any]) -> None:
-    """Checks that an initializer, of ``keras.initializers.serialize``, is on the allow-list.
+    """Checks that an initializer from ``keras.initializers.serialize`` is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -117,7 +117,7 @@ def check_initializer(serialized: Mapping[str, Any]) -> None:
 
 
 def check_constraint(serialized: Mapping[str, Any]) -> None:
-    """Checks that a constraint, of ``keras.constraints.serialize``, is on the allow-list.
+    """Checks that a constraint from ``keras.constraints.serialize`` is on the allow-list.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
@@ -162,10 +162,10 @@ def needs_single_shard(optimizer: Mapping[str, Any]) -> str | None:
 def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, Any]:
     """Returns a copy of ``optimizer`` with the learning rate ``value``.
 
-    A schedule keeps its shape and gets a new height: ``initial_learning_rate`` becomes ``value``
-    (``end_learning_rate``, an absolute floor, stays). With a warm-up ``warmup_target`` becomes
-    ``value`` and the start keeps its ratio to it. A ``PiecewiseConstantDecay`` scales all its
-    values so that the first is ``value``.
+    A schedule keeps its shape and starts from ``value``: its ``initial_learning_rate`` becomes
+    ``value`` (``end_learning_rate``, an absolute floor, stays). With a warm-up, ``warmup_target``
+    becomes ``value`` instead, and ``initial_learning_rate`` keeps its ratio to that. The values of
+    a ``PiecewiseConstantDecay`` are all scaled so that the first is ``value``.
 
     Raises:
         InvalidJob: ``value`` is not a finite number of at least 0, or a schedule starts at 0 and
@@ -201,9 +201,9 @@ def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, 
 def weight_decay_exclusions(optimizer: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
     """Returns the names of the ``variables`` that a Keras ``optimizer`` does not decay.
 
-    The job's description stores a non-empty result under :data:`EXCLUDED`. Takes live Keras
-    objects, since ``exclude_from_weight_decay`` matches the optimizer's own view of a variable: the
-    Keras variable in Muon, the ``tf.Variable`` inside it elsewhere.
+    The job's description stores a non-empty result under :data:`EXCLUDED`. Needs live Keras
+    objects, since ``exclude_from_weight_decay`` identifies a variable by the object that the
+    optimizer uses: the Keras variable in Muon, the ``tf.Variable`` inside it in all others.
     """
     if optimizer.weight_decay is None and type(optimizer).__name__ != "Muon":
         return []
@@ -232,7 +232,7 @@ def _check_arguments(
 def _check_class(
     serialized: Mapping[str, Any], what: str, module: str, allowed: frozenset[str]
 ) -> str:
-    """Returns the class name, after a check that it is an allowed class of Keras itself."""
+    """Checks that the class is an allowed one of Keras itself, and returns its name."""
     name = serialized.get("class_name")
     if not isinstance(name, str) or not isinstance(serialized.get("config"), Mapping):
         raise InvalidJob(f"{what} {dict(serialized)!r} is not one that Keras has serialized")
@@ -240,7 +240,7 @@ def _check_class(
         raise InvalidJob(f"{what} {name} is not supported: {_REFUSED[name]}")
     source = serialized.get("module", module)
     registered = serialized.get("registered_name")
-    # Keras writes None as the registered name of its own classes, package>name for a user's.
+    # As the registered name, Keras writes None for its own classes and package>name for a user's.
     foreign = source != module or registered not in (None, name)
     if foreign or name not in allowed:
         origin = f" from {registered or source!r}" if foreign else ""

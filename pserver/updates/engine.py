@@ -1,5 +1,5 @@
-"""The interface of update engines, the arenas they update, and their optimizer state as checkpoints
-store it."""
+"""The interface of update engines, the arenas that they update, and their optimizer state in the
+form that checkpoints store."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ NDArray = npt.NDArray[Any]
 EngineKind = Literal["keras", "numpy"]
 
 ITERATIONS = "iterations"
-"""The scalar of every optimizer: its steps so far, int64. Persisted name, load-bearing."""
+"""Name of the scalar that every optimizer has: its number of steps so far, int64. Persisted name,
+load-bearing."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The optimizer state of one shard. Names are Keras's, the same in both engines.
+    """The optimizer state of one shard. Both engines use the names of Keras.
 
     Attributes:
         elements: slot name -> trainable arena name -> ``[shard length]``, one value per parameter
-            element in the arena's dtype and layout, so a checkpoint cuts and joins a slot by
+            element, in the arena's dtype and layout. So a checkpoint can cut and join a slot by
             ``Plan.shard_slices`` like the parameters, into any number of shards. Omits arenas
-            without elements on this shard. Variables without the slot (Muon keeps no velocity for
-            matrices) have zeros.
-        variables: slot name -> variable name -> array of its own shape (Adafactor's rows and
-            columns). With whole-variable placement only; on the shard of its variable.
+            without elements on this shard. Variables that do not have the slot get zeros (Muon
+            keeps no velocity for matrices).
+        variables: slot name -> variable name -> array of a shape of its own (Adafactor's rows and
+            columns). Only with whole-variable placement, and only on the shard that has the
+            variable.
         scalars: name -> ``[]``, for example ``iterations``, int64. A shard without trainable
-            elements has ``iterations`` alone, so a restore into another number of shards takes
-            each scalar from any shard that has it.
+            elements has only ``iterations``; so a restore into another number of shards must take
+            each scalar from a shard that has it.
     """
 
     elements: Mapping[str, Mapping[str, NDArray]] = field(default_factory=dict)
@@ -44,24 +46,24 @@ class Slots:
 
     @property
     def iterations(self) -> int:
-        """Optimizer steps so far."""
+        """Number of optimizer steps so far."""
         return int(self.scalars[ITERATIONS])
 
 
 class UpdateEngine(Protocol):
-    """One shard's parameters, optimizer slots and their update.
+    """Owns one shard's parameters and optimizer slots, and updates them.
 
     Not thread-safe: the caller holds the lock. Mappings are arena name -> this shard's elements,
-    ``[shard length]`` in the arena's dtype, for trainable and state arenas; callers may omit
-    arenas of length 0.
+    ``[shard length]`` in the arena's dtype, for trainable and state arenas; callers may omit arenas
+    of length 0.
     """
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         """Takes over ``values`` (all arenas) and resets the optimizer.
 
-        Suitable arrays become the parameters themselves, so that a shard does not hold them twice:
-        the caller must not write or read them again. Read-only ones are copied. The keras engine
-        also compiles here, so that the first push does not wait for it.
+        Suitable arrays become the parameters themselves, so that a shard does not hold them twice;
+        the caller must not write or read them again. Read-only arrays are copied. The keras engine
+        also compiles its functions here, so that the first push does not wait for that.
 
         Raises:
             InvalidArgument: an arena is missing, unknown or has another length or dtype.
@@ -71,9 +73,10 @@ class UpdateEngine(Protocol):
         """Takes one optimizer step. Trainable arenas hold gradients; state arenas hold deltas to
         add, or new values if the plan marks the arena as replaced.
 
-        ``rate_scale`` multiplies the learning rate of this step, under any schedule, and the weight
-        decay where the optimizer scales that by the learning rate; the Keras engine rounds it to
-        float32. With 1 the bits are those of the optimizer alone.
+        ``rate_scale`` multiplies the learning rate of this step, whatever the schedule is. It also
+        multiplies the weight decay if the optimizer scales that by the learning rate. The Keras
+        engine rounds ``rate_scale`` to float32. With 1 the result has exactly the bits that the
+        optimizer alone computes.
 
         Every arena with elements must be present; an empty mapping changes nothing. Gradients of a
         float32 arena may also be bfloat16 (of ``ml_dtypes``) or float16; the engine widens them.
@@ -92,21 +95,23 @@ class UpdateEngine(Protocol):
         With ``bfloat16`` or ``float16`` the float32 trainable arenas are new arrays of that dtype,
         rounded by :func:`psrpc.core.encoding.round_to`; the others are plain.
 
-        Plain arrays of numpy, and of keras with cut placement, are views that make the next update
-        copy, so release them soon; keras with whole placement shares one array between all
-        snapshots of a state.
+        Plain arrays of the numpy engine, and of the keras engine with cut placement, are views.
+        While they exist the next update has to copy, so release them soon. With whole placement the
+        keras engine shares one array among all snapshots of a state.
 
         Raises:
             ValueError: ``int8`` and ``topk`` are for gradients only.
         """
 
     def slots(self) -> Slots:
-        """Returns the optimizer state of :meth:`snapshot`, as consistent and read-only."""
+        """Returns the present optimizer state, read-only; later updates do not change it."""
 
     def freeze(self) -> tuple[dict[str, NDArray], Slots]:
-        """Returns what :meth:`snapshot` and :meth:`slots` do, for a checkpoint, which holds it for
-        long. It needs no memory that was not touched before, once ``load`` is some time ago and
-        if the last such state has been released."""
+        """Returns the results of :meth:`snapshot` and :meth:`slots` for a checkpoint, which keeps
+        them for long.
+
+        Uses memory that was written before, which is faster than new memory, provided that ``load``
+        was some time ago and the previous result has been released."""
 
     def load_slots(self, slots: Slots) -> None:
         """Copies ``slots``, cut for this shard, into the engine; call it after :meth:`load`.
@@ -123,7 +128,7 @@ def frozen(array: NDArray) -> NDArray:
 
 
 def scalar(value: int | float, dtype: str) -> NDArray:
-    """Makes a read-only ``[]`` array, as :class:`Slots` holds scalars."""
+    """Makes a read-only ``[]`` array, the form of scalars in :class:`Slots`."""
     return frozen(np.asarray(value, dtype))
 
 
@@ -131,13 +136,13 @@ _FLOAT32_OR_HALF = tuple(wire_dtype(e, "float32") for e in ("plain", "bfloat16",
 
 
 class ShardArenas:
-    """The arenas of ``shard`` of ``plan``. Immutable.
+    """The arenas of ``plan`` on one shard, and checks of arrays for them. Immutable.
 
     Attributes:
-        lengths: arena name -> elements on this shard, 0 included.
+        lengths: arena name -> number of elements on this shard, including arenas with 0.
         dtypes: arena name -> dtype.
         trainable, state: names of the arenas of that role with at least one element.
-        replaced: those of ``state`` for which an update brings new values instead of deltas.
+        replaced: names of the state arenas for which an update brings new values instead of deltas.
         owned: ``trainable + state``.
         encodable: names of the arenas, empty ones included, that may be encoded on the wire.
     """
@@ -163,7 +168,8 @@ class ShardArenas:
         self._check(arrays, self._own)
 
     def check_gradients(self, arrays: Mapping[str, NDArray]) -> None:
-        """Checks as :meth:`check`, but encodable arenas may also be bfloat16 or float16."""
+        """Does the checks of :meth:`check`, but allows bfloat16 and float16 for encodable arenas,
+        too."""
         self._check(arrays, self._gradients)
 
     def _check(
@@ -186,7 +192,8 @@ class ShardArenas:
                 )
 
     def check_aligned(self, arrays: Mapping[str, NDArray]) -> None:
-        """Checks that TensorFlow may use the arrays; it aborts the process at an unaligned one.
+        """Checks that TensorFlow can use the arrays, since it aborts the process if an array is
+        unaligned.
 
         Raises:
             InvalidArgument: names the arena and what is wrong with the array.
@@ -202,7 +209,7 @@ class ShardArenas:
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")
 
     def wire_dtype(self, name: str, encoding: Encoding) -> np.dtype[Any]:
-        """Returns the dtype of an arena in a snapshot of ``encoding``."""
+        """Returns the dtype of arena ``name`` in a snapshot of ``encoding``."""
         return wire_dtype(encoding if name in self.encodable else "plain", self.dtypes[name])
 
     def ordered(self, owned: Mapping[str, NDArray], encoding: Encoding) -> dict[str, NDArray]:
@@ -215,7 +222,8 @@ class ShardArenas:
     def check_slots(self, given: Slots, own: Slots, what: str) -> None:
         """Checks that slots ``given`` have the names, shapes and dtypes of ``own``.
 
-        Ignores empty arrays, and all but ``iterations`` on a shard without trainable elements.
+        Ignores empty arrays. On a shard without trainable elements, ignores everything except
+        ``iterations``.
 
         Raises:
             CheckpointError: names ``what`` (the optimizer) and the difference.

@@ -14,9 +14,9 @@ from psrpc.ops.extras import check_tensorflow
 from psrpc.ops.process import may_choose_devices
 
 _SMALL_NBYTES = 4 << 20
-"""Up to this size one thread updates a shard as fast as several, which wait for each other, for
-half of the CPU time: 33 µs against 53 for 80 000 parameters, 118 against 172 for 230 000 with
-momentum."""
+"""Shards up to this size are updated by one thread. Several threads are not faster, since they wait
+for each other, and take twice the CPU time: one took 33 µs and several 53 µs for 80 000 parameters;
+118 µs and 172 µs for 230 000 with momentum."""
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
@@ -30,9 +30,10 @@ def make_engine(
 ) -> UpdateEngine:
     """Makes the engine ``kind`` for ``shard`` of ``plan``.
 
-    ``load`` compiles for plain and for ``wire``, the expected encoding of gradients and snapshots;
-    other encodings compile at their first use. ``optimizer`` is the serialized one of the job's
-    description, see :mod:`pserver.updates.allowlist`. Only kind ``keras`` imports TensorFlow.
+    ``wire`` is the expected encoding of gradients and snapshots. ``load`` compiles for plain and
+    for ``wire``; functions for other encodings are compiled at their first use. ``optimizer`` is
+    the serialized optimizer of the job's description, see :mod:`pserver.updates.allowlist`. Only
+    kind ``keras`` imports TensorFlow.
 
     Raises:
         InvalidJob: the optimizer is not on the allow-list, or this engine does not support it, or
@@ -45,10 +46,11 @@ def make_engine(
     check_tensorflow("the job's engine, keras,", "use engine numpy in the job")
     fresh = may_choose_devices()
     if "keras" not in sys.modules:
-        # Arenas live in TensorFlow; a user's KERAS_BACKEND may name another backend.
+        # The engine needs TensorFlow's variables, but a user's KERAS_BACKEND may name another
+        # backend.
         os.environ["KERAS_BACKEND"] = "tensorflow"
     if fresh:
-        # Shards update on the CPU. With a visible GPU TensorFlow would take its memory from the
+        # Shards update on the CPU. If TensorFlow saw a GPU, it would take GPU memory from the
         # workers, and start more slowly.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         # Otherwise TensorFlow logs a missing GPU driver as an error.

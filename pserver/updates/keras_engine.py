@@ -34,7 +34,7 @@ from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan
 
-# Errors of XLA when it cannot compile a function; running out of memory is not one of them.
+# XLA raises these if it cannot compile a function; if memory runs out it raises another error.
 _NOT_COMPILED = (
     tf.errors.InternalError,
     tf.errors.InvalidArgumentError,
@@ -48,10 +48,10 @@ _log = structlog.get_logger()
 class KerasEngine:
     """An :class:`pserver.updates.engine.UpdateEngine` around a Keras optimizer.
 
-    With cut placement every trainable arena is one flat Keras variable; with whole placement
-    every model variable is one, with its shape, path and constraint. State arenas are flat
-    variables. A compiled function takes the flat gradients, by DLPack and without a copy, and
-    updates everything; each combination of gradient dtypes has its own.
+    With cut placement every trainable arena is one flat Keras variable. With whole placement every
+    model variable is one Keras variable, with its shape, path and constraint. State arenas are flat
+    variables. One compiled function takes the flat gradients (by DLPack, without a copy) and
+    updates all variables; each combination of gradient dtypes has its own function.
 
     Raises:
         InvalidJob: the optimizer is not on the allow-list, Keras refuses its arguments, or its
@@ -90,7 +90,7 @@ class KerasEngine:
         self._wire = wire
         self._spares = Spares()
         self._steps: dict[tuple[bool, tuple[np.dtype[Any], ...]], FlatFunction] = {}
-        """(learning rate is scaled, gradient dtypes) -> step."""
+        """(whether the learning rate is scaled, gradient dtypes) -> compiled step."""
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         self._arenas.check(values)
@@ -135,9 +135,9 @@ class KerasEngine:
     def _compile(self, values: Sequence[Any]) -> None:
         """Compiles the functions that the job needs, so that the first push does not wait for it.
 
-        XLA compiles a function at its first run, so this runs the steps once on zeros and undoes
-        their effect. ``values`` are the tensors of the variables: while this method holds them, an
-        update writes elsewhere.
+        XLA compiles a function at its first run, so this method runs the steps once on zeros and
+        then undoes their effect. ``values`` are the tensors of the variables. Because this method
+        holds them, the steps write to other memory and ``values`` stay as they are.
         """
         initial = [_initial(v) for v in self._optimizer.variables]
         encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
@@ -176,16 +176,18 @@ class KerasEngine:
             tensors.append(tf.constant(rate_scale, tf.float32))
         step = self._steps.get(kind)
         if step is None:
-            # Not one function for both: XLA would reassociate products even for a scale of 1.
+            # A scaled step needs its own function: XLA reorders products, so even a scale of 1
+            # could change bits.
             update = self._scaled_update if scaled else self._update
             step = self._steps[kind] = FlatFunction(update, *tensors, jit=self._jit)
         step(*tensors)
 
     def _scaled_update(self, *arrays: Any) -> None:
-        """Traces :meth:`_update` with the learning rate multiplied by the last argument."""
+        """Traces :meth:`_update` with the learning rate multiplied by the last of ``arrays``."""
         *flat, rate_scale = arrays
         current = self._optimizer._get_current_learning_rate
-        # Keras calls this method everywhere: for updates, weight decay and schedules.
+        # Keras calls this method wherever it needs the rate: for updates, weight decay and
+        # schedules.
         own = vars(self._optimizer)
         own["_get_current_learning_rate"] = lambda: tf.cast(current(), tf.float32) * rate_scale
         try:
@@ -194,7 +196,8 @@ class KerasEngine:
             del own["_get_current_learning_rate"]
 
     def _update(self, *arrays: Any) -> None:
-        """Traces one step: takes gradients of the trainable arenas, then changes of state ones."""
+        """Traces one step. ``arrays`` are the gradients of the trainable arenas, then the changes
+        of the state arenas."""
         flat = {
             name: widened(array, self._arenas.dtypes[name])
             for name, array in zip(self._arenas.owned, arrays, strict=True)
@@ -204,13 +207,14 @@ class KerasEngine:
                 [tf.reshape(flat[p.arena][p.place], p.shape) for p in self._pieces]
             )
         else:
-            # Keras does not count a step without variables, but the other shards count it.
+            # Keras does not count a step without variables, but the other shards do count this
+            # step.
             self._optimizer._iterations.assign_add(1)
         for name, variable in self._state.items():
             change = flat[name]
             if name in self._arenas.replaced:
-                # Not assign(): the variable might keep the caller's memory. Integers wrap around,
-                # so the sum is exact.
+                # Adds a difference instead of assigning, since after assign() the variable might
+                # keep using the caller's memory. Integers wrap around, so the sum is exact.
                 change -= variable.value
             variable.value.assign_add(change)
 
@@ -230,13 +234,13 @@ class KerasEngine:
             if name in self._views and name not in values:
                 values[name] = self._views[name]()
         if len(values) < len(self._arenas.owned):
-            # Cached until the next update.
+            # `_flat` caches these until the next update.
             self._flat = self._flat or self._joined("plain")
             values = self._flat | values
         return self._arenas.ordered(values, encoding)
 
     def _joined(self, encoding: Encoding) -> dict[str, NDArray]:
-        """Returns new arrays of the trainable arenas that may have this encoding."""
+        """Returns new arrays of those trainable arenas that may have this encoding."""
         dtype = wire_dtype(encoding, "float32")
         names = [
             n for n in self._arenas.trainable if encoding == "plain" or n in self._arenas.encodable
@@ -271,6 +275,7 @@ class KerasEngine:
 
 
 def _initial(variable: Any) -> Any:
-    """Copies the value, as one number if all elements are equal, as in nearly all slots."""
+    """Copies the value of a variable. If all elements are equal, as in nearly all slots, returns
+    just one number."""
     value = view(variable)
     return value.flat[0] if value.size and value.min() == value.max() else value.copy()

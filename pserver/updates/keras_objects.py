@@ -1,8 +1,8 @@
-"""Builds Keras objects from serialized documents, of classes on the allow-list only, with their
-variables as slots and functions that TensorFlow compiles.
+"""Builds Keras objects of allowed classes from serialized documents, finds an optimizer's state,
+and calls compiled functions fast.
 
 Keras's own deserializers make objects of any registered or importable class. This code base never
-calls them, which a test over the syntax trees checks.
+calls them; a test over the syntax trees checks that.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def use_one_thread() -> None:
 
 
 class FlatFunction:
-    """A concrete function of tensors with a fast call.
+    """A compiled function of tensors that is fast to call.
 
-    ``ConcreteFunction.__call__`` fits arguments to a signature and looks for tapes and graphs
-    that might record the call: 25 to 40 µs of Python, as much as the update of a small model.
-    This class skips both; the caller ensures the dtypes and shapes.
+    ``ConcreteFunction.__call__`` fits arguments to a signature and looks for tapes and graphs that
+    might record the call. That takes 25 to 40 µs, as long as the update of a small model. This
+    class skips both; the caller has to pass tensors of the right dtypes and shapes.
     """
 
     def __init__(self, function: Callable[..., Any], *tensors: Any, jit: bool) -> None:
         """Traces ``function`` for tensors like these; with ``jit``, XLA compiles it at its first
         call."""
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-        # Without AutoGraph: converting our own code takes longer than tracing it.
+        # Without AutoGraph, since converting this code would take longer than tracing it.
         compiled = tf.function(function, jit_compile=jit, autograph=False)
         with tf.device(DEVICE):
-            # The operation in __call__ honors jit_compile only of a nested function.
+            # The operation in __call__ honors jit_compile only in a nested function.
             outer = tf.function(lambda *inputs: compiled(*inputs), autograph=False)
             self._concrete = outer.get_concrete_function(*specs)
         self._captured = tuple(self._concrete.captured_inputs)
@@ -77,8 +77,8 @@ class VariableView:
         self._handle, self._dtype = variable.value.handle, variable.value.dtype
 
     def __call__(self) -> NDArray:
-        """Returns the present value; while the array lives, a later update writes elsewhere."""
-        # Does what ``read_value`` does in a third of its time, since every pull comes here.
+        """Returns a view of the present value. While it lives, updates write to other memory."""
+        # Every pull comes here, so this does the same as ``read_value`` in a third of the time.
         return to_array(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype))
 
 
@@ -93,9 +93,9 @@ def to_array(tensor: Any) -> NDArray:
 
 
 def to_tensor(array: NDArray) -> Any:
-    """Returns a view of ``array``, which is contiguous, writable and on a 64-byte boundary, or
-    TensorFlow aborts the process. bfloat16, which numpy does not give to DLPack, becomes uint16 of
-    the same bits."""
+    """Returns a tensor that is a view of ``array``, which must be contiguous, writable and on a
+    64-byte boundary, or TensorFlow aborts the process. bfloat16 becomes uint16 of the same bits,
+    because numpy cannot pass bfloat16 to DLPack."""
     if array.dtype == _BFLOAT16:
         array = array.view(np.uint16)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -109,7 +109,7 @@ def widened(tensor: Any, dtype: str) -> Any:
 
 
 def rounded(tensor: Any, encoding: Encoding) -> Any:
-    """Rounds float32 as :func:`psrpc.core.encoding.round_to`, in a traced function; bfloat16
+    """Rounds float32 like :func:`psrpc.core.encoding.round_to`, in a traced function; bfloat16
     becomes uint16 of the same bits, ``plain`` stays."""
     if encoding == "plain":
         return tensor
@@ -121,9 +121,9 @@ def rounded(tensor: Any, encoding: Encoding) -> Any:
 
 
 def taken(array: NDArray) -> Any:
-    """Returns a tensor on the memory of ``array``, which callers must not write any more, or of a
-    copy if TensorFlow cannot use it. TensorFlow's own conversion would make a second copy and keep
-    the memory."""
+    """Returns a tensor that uses the memory of ``array``, or of a copy if TensorFlow cannot use it.
+    Callers must not write to ``array`` any more. TensorFlow's own conversion would make a second
+    copy and keep the memory."""
     if array.ctypes.data % ALIGNMENT_BYTES or not (
         array.flags.c_contiguous and array.flags.writeable
     ):
@@ -140,9 +140,9 @@ def copied(array: NDArray) -> Any:
 
 
 def assign(variables: Iterable[Any], arrays: Iterable[NDArray]) -> None:
-    """Makes ``arrays``, which callers must not write any more, the values of Keras variables of
-    their shapes and dtypes. Updates do not write to them: TensorFlow does so only where it owns the
-    memory. Ten times as fast as ``Variable.assign`` where variables are small and many."""
+    """Makes ``arrays`` the values of Keras variables of their shapes and dtypes.
+    Callers must not write to them any more; updates do not, since TensorFlow writes only to its own
+    memory. Ten times as fast as ``Variable.assign`` for many small variables."""
     for variable, array in zip(variables, arrays, strict=True):
         tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=taken(array))
 
@@ -165,7 +165,7 @@ _KINDS: Mapping[Kind, tuple[Any, Callable[[Mapping[str, Any]], None]]] = {
 
 
 def rebuild(kind: Kind, document: Mapping[str, Any]) -> Any:
-    """Builds the object of ``document``, which Keras's ``serialize`` of that kind wrote.
+    """Builds the object of ``document``, a result of Keras's ``serialize`` for that kind.
 
     Raises:
         InvalidJob: its class is not on the allow-list, its arguments are not plain, or Keras
@@ -194,7 +194,7 @@ class VariablePiece:
 
     @property
     def place(self) -> slice:
-        """Its elements in the shard's part of the arena."""
+        """The slice of the piece's elements in the shard's part of the arena."""
         return slice(self.offset, self.offset + prod(self.shape))
 
 
@@ -211,9 +211,9 @@ def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[VariablePiece]:
 
 
 def make_variable(piece: VariablePiece, value: Any) -> Any:
-    """Makes the Keras variable of ``piece`` with this value, a tensor."""
-    # Optimizers read a variable's path (Muon's exclude_layers) and derive names of their own from
-    # it, which TensorFlow limits to certain characters; the constructor takes no path.
+    """Makes the Keras variable of ``piece`` with the tensor ``value``."""
+    # The path is set afterwards, since the constructor takes none. Optimizers read it (Muon's
+    # exclude_layers) and derive names from it, in which TensorFlow allows only certain characters.
     variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
     variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
     if piece.constraint is not None:
@@ -222,7 +222,7 @@ def make_variable(piece: VariablePiece, value: Any) -> Any:
 
 
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}
-"""Slots of another shape than the variable's: row and column statistics of each matrix."""
+"""Slots whose shape is not that of the variable: row and column statistics of each matrix."""
 
 _NOT_SLOTS = {"_variables", "_trainable_variables"}
 
@@ -233,8 +233,8 @@ _FROM_CONFIG = {"learning_rate"}
 class SlotVariables:
     """The state of a built optimizer, by attribute name without leading underscore.
 
-    Keras's variable names do not distinguish Adafactor's rows from its columns; the attributes do,
-    and they are the same for every placement. Checkpoints contain the names: load-bearing.
+    Keras's variable names do not distinguish Adafactor's rows from its columns; attribute names do,
+    and they are the same for every placement. Checkpoints contain them: load-bearing.
 
     Attributes:
         elements: slot name -> one variable per model variable, of its shape, or None.
@@ -243,7 +243,7 @@ class SlotVariables:
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Raises InvalidJob if the optimizer keeps its state otherwise than Keras's own do."""
+        """Raises InvalidJob if the optimizer keeps state in another way than those of Keras."""
         self.elements: dict[str, list[Any]] = {}
         self.variables: dict[str, list[Any]] = {}
         self.scalars: dict[str, Any] = {}
@@ -264,7 +264,7 @@ class SlotVariables:
                     raise _unknown_state(optimizer, f"{len(value)} variables in {attribute}")
                 accounted |= {id(v) for v in value}
                 if (type(optimizer).__name__, name) in _OWN_SHAPE:
-                    # Keras puts an unused integer for variables without rows.
+                    # For variables that are not matrices, Keras puts an unused integer here.
                     self.variables[name] = [
                         s if len(v.shape) >= 2 else None
                         for s, v in zip(value, variables, strict=True)
@@ -281,8 +281,8 @@ def _unknown_state(optimizer: Any, what: str) -> InvalidJob:
 
 
 def keras_slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Returns the names of the slots and scalars of ``optimizer`` in checkpoints, for the variables
-    of ``plan``, a plan of one shard. Allocates no memory for the state itself.
+    """Returns the names that checkpoints give to the slots and scalars of ``optimizer``, for the
+    variables of ``plan``, a plan of one shard. Allocates no memory for the state itself.
 
     Raises:
         InvalidJob: shards refuse the optimizer.

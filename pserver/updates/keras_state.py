@@ -1,4 +1,4 @@
-"""The state of a Keras engine as checkpoints hold it."""
+"""The state of a Keras engine in the form that checkpoints store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pserver.updates.lending import Spares
 
 @dataclass(frozen=True)
 class KerasState:
-    """The Keras variables of a shard.
+    """Reads the Keras variables of a shard for checkpoints, and restores them.
 
     Attributes:
-        variables: one per piece, with the parameters.
+        variables: the parameters, one variable per piece.
         state: state arena -> its variable.
     """
 
@@ -34,7 +34,7 @@ class KerasState:
         self.spares.prepare((self.arenas.lengths[n], self.arenas.dtypes[n]) for n in arrays)
 
     def slots(self) -> Slots:
-        """Returns the optimizer state: views, or copies where an arena has several variables."""
+        """Returns the optimizer state, as views; as copies for arenas with several variables."""
         return self._slots(self._element)
 
     def _slots(self, element: Callable[[str, Sequence[Any]], NDArray]) -> Slots:
@@ -56,8 +56,10 @@ class KerasState:
         )
 
     def freeze(self) -> tuple[dict[str, NDArray], Slots]:
-        """Returns all arenas and the optimizer state, copied to memory that was touched before:
-        under a view, an update would write to memory of TensorFlow's that may be new each time."""
+        """Returns all arenas and the optimizer state as copies, in memory that was written before.
+
+        Views would be slower: while they exist, updates write to other memory of TensorFlow, which
+        may be new each time."""
         values = {n: self._copy(n, self.variables) for n in self.arenas.trainable}
         for name, variable in self.state.items():
             array = self._spare(name)
@@ -66,7 +68,7 @@ class KerasState:
         return self.arenas.ordered(values, "plain"), self._slots(self._copy)
 
     def load(self, slots: Slots) -> None:
-        """Copies ``slots``, which fit, to the variables."""
+        """Copies ``slots``, which have been checked, to the variables."""
         own = self.optimizer
         for slot, variables in own.elements.items():
             for p, v in zip(self.pieces, variables, strict=True):
@@ -86,7 +88,8 @@ class KerasState:
         return view(parts[0]).reshape(-1)
 
     def _copy(self, arena: str, variables: Sequence[Any]) -> NDArray:
-        """Copies the variables of ``arena``, None for zeros, to one ``[shard length]`` array."""
+        """Copies the variables of ``arena`` to one ``[shard length]`` array, with zeros for
+        None."""
         array = self._spare(arena)
         for p, v in zip(self.pieces, variables, strict=True):
             if p.arena == arena:

@@ -1,4 +1,4 @@
-"""The update engine without TensorFlow: a few optimizers that work in place on numpy arrays."""
+"""The update engine without TensorFlow: a few optimizers that update numpy arrays in place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan, aligned_empty
 
 _BLOCK = 32 * 1024
-"""Elements updated at a time: parameters, gradients, slots and scratch of a block stay in the
-second-level cache, so an arena passes through memory once per step instead of per operation."""
+"""Number of elements updated at a time. Parameters, gradients, slots and scratch of a block stay in
+the second-level cache, so an arena is read from memory once per step instead of once per
+operation."""
 
 
 class NumpyEngine:
     """An :class:`pserver.updates.engine.UpdateEngine` for SGD, Adagrad, Adam and AdamW.
 
-    Each element's update is the same sequence of correctly rounded operations, so the bits depend
-    neither on the number of shards nor on the block size.
+    Each element is updated by the same sequence of correctly rounded operations, so the result is
+    the same bit by bit for any number of shards and any block size.
 
     Raises:
         InvalidJob: the engine does not support the optimizer, an argument or a constraint.
@@ -59,14 +60,16 @@ class NumpyEngine:
             dtype: [aligned_empty(_BLOCK, dtype) for _ in range(3)]
             for dtype in {self._arenas.dtypes[n] for n in self._arenas.trainable}
         }
-        # Before there are values: a job may take its first checkpoint as soon as there are.
+        # Starts before there are values, because a job may take its first checkpoint as soon as
+        # there are.
         arrays = self._arenas.owned + self._arenas.trainable * len(self._rule.slots)
         spares.prepare((self._arenas.lengths[n], self._arenas.dtypes[n]) for n in arrays)
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
         arenas.check(values)
-        # Frees the old arrays first: a shard that restores a checkpoint holds the new ones already.
+        # Frees the old arrays first: while a shard restores a checkpoint, the new ones are in
+        # memory already.
         self._slots = {}
         self._lending.clear()
         self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
@@ -83,9 +86,11 @@ class NumpyEngine:
         if not gradients:
             return
         self._arenas.check_gradients(gradients)
-        # Rounded once: a scale that is the quotient of two rates makes exactly the second one.
+        # Rounds only the product, so that a scale that is the quotient of two rates yields exactly
+        # the second rate.
         rate = np.float32(float(self._rate(self._iterations)) * rate_scale)
-        # The loss shows that a run diverges; XLA does not warn of infinities either.
+        # No warnings: a diverging run overflows here, and its loss already shows that. XLA does not
+        # warn either.
         with np.errstate(all="ignore"):
             for name in self._arenas.trainable:
                 self._update(name, gradients[name], rate)

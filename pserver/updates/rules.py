@@ -1,7 +1,8 @@
 """The optimizer formulas of the numpy engine, on one block of an arena.
 
-Each class computes as its namesake in ``keras.optimizers`` (Keras 3.15): the same operations in the
-same order and dtype, element by element, so the bits do not depend on how an arena is cut.
+Each class does the same operations as the class of that name in ``keras.optimizers`` (Keras 3.15),
+in the same order and dtype. It works element by element, so the result does not depend on how an
+arena is cut.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _COMMON = {
 
 
 class UpdateRule(Protocol):
-    """The update of one optimizer."""
+    """The formula of one optimizer."""
 
     slots: Mapping[str, float]
     """Slot name -> initial value."""
 
     def factors(self, learning_rate: np.float32, iterations: int, dtype: str, /) -> Any:
-        """Computes the factors common to all elements of a step, once per arena."""
+        """Computes the factors that all elements of a step share. Called once per arena and step;
+        the result is passed to :meth:`update`."""
 
     def update(
         self,
@@ -82,7 +84,7 @@ class Sgd:
 
 
 class Adagrad:
-    """Adagrad of Duchi et al. 2011; epsilon is under the root, as in Keras."""
+    """Adagrad (Duchi et al. 2011); epsilon is under the root, as in Keras."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._epsilon = config.get("epsilon", 1e-7)
@@ -115,7 +117,8 @@ class Adagrad:
 
 
 class Adam:
-    """Adam of Kingma and Ba 2014, the form before section 2.1; ``amsgrad``: Reddi et al. 2018."""
+    """Adam (Kingma and Ba 2014), in the more efficient form described just before section 2.1.
+    ``amsgrad`` follows Reddi et al. 2018."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._beta_1 = config.get("beta_1", 0.9)

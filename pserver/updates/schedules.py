@@ -1,6 +1,7 @@
 """The learning-rate schedules of Keras in numpy, for the numpy engine.
 
-Each has the formula of ``keras.optimizers.schedules`` (Keras 3.15) and computes in float32 like it.
+Each has the formula of its counterpart in ``keras.optimizers.schedules`` (Keras 3.15) and also
+computes in float32.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from psrpc.core.errors import InvalidJob
 
 Schedule = Callable[[int], np.float32]
-"""Optimizer steps so far -> learning rate."""
+"""Maps the number of optimizer steps so far to the learning rate."""
 
 _ONE = np.float32(1)
 _PI = np.float32(math.pi)
@@ -24,8 +25,8 @@ def make_schedule(learning_rate: float | Mapping[str, Any]) -> Schedule:
     """Makes the schedule of a serialized ``learning_rate``: a number or a Keras schedule.
 
     Raises:
-        InvalidJob: the schedule is unknown, or a rate is an integer, with which Keras computes the
-            whole schedule in integers.
+        InvalidJob: the schedule is unknown, or a rate is an integer. Keras would compute the whole
+            schedule in integers then.
     """
     if not isinstance(learning_rate, Mapping):
         constant = np.float32(learning_rate)
