@@ -16,16 +16,17 @@ from psrpc.core.plan import Plan
 from psrpc.files.storage import DISK, Storage
 
 _REMEMBERED = 4
-"""Number of newest checkpoints that a shard recognizes as its own; some of them may still fail."""
+"""Number of newest checkpoints that a shard remembers having written. More than one, because the
+newest may still fail."""
 
 
 class EvictedFiles:
-    """One shard's files of evicted rows. For one thread.
+    """Writes one shard's files of evicted rows. One thread uses it.
 
-    The order for a snapshot names the newest committed checkpoint. If this object wrote that in the
-    same generation, it contains the rows evicted up to then: only later ones are written, and the
-    tables drop the earlier ones. Otherwise all rows that the tables keep are written. So the next
-    checkpoint also holds the rows of a failed one."""
+    The order for a snapshot names the newest committed checkpoint as its base. If this object wrote
+    that base in the same generation, the base contains all rows evicted up to then: this object
+    writes only later ones, and the tables drop the earlier ones. Otherwise it writes all evicted
+    rows that the tables keep. So if a checkpoint fails, the next one contains its rows, too."""
 
     def __init__(
         self, identity: ShardIdentity, plan: Plan, run_id: str, storage: Storage = DISK
@@ -36,13 +37,13 @@ class EvictedFiles:
         self._storage = storage
         self._kept = any(table.keep_evicted for table in plan.tables)
         self._versions: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """By checkpoint name: its generation, and the last version of each table. Another
-        generation may use the same version for another update."""
+        """Checkpoint name -> its generation, and the last version of each table. The generation
+        matters because another one may use the same version for another update."""
 
     def write(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path
     ) -> WrittenFile | None:
-        """Writes the evicted rows into ``directory``; None if there are none.
+        """Writes the evicted rows into ``directory``. Returns None if there are none.
 
         Raises:
             CheckpointError: the operating system refused.

@@ -1,4 +1,4 @@
-"""Writes the rows of a shard's snapshots: all of them, or those changed since a checkpoint."""
+"""Writes the rows of a shard's snapshots: all rows, or only those changed since a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from psrpc.ops.logs import get_logger
 log = get_logger()
 
 _RANGE = 1 << 17
-"""Slots scanned at once with the lock held: about a millisecond."""
+"""Number of slots scanned at once while the lock is held, which takes about a millisecond."""
 
 _REMEMBERED = 4
-"""Number of newest checkpoints that a shard can continue; some of them may still fail."""
+"""Number of newest checkpoints that a shard can continue. More than one, because the newest may
+still fail."""
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """The parts of a checkpoint's rows that this shard has written, up to ``versions``, one per
-    table. ``nbytes`` counts their rows."""
+    """The files with a checkpoint's rows, all written by this shard. They contain the rows up to
+    ``versions``, one version per table. ``nbytes`` is the size of the rows in them."""
 
     generation: int
     versions: tuple[int, ...]
@@ -52,10 +53,11 @@ class _Chain:
 
 
 class RowFiles:
-    """One shard's files of rows. For one thread.
+    """Writes one shard's files of rows. One thread uses it.
 
-    A checkpoint's rows continue those of an earlier one if this object wrote those in the same
-    generation: then the tables are the same, and versions have only risen."""
+    If this object wrote the order's base checkpoint in the same generation, the new checkpoint
+    links the files of the base and adds one with the changes. In the same generation the tables are
+    the same and versions have only risen, so the changes are known by version."""
 
     def __init__(
         self, identity: ShardIdentity, plan: Plan, run_id: str, storage: Storage = DISK
@@ -65,15 +67,15 @@ class RowFiles:
         self._run_id = run_id
         self._storage = storage
         self._chains: dict[str, _Chain] = {}
-        """By the name of the checkpoint."""
+        """Name of a checkpoint -> its chain."""
 
     def write(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path, base: Path | None
     ) -> tuple[WrittenFile, ...]:
-        """Writes the snapshot's rows into ``directory``, and links the rows in ``base``, the
+        """Writes the snapshot's rows into ``directory``, and links files from ``base``, the
         directory of the checkpoint that the order names. Returns all parts, in order.
 
-        Holds the snapshot's lock for a block at a time, about a millisecond.
+        Takes the snapshot's lock for one block at a time, about a millisecond each.
 
         Raises:
             CheckpointError: the operating system refused.
@@ -121,9 +123,11 @@ class RowFiles:
         chain: _Chain,
         parts: int,
     ) -> list[TableRows] | None:
-        """Returns the changes since ``chain``; None if all rows should be written again: because of
-        the number of parts, because the new part would have more than half of all rows' bytes, or
-        because all parts, which a restart has to read, would have more than twice of them."""
+        """Returns the changes since ``chain``, or None if all rows should be written again.
+
+        That is so if there are ``parts`` parts already, if removals are not known any more, if the
+        new part would have more than half of the bytes of all rows, or if all parts together, which
+        a restart has to read, would have more than twice those bytes."""
         if len(chain.files) >= parts:
             return None
         changed = []
@@ -140,8 +144,8 @@ class RowFiles:
         return changed if 2 * new <= whole and chain.nbytes + new <= 2 * whole else None
 
     def _link(self, chain: _Chain | None, base: Path, directory: Path) -> bool:
-        """Links all parts of ``chain`` into ``directory``; False if it failed. The last parts come
-        first, so that an interrupted run leaves nothing in the way of a part 0."""
+        """Links all parts of ``chain`` into ``directory``; returns False if that failed. Links the
+        last part first, so that a failure leaves no part 0 in the way of a new part 0."""
         assert chain is not None
         try:
             for file in reversed(chain.files):
@@ -164,7 +168,7 @@ def rows_header(
     slots: Sequence[Mapping[str, int]],
     rows: Sequence[int],
 ) -> RowsHeader:
-    """Metadata of a file of the snapshot's rows."""
+    """Returns the header of a file with rows of the snapshot."""
     return RowsHeader(
         shard=identity.shard,
         shards=plan.shards,
@@ -215,7 +219,7 @@ def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
 
 
 def _slots(table: FrozenTable, lock: AbstractContextManager[object], version: int) -> NDArray:
-    """Slots of the rows touched after ``version``: int32 ``[n]``."""
+    """Returns the slots of the rows touched after ``version``, int32 ``[n]``."""
     found: list[NDArray] = [np.empty(0, np.int32)]
     for start in range(0, table.slots, _RANGE):
         with lock:

@@ -36,14 +36,15 @@ from psrpc.ops.tracing import span
 log = get_logger()
 
 MAX_PENDING = 2
-"""Maximum number of snapshots to be written. Each holds a shard's whole state in memory."""
+"""Maximum number of snapshots that wait to be written or are being written. Each keeps a shard's
+whole state in memory."""
 
 _REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A report to send after ``snapshot``, if any, has been written."""
+    """One piece of work: write ``snapshot``, if there is one, then send a report."""
 
     order: SnapshotOrder
     report: SnapshotReport
@@ -69,8 +70,8 @@ class SnapshotFiles:
         object.__setattr__(self, "_evicted", evicted)
 
     def write(self, order: SnapshotOrder, snapshot: Snapshot) -> SnapshotReport:
-        """Writes ``snapshot`` into the order's directory and closes it; returns the report for the
-        coordinator. For one thread."""
+        """Writes ``snapshot`` into the order's directory and closes it. Returns the report for the
+        coordinator. One thread may call this."""
         try:
             with span("checkpoint", shard=self.identity.shard, checkpoint=order.name):
                 return self._write(order, snapshot)
@@ -103,7 +104,7 @@ class SnapshotFiles:
             rows = self._write_rows(order, snapshot, directory)
             evicted = self._evicted.write(order, snapshot, directory)
         except Exception as error:
-            # Any error: the coordinator waits for a report.
+            # Catches any error, because the coordinator waits for a report.
             reason = error.coded if isinstance(error, CheckpointError) else repr(error)
             log.warning("snapshot could not be written", snapshot=order.name, reason=reason)
             return replace(report, error=reason)
@@ -127,12 +128,12 @@ class SnapshotFiles:
         return self._rows.write(order, snapshot, directory, base)
 
     def read(self, checkpoint: str) -> RestoredState:
-        """Reads the state for the shard from a checkpoint, named relative to the run directory; see
-        :func:`psrpc.checkpoint.load.load_state`. ``load_rows`` later reads the rows straight into
-        the tables, and raises CheckpointError, too.
+        """Reads the shard's state from a checkpoint, whose name is relative to the run directory;
+        see :func:`psrpc.checkpoint.load.load_state`. Does not read table rows: ``load_rows`` of the
+        result later reads them directly into the tables, and may raise CheckpointError, too.
 
         Raises:
-            CheckpointError: the files are damaged, or hold other variables or tables than the plan.
+            CheckpointError: the files are damaged, or have other variables or tables than the plan.
         """
         directory = self._inside(checkpoint)
         shard = self.identity.shard
@@ -161,7 +162,8 @@ class SnapshotFiles:
         version: int,
         applied: Iterable[AppliedEpoch] = (),
     ) -> SnapshotReport:
-        """Reports a snapshot of ``version``, which includes the batches in ``applied``."""
+        """Returns the report of a snapshot of ``version``, which includes the batches in
+        ``applied``."""
         return SnapshotReport(
             self.identity.incarnation,
             generation,
@@ -182,11 +184,11 @@ def _entry(file: WrittenFile) -> RowsFileEntry:
 
 
 class SnapshotWriter:
-    """A :class:`pserver.engine.held_snapshots.SnapshotSink` with one thread. Never blocks its
-    callers.
+    """A :class:`pserver.engine.held_snapshots.SnapshotSink` that writes snapshots in one thread.
+    Never blocks its callers.
 
-    A new generation discards waiting work; the snapshot being written is finished and reported
-    under its own generation, and the coordinator refuses it."""
+    A new generation discards work that waits. The snapshot that is just being written is finished,
+    but not reported any more."""
 
     def __init__(
         self,
@@ -194,14 +196,15 @@ class SnapshotWriter:
         report: Callable[[SnapshotReport], object],
         threads: Threads = THREADS,
     ) -> None:
-        """``report`` sends to the coordinator, and retries while that is unreachable."""
+        """``report`` sends a report to the coordinator, and retries while the coordinator is
+        unreachable."""
         self._files = files
         self._report = report
         self._changed = threads.condition()
         # Guarded by the lock of ``_changed``:
         self._generation = 0
         self._work: deque[_Work] = deque()
-        self._held = 0  # snapshots in _work, and the one that is being written
+        self._held = 0  # number of snapshots in _work, plus the one that is being written
         self._closed = False
         self._reports: dict[str, SnapshotReport] = {}
         self._thread = threads.thread(self._run, "snapshots")
@@ -271,7 +274,7 @@ class SnapshotWriter:
                 report = self._files.write(work.order, work.snapshot)
                 with self._changed:
                     self._held -= 1
-            # Release the snapshot.
+            # Releases the snapshot before the report, which may take long.
             del work
             self._tell(report)
 
