@@ -30,17 +30,17 @@ log = get_logger()
 def obey(
     engine: ShardEngine, message: pb.WatchResponse, read: Callable[[str], RestoredState]
 ) -> pb.ReportShardReadyRequest | None:
-    """Carries out any command but ``shutdown``; every command may come more than once.
+    """Carries out any command except ``shutdown``; every command may arrive more than once.
 
-    After a ``revocation`` the caller sends a heartbeat: the coordinator leases the worker's batches
-    to others once all shards report that they refuse the worker.
+    After a ``revocation`` the caller must send a heartbeat, because the coordinator leases the
+    worker's batches to others only when all shards report that they refuse the worker.
 
     Args:
-        read: reads this shard's part of a checkpoint, named relative to the run directory; raises
-            CheckpointError if it is damaged.
+        read: reads this shard's part of a checkpoint, whose name is relative to the run directory.
+            Raises CheckpointError if it is damaged.
 
     Returns:
-        The report that the coordinator waits for after ``begin``.
+        The report that the coordinator waits for after ``begin``; None after other commands.
 
     Raises:
         ResourceExhausted: the shard cannot carry out a revocation, and cannot go on.
@@ -54,7 +54,8 @@ def obey(
             try:
                 _follow(engine, from_command(message))
             except PsError as error:
-                # The coordinator repeats it, a worker brings it, or it is out of date.
+                # No harm: the coordinator repeats the command, a worker brings it too, or it is out
+                # of date.
                 log.warning("a command could not be carried out", reason=str(error))
     return None
 
@@ -81,7 +82,8 @@ def _begin(
     """Reads the checkpoint before the engine takes its lock, since reading may take long."""
     try:
         order = from_begin(message)
-        # A repeated order needs no file, which may be deleted by now.
+        # Does not read the checkpoint again for a repeated order, since its files may be deleted by
+        # now.
         new = order.generation > engine.commands.begun
         begun = engine.commands.begin(order, read(order.restore) if order.restore and new else None)
     except PsError as error:

@@ -17,10 +17,12 @@ class ServeConfig(ShardOptions):
     """The options of a shard's process, checked by the constructor.
 
     Attributes:
-        bind: HOST:PORT to listen on, port 0 for any. Empty means a free port: on loopback if the
-            coordinator is there and ``advertise`` is None, otherwise on all interfaces.
-        metrics: HOST:PORT for Prometheus, or "off": the default here, where no command asks.
-        security: a shard's.
+        bind: HOST:PORT to listen on, port 0 for any. Empty means any free port: on loopback if the
+            coordinator's address is a loopback address and ``advertise`` is None, otherwise on all
+            interfaces.
+        metrics: HOST:PORT for Prometheus, or "off", which is the default of this class (not of the
+            command).
+        security: the shard's certificates.
 
     Raises:
         InvalidArgument: a value is invalid.
@@ -61,7 +63,8 @@ def advertised_address(bind: str, port: int, advertise: str | None, coordinator:
             address on the route to the coordinator.
 
     Raises:
-        CoordinatorUnreachable: no route to the coordinator, or its name is not known (yet).
+        CoordinatorUnreachable: there is no route to the coordinator, or its name cannot be resolved
+            (yet).
     """
     if advertise is not None:
         host, named = parse_address(advertise, port)

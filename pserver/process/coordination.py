@@ -1,4 +1,4 @@
-"""A shard's standing with the coordinator: registration, heartbeats and commands."""
+"""A shard's connection with the coordinator: registration, heartbeats and commands."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ log = get_logger()
 Result = TypeVar("Result")
 
 _SETTLED = ("optimizer", "engine", "wire_dtype")
-"""Fields of the registration's answer that a running shard cannot change, besides run and plan."""
+"""Fields of the registration's answer that must not change while a shard runs, besides run and
+plan."""
 
 PLACE_S = 4.0
-"""How long to wait for a shard index that another process holds: it may have just died."""
+"""How long to wait for a shard index that another process has, since that process may have just
+died."""
 
 RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)  # between two command streams
 
 
 class Coordination:
-    """A heartbeat thread, a command thread, and the calls of the main thread. Each of them ends
-    ``ending`` when it learns that the shard has to stop."""
+    """Runs a heartbeat thread and a command thread, and makes the calls of the main thread to the
+    coordinator. Each thread calls ``ending.end`` when it learns that the shard has to stop."""
 
     def __init__(
         self,
@@ -95,10 +97,11 @@ class Coordination:
         """Registers the shard with the job and starts the heartbeats.
 
         Args:
-            address: returns HOST:PORT for others; called at each try, as it may be unknown first.
+            address: returns the HOST:PORT that other processes should use; called at each try,
+                since it may not be known at first.
 
         Raises:
-            AlreadyExists: another process holds the shard's index.
+            AlreadyExists: another process has the shard's index.
             InvalidArgument: the job has no such shard.
             CoordinatorUnreachable: the coordinator did not answer within ``connect_timeout_s``.
         """
@@ -131,10 +134,11 @@ class Coordination:
         read: Callable[[str], RestoredState],
         begun: Callable[[], object],
     ) -> None:
-        """Starts the command thread for the built ``engine``, which heartbeats report from now on.
+        """Starts the command thread for ``engine``. Heartbeats report the figures of ``engine``
+        from now on.
 
         ``read`` reads a checkpoint, see :func:`pserver.process.commands.obey`. The thread calls
-        ``begun`` when the shard has begun a generation, before it tells the coordinator.
+        ``begun`` when the shard has begun a generation, before it reports that to the coordinator.
         """
         self._heartbeats.engine = engine
         self._heartbeats.doing = ""
@@ -142,14 +146,14 @@ class Coordination:
         self._thread.start()
 
     def cannot_serve(self, error: PsError) -> None:
-        """Tells the coordinator, which then ends the job, that this shard can never serve it, and
-        why. Returns after one try."""
+        """Tells the coordinator that this shard can never serve the job, and why. The coordinator
+        then ends the job. Returns after one heartbeat, answered or not."""
         self._heartbeats.failure = error.coded
         self._heartbeats.send_now()
         self._ending.wait()
 
     def leave(self) -> None:
-        """Asks the coordinator to save the shard's state, after which ``ending`` ends."""
+        """Asks the coordinator to save the shard's state; ``ending`` ends when it is saved."""
         log.info("told to stop: waiting for a checkpoint")
         self._heartbeats.leave()
 
@@ -191,7 +195,7 @@ class Coordination:
                 self._unknown.set()
                 failures = 0
             except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
-                # The heartbeats log it, and decide when it has lasted too long.
+                # The heartbeat thread logs this and decides when to give up.
                 log.debug("command stream broke", reason=str(error))
             except RemoteFailure as error:
                 log.warning("the coordinator failed; its commands are awaited", reason=str(error))
@@ -202,7 +206,8 @@ class Coordination:
                 if self._stopping.is_set():
                     # The main thread closed the channel between the test and the call.
                     return
-                # A shard without commands would block the whole job.
+                # A shard that carries out no commands would block the whole job, so it fails
+                # instead.
                 log.exception("commands can no longer be carried out")
                 self._heartbeats.failure = f"{type(error).__name__} in a command: {error}"
                 return
@@ -224,7 +229,7 @@ class Coordination:
         elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
             why = "another plan"
         elif changed:
-            # The run was resumed with other settings; this shard is built for the old ones.
+            # The run was resumed with other settings, but this shard was built for the old ones.
             why = f"another {changed}"
         else:
             self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
@@ -240,7 +245,7 @@ class Coordination:
         held = HeldState(self._incarnation, generation, initialized, version)
         self._commands = self._client.watch(to_watch(self._shard, held))
         if self._unknown.is_set() or self._stopping.is_set():
-            # The setting thread may have looked for the stream just before it existed.
+            # The thread that set the event may have looked for the stream just before it existed.
             self._commands.cancel()
         return self._commands
 
@@ -277,7 +282,7 @@ class Coordination:
             try:
                 self.persist(lambda: self._client.report_shard_ready(report))
             except StaleGeneration as error:
-                # A newer generation or a new coordinator gives another order.
+                # A newer generation, or a new coordinator, will send another order.
                 log.info("begun for nothing", generation=report.generation, reason=str(error))
         if kind in ("begin", "revocation"):
             self._heartbeats.send_now()
@@ -289,4 +294,4 @@ class Coordination:
 
 
 class _Over(Exception):
-    """Ends the command thread; ``ending`` holds the reason."""
+    """Ends the command thread; ``ending`` has the reason."""

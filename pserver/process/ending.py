@@ -1,4 +1,4 @@
-"""The end of a shard's process."""
+"""Decides when and how a shard's process ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from psrpc.ops.threads import THREADS, Threads
 log = get_logger()
 
 STAY_S = 7.0
-"""How long a stopping shard waits for its state to be saved; counted from the coordinator's last
-answer while the coordinator saves the whole job."""
+"""How long a stopping shard waits for its state to be saved. While the coordinator saves the whole
+job, each of its answers starts this time again."""
 
 
 class Ending:
@@ -35,8 +35,8 @@ class Ending:
         self._save: Callable[[], object] | None = None
 
     def end(self, error: PsError | None = None, status: int | None = None) -> None:
-        """Ends now, with ``error`` or with exit status ``status``; None is the signal's status, if
-        a signal came, else 0."""
+        """Ends now, with ``error`` or with exit status ``status``. If ``status`` is None, it is
+        that of the received signal, or 0 without a signal."""
         with self._lock:
             if not self.event.is_set():
                 self.error = error
@@ -55,16 +55,18 @@ class Ending:
             self.end(status=DONE)
 
     def save_first(self, save: Callable[[], object]) -> None:
-        """Makes the next :meth:`stop` call ``save``, which has to cause :meth:`end` once the state
-        is saved."""
+        """Makes the next :meth:`stop` call ``save`` instead of ending. ``save`` has to cause a call
+        of :meth:`end` when the state is saved."""
         with self._lock:
             self._save = save
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Handles signal ``number``: asks the process to stop; a second time, to stop at once."""
+        """Handles signal ``number``: asks the process to stop after saving its state. A second
+        signal stops the process at once."""
         with self._lock:
             if self.event.is_set():
-                # A supervisor may stop a process that is leaving already and has its status.
+                # A supervisor may send a signal to a process that is ending already; its status is
+                # settled.
                 return
             self.status = after_signal(number)
             save, self._save = self._save, None
@@ -75,7 +77,8 @@ class Ending:
             save()
 
     def stay(self) -> None:
-        """Waits for :data:`STAY_S` more, because the coordinator is saving the job."""
+        """Extends :meth:`wait` to :data:`STAY_S` from now, because the coordinator is saving the
+        job."""
         self._until = self._now() + STAY_S
 
     def wait(self) -> None:

@@ -29,11 +29,12 @@ LEAVING_S = 0.2
 """Interval of heartbeats while the shard waits for its state to be saved."""
 
 ROUND_ANNOUNCE_S = 10.0
-"""Interval of log lines about an open round, which is a shard's ordinary state."""
+"""Interval of log lines about an open round. It is long, because waiting for a round is normal."""
 
 
 class Heartbeats:
-    """A thread that sends heartbeats from ``start`` to ``stop``. Other methods are thread-safe."""
+    """Sends heartbeats in a thread, from ``start`` to ``stop``. The other methods are
+    thread-safe."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Heartbeats:
         threads: Threads = THREADS,
     ) -> None:
         """Args:
-        connect_timeout_s: how long the shard goes on without the coordinator.
+        connect_timeout_s: how long the shard continues while the coordinator does not answer.
         unknown: called when the coordinator no longer knows this shard.
         """
         self._client = client
@@ -60,11 +61,11 @@ class Heartbeats:
         self.engine: ShardEngine | None = None
         """The shard's engine, once it is built."""
         self.doing = "its update engine to be built"
-        """What the process waits for; empty when only the engine knows."""
+        """Describes the wait of the process; empty if the engine's description applies instead."""
         self.failure = ""
-        """Why the process cannot go on; the engine has its own."""
+        """Why the process cannot continue. Failures of the engine are in ``engine.failure``."""
         self._awaited = ""
-        """What the coordinator waits for before it sends ``begin``."""
+        """Describes the wait of the coordinator before it sends ``begin``."""
         self._leaving = False
         self._stopped = threads.event()
         self._due = threads.event()
@@ -75,7 +76,7 @@ class Heartbeats:
         self._awaiting_round = Announcer(_say, ROUND_ANNOUNCE_S)
 
     def start(self) -> None:
-        """Sends the first one ``interval_s`` from now."""
+        """Starts the thread; the first heartbeat is sent ``interval_s`` from now."""
         self._started = True
         self._thread.start()
 
@@ -85,7 +86,8 @@ class Heartbeats:
         self._due.set()
 
     def join(self) -> None:
-        """Waits for the thread to end; close the connection before, to end a current call."""
+        """Waits for the thread to end. Close the connection first, to end a call that may be in
+        progress."""
         if self._started:
             self._thread.join()
 
@@ -94,7 +96,8 @@ class Heartbeats:
         self._due.set()
 
     def leave(self) -> None:
-        """Asks the coordinator to save the state; the shard ends then, or at once without state."""
+        """Asks the coordinator to save the state. The shard ends when it is saved, or at once if it
+        has no state."""
         self._leaving = True
         self._due.set()
 
@@ -117,7 +120,8 @@ class Heartbeats:
             try:
                 answer = self._client.heartbeat_shard(to_heartbeat(beat))
             except (CoordinatorUnreachable, DeadlinePassed, RemoteFailure) as error:
-                # A failing coordinator may recover; the state of this shard is worth the wait.
+                # The coordinator may recover. Waiting for that is better than losing the state of
+                # this shard.
                 if self._stopped.is_set():
                     return
                 self._awaited = ""

@@ -102,17 +102,17 @@ def _of_tables(own: tuple[str, ...], tables: Sequence[TableFigures]) -> Iterator
 log = get_logger()
 
 GRACE_S = 2.0
-"""How long current calls may take when the shard stops."""
+"""How long calls in flight may still take when the shard stops."""
 
 FLUSH_S = 0.5
-"""How long the snapshot being written may take when the shard stops."""
+"""How long a snapshot that is just being written may still take when the shard stops."""
 
 
 def serve(config: ServeConfig, ending: Ending) -> None:
     """Serves shard ``config.shard`` until ``ending`` ends, by a signal or otherwise.
 
     Raises:
-        PsError: why the shard could not start, or had to stop.
+        PsError: the shard could not start, or had to stop; says why.
     """
     own = incarnation()
     server = ShardServer(
@@ -164,7 +164,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
                 wire_encoding(job.wire_dtype),
             )
         except PsError as error:
-            # Another start would end the same way: the job must not wait for one.
+            # A restarted shard would fail in the same way, so the job must not wait for one.
             coordination.cannot_serve(error)
             raise
         engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
@@ -188,7 +188,7 @@ def _metrics(shard: int, engine: ShardEngine | None) -> Iterator[Family]:
 
 
 def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
-    """Checks that ``run_dir`` is the coordinator's run directory, by the token in it.
+    """Checks by the token in ``run_dir`` that it is the coordinator's run directory.
 
     Raises:
         InvalidJob: it is not; names both paths.
