@@ -147,7 +147,7 @@ def _serve(options: ShardOptions) -> int:
         return FAILED
     except PsError as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
-        # Only these errors would recur at another try.
+        # Only these errors would occur again after a restart.
         hopeless = (
             AccessDenied | AlreadyExists | InvalidArgument | InvalidJob | JobMismatch | PortInUse
         )
@@ -157,7 +157,8 @@ def _serve(options: ShardOptions) -> int:
 
 def _check_health(arguments: argparse.Namespace) -> int:
     try:
-        # Any role may check; in a container the server itself does.
+        # Any role may check. Inside its container the shard checks itself, with its own
+        # certificate.
         security = from_arguments(who_asks(arguments, (Role.SHARD, *Role)), arguments)
         service = "psrpc.v1.ParameterServer"
         return healthcheck.check_health(arguments, arguments.address, security, Role.SHARD, service)

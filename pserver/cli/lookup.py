@@ -49,8 +49,9 @@ def _say(line: str) -> None:
 
 
 def _check_kind(reader: RowReader, table: str, keys: list[_Key]) -> None:
-    """Refuses numbers for a table of strings. Programs may look them up, as the ids that strings
-    map to, which an exported table contains."""
+    """Refuses numbers for a table of strings. Only the command line refuses them: a program may
+    look up numbers there, which are the ids that strings map to, as an exported table contains
+    them."""
     kinds = {spec.name: spec.id_kind for spec in reader.tables()}
     if kinds.get(table) == "strings" and not isinstance(keys[0], str):
         raise InvalidArgument(
@@ -73,7 +74,7 @@ def _id(argument: str) -> int:
 
 
 def as_text(keys: list[_Key], found: FoundRows) -> str:
-    """Formats a line for each id or string with its row, and marks initial values."""
+    """Formats a line with the row of each id or string, and marks initial values."""
     lines = []
     for one, row, present in zip(keys, found.rows, found.present, strict=True):
         values = " ".join(f"{value:.7g}" for value in row.tolist())
