@@ -109,7 +109,7 @@ class RowReader:
     ) -> None:
         """``coordinator`` is HOST:PORT. ``security`` has the certificates of a reader or an
         operator, for example ``Security.from_options(Role.READER, DIR)``. ``announce`` gets a line
-        now and then that says what the reader waits for. The reader connects at the first call."""
+        now and then with the reason of a wait. The reader connects at the first call."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
         self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
@@ -137,7 +137,7 @@ class RowReader:
 
         Raises:
             CoordinatorUnreachable: the coordinator does not answer.
-            NotReady: the cluster is not complete; the message says what is missing.
+            NotReady: the cluster is not complete; the message names the missing parts.
         """
         return self._persist(lambda: self._cluster().tables)
 

@@ -95,11 +95,11 @@ class Gate:
             raise self.not_ready()
 
     def not_ready(self) -> NotReady:
-        """Returns an error that says what the shard waits for."""
+        """Returns the error with the reason why the shard waits."""
         return NotReady(f"shard {self.identity.shard} waits for {self.waiting_for()}")
 
     def waiting_for(self) -> str:
-        """Describes for users what the shard waits for; empty if it only waits for pushes."""
+        """Describes for users why the shard waits; empty if it only waits for pushes."""
         if self.identity.generation == 0:
             return "the coordinator to say where to begin"
         if self.begun < self.identity.generation:

@@ -59,7 +59,7 @@ class Admission:
         """Checks that a push of ``ids`` fits into the part, whose rows ``store`` holds.
 
         Raises:
-            TableFull: they do not fit; the message says what to change.
+            TableFull: they do not fit; the message says how to fix it.
         """
         if self._spec.eviction is not None:
             self._check_named(len(ids))

@@ -114,7 +114,7 @@ class Table:
         Raises:
             InvalidArgument: names the table, the id and the expected value.
             TableFull: the table is full and does not evict, or ``rows`` exceed its maximum. The
-                message says what to change.
+                message says how to fix it.
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
