@@ -1,4 +1,4 @@
-"""The identity of a piece of work, and sums over pieces of work. Pure."""
+"""The ids of batches, and the totals that batches add to their epoch. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOSS = 2
-"""Numbers at the start of a row of totals that make up the mean loss. Load-bearing."""
+"""Number of values at the start of a row of totals that yield the mean loss. Load-bearing."""
 
 MAX_VALUES = 1024
-"""Most numbers of a row of totals; a job with more metrics has totals of its loss alone."""
+"""Maximum length of a row of totals. A job with more metrics has totals of its loss only."""
 
 KEPT_VALUES = 1 << 14
-"""Most numbers that a shard keeps over all epochs: the coordinator has the older ones."""
+"""Maximum number of values in the totals that a shard keeps, over all epochs. It drops the oldest,
+which the coordinator has already."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class BatchId:
     """Positions ``[first, first + count)`` of the permutation of one epoch.
 
-    The same work always has the same id, so a shard recognises a repeated push. Epochs count from
-    0, in messages from 1. Ids order by epoch, then position: a round is summed in this "batch-id
-    order".
+    The same work always has the same id, so a shard recognizes a repeated push. Epochs are numbered
+    from 0, in messages for users from 1. Ids are ordered by epoch, then by position; a round is
+    summed in this "batch-id order".
     """
 
     epoch: int
@@ -33,7 +34,7 @@ class BatchId:
 
 
 def batches_per_epoch(records: int, batch_size: int) -> int:
-    """Number of batches of one epoch; the last one may be shorter."""
+    """Returns the number of batches in one epoch; the last one may be shorter."""
     return -(-records // batch_size)
 
 
@@ -46,7 +47,8 @@ def cut_batch(epoch: int, index: int, records: int, batch_size: int) -> BatchId:
 
 
 def add_totals(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Adds two rows of totals; only the loss where a resumed job has other metrics than before."""
+    """Adds two rows of totals. If they differ in length, because a resumed job has other metrics
+    than before, adds only the loss."""
     if len(one) != len(other):
         one, other = one[:LOSS], other[:LOSS]
     return tuple([mine + its for mine, its in zip(one, other, strict=True)])

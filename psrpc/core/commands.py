@@ -12,13 +12,14 @@ from psrpc.core.policy import Policy
 from psrpc.core.tables import FULL_EVERY
 
 KEY_BYTES = 32
-"""Load-bearing, see :mod:`psrpc.security.signatures`."""
+"""Size of a key. Load-bearing, see :mod:`psrpc.security.signatures`."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Attempt:
-    """One try at a batch; ``number`` is unique in a job and rises. Load-bearing: the coordinator
-    stores decisions with the names of these fields and those of :class:`SnapshotOrder`."""
+    """One try to compute a batch. ``number`` is unique in a job; later attempts have larger
+    numbers. Load-bearing: the coordinator stores decisions under the names of these fields and
+    those of :class:`SnapshotOrder`."""
 
     batch: BatchId
     number: int
@@ -29,10 +30,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
-    """Orders the shards to freeze their state under ``name``: to ``write`` it into ``directory``
-    (relative to the run directory), to ``keep`` it for pulls until its release, or both. ``base``
-    is the checkpoint, also relative, whose rows of tables a shard may extend, up to ``parts``
-    files."""
+    """Orders the shards to freeze their state under ``name``.
+
+    With ``write`` they write it into ``directory``; with ``keep`` they keep it for pulls until a
+    :class:`Release`. ``base`` is the checkpoint whose rows of tables a shard may extend, up to
+    ``parts`` files. Both directories are relative to the run directory."""
 
     name: str
     global_step: int
@@ -45,8 +47,8 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decided round: exactly ``attempts``, in batch-id order, turn version ``round`` into
-    ``round + 1``."""
+    """A decided round: exactly these ``attempts``, in batch-id order, turn version ``round`` of the
+    parameters into version ``round + 1``."""
 
     generation: int
     round: int
@@ -56,18 +58,22 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RoundsAhead:
-    """Decides rounds before their gradients are there, in rising order and all of one generation. A
-    shard applies each on its own, once it is at that round and all shards hold every attempt that
-    the decision names. It forgets them when it begins, when a revocation says so and when it opens
-    a command stream."""
+    """Decides rounds before their gradients arrive. The rounds ascend and are all of one
+    generation.
+
+    A shard applies each of them without another command, as soon as it is at that round and all
+    shards have every attempt that the decision names. It forgets these decisions when it begins a
+    generation, when a revocation with ``ends_ahead`` arrives, and when it opens a command
+    stream."""
 
     decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
-    """Ssp: others wait for ``worker`` since change ``entry``; it has done at least ``steps``
-    steps, as others count them. ``proof`` is the coordinator's, where a worker brings the clock."""
+    """The clock of a worker that others wait for (ssp). ``entry`` is the number of the change since
+    which they wait for it, and ``steps`` the minimum number of steps that it has done, in the count
+    of the others. ``proof`` proves that the coordinator issued the clock, if a worker brings it."""
 
     worker: str
     entry: int
@@ -77,8 +83,8 @@ class WorkerClock:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedWorkers:
-    """Tells the shards which workers others wait for after change ``number`` (ssp). A shard notes
-    it unless it knows a later one."""
+    """Lists the workers that others wait for after change ``number`` (ssp). A shard ignores the
+    list if it knows a later one."""
 
     number: int
     workers: tuple[WorkerClock, ...]
@@ -93,14 +99,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys with which a shard checks its callers, for one generation; validated when made.
+    """The keys with which a shard checks its callers in one generation; checked by the constructor.
 
     Attributes:
-        verify: the public key of sessions and decisions, Ed25519.
-        grant: the key of grants, which is a secret of coordinator and shards.
+        verify: the Ed25519 public key that verifies sessions and decisions.
+        grant: the key of grants; a secret that coordinator and shards share.
 
     Raises:
-        InvalidArgument: one of them is not :data:`KEY_BYTES` long.
+        InvalidArgument: a key is not :data:`KEY_BYTES` long.
     """
 
     verify: bytes
@@ -115,11 +121,14 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Orders one shard to stand at ``generation``: with its present state (``keep``, after
-    ``decision``, if that is of the shard's round), with the checkpoint ``restore`` (relative to the
-    run directory), or else empty. ``settings`` is the policy of number ``policy``; without them the
-    shard's stays. ``version``, if given, becomes the shard's; the next two set the learning rate,
-    see the message of the same name. The coordinator adds ``keys`` as it sends the order."""
+    """Orders one shard to begin ``generation``.
+
+    The shard begins with its present state (``keep``), with the checkpoint ``restore`` (relative to
+    the run directory), or else empty. If it keeps its state, it first applies ``decision``, if that
+    is of its round. ``settings`` is the policy with number ``policy``; if it is None, the shard
+    keeps its policy. ``version``, if given, becomes the shard's version. ``rate_scale`` and
+    ``warmup_updates`` set the learning rate, see the message of the same name. The coordinator
+    fills in ``keys`` when it sends the order."""
 
     generation: int
     policy: int
@@ -135,9 +144,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Orders the shards to refuse a departed worker, and to drop these of its attempts. With
-    ``ends_ahead`` also to apply no more rounds that were decided ahead, since some contain its
-    batches."""
+    """Orders the shards to refuse a departed worker and to drop ``attempts`` of it. With
+    ``ends_ahead`` they also forget the rounds that were decided ahead, since some of these contain
+    its batches."""
 
     number: int
     worker: str
@@ -147,7 +156,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Tells a process that the job is over; ``reason`` says why it failed, or was stopped."""
+    """Tells a process that the job is over. ``reason`` says why the job failed or was stopped."""
 
     failed: bool
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Untrusted JSON: bounded while it is parsed, and checked before use. Pure.
+"""Parses untrusted JSON within bounds, and checks it before use. Pure.
 
 A *check* takes a value and its place in the document, and returns the value or raises ValueError
 with both: ``files[0].nbytes is 'x'; expected a whole number from 0 to 9007199254740992``.
@@ -16,17 +16,19 @@ from typing import Any
 Check = Callable[[Any, str], Any]
 
 LARGEST = 192 << 20
-"""Most bytes of a document: more than a checkpoint's document for the largest plan that fits a
-message, and 60 times a manifest of 100 shards and 10 000 variables."""
+"""Maximum bytes of a document. A checkpoint's document for the largest plan that fits a message is
+smaller, and a manifest of 100 shards and 10 000 variables has a 60th of it."""
 
 MOST_CONTAINERS = 1 << 21
-"""Most objects and arrays: each takes about 100 bytes of memory, however short its text."""
+"""Maximum number of objects and arrays. Each takes about 100 bytes of memory, however short its
+text is."""
 
 DEEPEST = 64
-"""Deepest nesting of objects and arrays; a manifest has about ten levels."""
+"""Maximum nesting depth of objects and arrays; a manifest has about ten levels."""
 
 MOST_WHOLE = 1 << 53
-"""Above every real count; floats hold all integers up to it exactly."""
+"""Default maximum of integers: more than any real count, and up to it floats represent all integers
+exactly."""
 
 LONGEST_TEXT = 1 << 20
 
@@ -41,11 +43,12 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
     """Parses a UTF-8 document.
 
     Args:
-        finite: refuse NaN and infinities, which Python writes although JSON has none.
+        finite: whether to refuse NaN and infinities, which Python writes although JSON does not
+            allow them.
 
     Raises:
-        ValueError: it is no JSON, too large or too deep, repeats a key in an object, or has invalid
-            characters or a number beyond 64 bits.
+        ValueError: ``data`` is not JSON, is too large or too deep, repeats a key in an object, or
+            has invalid characters or a number of more than 64 bits.
     """
     check_extent(data)
     text = data.decode()
@@ -67,7 +70,7 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
 
 
 def check_extent(data: bytes) -> None:
-    """Raises ValueError if a document is too large; for use before reading and writing."""
+    """Raises ValueError if a document is too large. Call it before parsing and before writing."""
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data)} bytes; expected {LARGEST} at most")
     containers = data.count(b"[") + data.count(b"{")
@@ -122,7 +125,7 @@ def shown(value: object) -> str:
 
 
 def wrong(value: object, where: str, expected: str) -> ValueError:
-    """Makes the error for an unexpected value."""
+    """Returns the error for an unexpected value."""
     return ValueError(f"{where or 'it'} is {shown(value)}; expected {expected}")
 
 
@@ -132,7 +135,7 @@ def anything(value: Any, _where: str) -> Any:
 
 
 def whole(least: int = 0, most: int = MOST_WHOLE) -> Check:
-    """Checks for an integer in a range; ``true`` and ``1.0`` are none."""
+    """Makes a check for an integer from ``least`` to ``most``. Refuses ``true`` and ``1.0``."""
 
     def check(value: Any, where: str) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -173,7 +176,7 @@ def text(value: Any, where: str) -> str:
 
 
 def choice(*choices: str | None) -> Check:
-    """Checks for one of ``choices``."""
+    """Makes a check for one of ``choices``."""
 
     def check(value: Any, where: str) -> Any:
         if not (value is None or type(value) is str) or value not in choices:
@@ -184,12 +187,12 @@ def choice(*choices: str | None) -> Check:
 
 
 def maybe(inner: Check) -> Check:
-    """Passes null and every value that ``inner`` passes."""
+    """Makes a check that passes null and every value that ``inner`` passes."""
     return lambda value, where: None if value is None else inner(value, where)
 
 
 def listed(each: Check, most: int = MOST_CONTAINERS, least: int = 0) -> Check:
-    """Checks for an array of ``least`` to ``most`` values that pass ``each``."""
+    """Makes a check for an array of ``least`` to ``most`` values that pass ``each``."""
 
     def check(value: Any, where: str) -> list[Any]:
         if type(value) is not list or not least <= len(value) <= most:
@@ -202,7 +205,7 @@ def listed(each: Check, most: int = MOST_CONTAINERS, least: int = 0) -> Check:
 
 
 def mapped(each: Check) -> Check:
-    """Checks for an object with any keys, whose values pass ``each``."""
+    """Makes a check for an object with any keys whose values pass ``each``."""
 
     def check(value: Any, where: str) -> dict[str, Any]:
         if type(value) is not dict:
@@ -217,7 +220,7 @@ def mapped(each: Check) -> Check:
 def record(
     required: Mapping[str, Check], optional: Mapping[str, Check] = _EMPTY, *, more: bool = False
 ) -> Check:
-    """Checks for an object with these keys; ``more`` allows unknown keys."""
+    """Makes a check for an object with these keys; ``more`` allows unknown keys, too."""
     known = {**required, **optional}
 
     def check(value: Any, where: str) -> dict[str, Any]:

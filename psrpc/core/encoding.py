@@ -1,4 +1,4 @@
-"""Wire forms of a shard's part of an arena: plain, rounded, or compressed.
+"""Encodes a shard's part of an arena for the wire: plain, rounded, or compressed.
 
 ``Encoding`` in protos/psrpc/v1/types.proto describes the bytes.
 """
@@ -21,13 +21,13 @@ Bytes = npt.NDArray[np.uint8]
 Encoding = Literal["plain", "bfloat16", "float16", "int8", "topk"]
 
 INT8_BLOCK = 1024
-"""Elements that share one scale. Load-bearing."""
+"""Number of elements that share one scale. Load-bearing."""
 
 LARGEST = {
     "bfloat16": np.float32((2 - 2**-7) * 2.0**127),
     "float16": np.float32((2 - 2**-10) * 2.0**15),
 }
-"""Largest finite number of each; replaces values that would round to infinity."""
+"""Largest finite number of each encoding. It replaces values that would round to infinity."""
 
 _HALVES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -49,8 +49,8 @@ class Encoded:
     """One shard's part of an arena, encoded for sending.
 
     Attributes:
-        parts: contiguous arrays, sent one after another, so a gradient in several TensorFlow
-            buffers needs no joining.
+        parts: contiguous arrays, sent one after another, so that a gradient in several TensorFlow
+            buffers need not be joined.
     """
 
     encoding: Encoding
@@ -72,7 +72,8 @@ def plain(array: NDArray) -> Encoded:
 
 
 def check_nbytes(encoding: Encoding, nbytes: int, length: int, dtype: str) -> str:
-    """Returns the expected size, in words; empty if ``nbytes`` fits ``length`` elements."""
+    """Returns an empty string if ``nbytes`` is the size of ``length`` elements in this encoding;
+    otherwise a text that says the expected size."""
     itemsize = np.dtype(dtype).itemsize
     expected = {
         "plain": length * itemsize,
@@ -100,10 +101,11 @@ def wire_dtype(encoding: Encoding, dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def wire_encoding(dtype: str) -> Encoding:
-    """The encoding of parameters and uncompressed gradients in a job with ``wire_dtype=dtype``.
+    """Returns the encoding of parameters and uncompressed gradients in a job with
+    ``wire_dtype=dtype``.
 
     Raises:
-        InvalidArgument: no such choice.
+        InvalidArgument: ``dtype`` is not a possible value.
     """
     if dtype not in _BY_WIRE_DTYPE:
         raise InvalidArgument(f"wire_dtype is {dtype!r}; expected {' or '.join(_BY_WIRE_DTYPE)}")
@@ -113,11 +115,12 @@ def wire_encoding(dtype: str) -> Encoding:
 def round_to(array: NDArray, encoding: Encoding) -> NDArray:
     """Rounds a float32 ``array`` to ``bfloat16`` or ``float16``, to nearest even.
 
-    Finite elements stay finite: those out of range become the largest finite number of their
-    sign. Keeps infinities and NaN.
+    Finite elements stay finite: elements out of range become the largest finite number of their
+    sign. Infinities and NaN are kept.
     """
     dtype, largest = _HALVES[encoding], LARGEST[encoding]
-    # NaN fails the comparison too. This costs a third of a check of every element.
+    # NaN fails the comparison, too. Comparing minimum and maximum takes a third of the time of
+    # checking every element.
     if not -largest <= array.min(initial=0) <= array.max(initial=0) <= largest:
         array = np.where(np.isinf(array), array, np.clip(array, -largest, largest))
     return array.astype(dtype)
@@ -127,7 +130,7 @@ def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
     """Encodes ``array``, ``[n]`` finite float32, as ``int8``.
 
     The scale of a block is its largest magnitude / 127, so the error of an element is at most half
-    a scale. A block with a subnormal scale becomes zeros.
+    the scale. A block whose scale would be subnormal becomes zeros.
     """
     raw = np.empty(4 * _blocks(len(array)) + len(array), np.uint8)
     scales, levels = _int8_parts(raw, len(array))
@@ -135,7 +138,7 @@ def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
         values = array[block].reshape(len(scales[rows]), -1)
         scale = np.maximum(values.max(axis=1), -values.min(axis=1)) / _LEVELS
         scale[scale < _SMALLEST_NORMAL] = 0
-        # Keeps 127 times the scale finite.
+        # Limits the scale, so that 127 times the scale is finite.
         np.minimum(scale, _LARGEST_SCALE, out=scale, where=np.isfinite(scale))
         scales[rows] = scale
         scale[scale == 0] = np.inf
@@ -166,7 +169,8 @@ def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> Non
     """Decodes ``raw``, ``int8`` or ``topk``, into ``into``, ``[n]`` contiguous.
 
     Raises:
-        InvalidArgument: ``raw`` is no such encoding of n elements. ``into`` is then garbage.
+        InvalidArgument: ``raw`` is not an encoding of n elements. The contents of ``into`` are then
+            undefined.
     """
     wrong = check_nbytes(encoding, len(raw), len(into), "float32")
     if wrong:
@@ -181,7 +185,7 @@ def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> Non
 
 def _decode_int8(raw: Bytes, into: npt.NDArray[np.float32]) -> None:
     scales, levels = _int8_parts(raw, len(into))
-    # Keeps 127 times a scale finite; NaN fails both comparisons.
+    # The upper limit keeps 127 times a scale finite. NaN fails both comparisons.
     sound = (scales >= 0) & (scales <= _LARGEST_SCALE)
     if not sound.all():
         first = int(np.argmin(sound))
@@ -226,8 +230,8 @@ def _int8_parts(raw: Bytes, length: int) -> tuple[NDArray, NDArray]:
 
 
 def _blockwise(length: int) -> Iterator[tuple[slice, slice]]:
-    """Yields slices of elements and of their scales: the full blocks, as many at a time as a cache
-    holds, then a partial last block."""
+    """Yields slices of elements and of their scales: first the full blocks, as many at a time as
+    fit the cache, then a partial last block."""
     full = length // INT8_BLOCK
     for start in range(0, full, _ROWS):
         stop = min(start + _ROWS, full)

@@ -1,12 +1,11 @@
 """The error classes of this project.
 
 ``psrpc.wire.status`` maps each class to a gRPC status and back, so an error raised in a server
-arrives at the client as the same class. A message names the thing, its value and the expected one.
-
-Each class has a code with a section in ``docs/errors.md``; a single error may have another code
-where it needs another fix. ``PS1xx`` is for the job and the command line, ``PS2xx`` the network,
-``PS3xx`` access, ``PS4xx`` data and checkpoints, ``PS5xx`` memory, disk and devices, ``PS6xx``
-training.
+arrives at the client as the same class. A message names the thing, its value and the expected
+value. Each class has a code with a section in ``docs/errors.md``. A single error may have a code of
+its own if it needs another fix than its class. ``PS1xx`` is for the job and the command line,
+``PS2xx`` the network, ``PS3xx`` access, ``PS4xx`` data and checkpoints, ``PS5xx`` memory, disk and
+devices, ``PS6xx`` training.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _CODED = re.compile(r"(PS\d{3}): ")
 class PsError(Exception):
     """Root of all errors that a user may see.
 
-    ``retryable``: trying again may help. ``sent``: False when the request surely changed nothing at
-    the peer. ``code``: the section in ``docs/errors.md``.
+    ``retryable``: whether trying again may help. ``sent``: False if the request certainly changed
+    nothing at the peer. ``code``: the section in ``docs/errors.md``.
     """
 
     retryable = False
@@ -29,11 +28,13 @@ class PsError(Exception):
     code = "PS699"
 
     ag_pass_through = True
-    """Makes TensorFlow's AutoGraph raise this error, not its own with the same text."""
+    """Makes TensorFlow's AutoGraph raise this error instead of one of its own with the same
+    text."""
 
     def __init__(self, message: str = "", *, code: str = "") -> None:
         """Takes the code from ``code``, the beginning of ``message`` or the class, in this order.
-        So an error keeps its code where only its text is kept, as in a job's failure reason."""
+        The second source preserves the code of an error that was stored or sent as text, such as a
+        job's failure reason."""
         found = _CODED.match(message)
         if found:
             code, message = code or found[1], message[found.end() :]
@@ -52,8 +53,8 @@ _FORBIDDEN = {"SQLITE_READONLY", "SQLITE_PERM", errno.EACCES, errno.EPERM, errno
 
 
 def disk_code(error: BaseException) -> str:
-    """The code of an ``OSError`` or ``sqlite3.Error``: full disk (PS502), forbidden file (PS503) or
-    failing disk (PS504)."""
+    """Returns the code of an ``OSError`` or ``sqlite3.Error``: full disk (PS502), forbidden file
+    (PS503) or failing disk (PS504)."""
     name = getattr(error, "sqlite_errorname", "")
     kind = name.partition("_")[2] and "_".join(name.split("_")[:2])
     why = getattr(error, "errno", None) or kind
@@ -67,18 +68,19 @@ _DISK_ADVICE = {
 
 
 def disk_reason(error: OSError) -> str:
-    """The system's own words, with advice for a full disk and a forbidden file."""
+    """Returns the operating system's text of the error, with advice if the disk is full or the file
+    forbidden."""
     return f"{error.strerror or error}{_DISK_ADVICE.get(disk_code(error), '')}"
 
 
 def error_line(error: PsError, before: str = "") -> str:
-    """The last line of a failed command on standard error: ``"error PS204: ..."``, with ``before``
-    in front of the message."""
+    """Returns the last line that a failed command writes to standard error: ``"error PS204: ..."``,
+    with ``before`` in front of the message."""
     return f"error {error.code}: {before}{error}"
 
 
 class InvalidJob(PsError):
-    """The job file, an override or the model is unusable; nothing was started."""
+    """The job file, an override or the model is unusable. Nothing was started."""
 
     code = "PS101"
 
@@ -102,13 +104,13 @@ class InvalidArgument(PsError):
 
 
 class AlreadyExists(PsError):
-    """The place is taken, such as a shard index or a run directory in use."""
+    """The requested place is taken, for example a shard index or a run directory that is in use."""
 
     code = "PS120"
 
 
 class JobDone(PsError):
-    """The run is complete, which is a success for the process that gets this."""
+    """The run is complete. For the process that gets this error, that is a success."""
 
     code = "PS127"
 
@@ -126,25 +128,28 @@ class LaunchFailed(PsError):
 
 
 class StaleGeneration(PsError):
-    """The message belongs to an older generation, policy or incarnation: pull and lease again."""
+    """The message belongs to an older generation, policy or incarnation. The caller has to pull and
+    lease again."""
 
     code = "PS220"
 
 
 class SegmentLost(StaleGeneration):
-    """The peer gave no answer and may still use the shared memory: abandon it and join again."""
+    """The peer did not answer and may still use the shared memory. The caller has to abandon that
+    memory and join again."""
 
     code = "PS221"
 
 
 class RoundPassed(PsError):
-    """The shard has passed the requested round, or has dropped the snapshot: lease again."""
+    """The shard has passed the requested round, or has dropped the snapshot. The caller has to
+    lease again."""
 
     code = "PS222"
 
 
 class NotReady(PsError):
-    """The peer waits for something first; the message says for what."""
+    """The peer cannot serve the request yet; the message says why."""
 
     code = "PS210"
     retryable = True
@@ -158,8 +163,8 @@ class Forming(NotReady):
 
 
 class Preparing(NotReady):
-    """The coordinator is alive and still reads its job: the caller asks again, even if it gives up
-    early on a silent coordinator."""
+    """The coordinator is alive and still reads its job. A caller should ask again, even one that
+    gives up early if a coordinator is silent."""
 
     code = "PS215"
 
@@ -187,15 +192,15 @@ class CoordinatorUnreachable(PsError):
 
 
 class CoordinatorRefuses(CoordinatorUnreachable):
-    """A coordinator answers that it will not start. A process that holds part of a run treats this
-    as silence and waits for a coordinator that serves the run."""
+    """A coordinator answers that it will not start. A process that has part of a run treats this
+    like silence and waits for a coordinator that serves the run."""
 
     code = "PS216"
 
 
 class OutcomeUnknown(PsError):
-    """A push or commit got no answer in time and may have taken effect. Repeating it is safe: the
-    peer recognises repetitions."""
+    """A push or commit got no answer in time and may have taken effect. Repeating it is safe,
+    because the peer recognizes repetitions."""
 
     code = "PS206"
     retryable = True
@@ -208,13 +213,14 @@ class AccessDenied(PsError):
 
 
 class ResourceExhausted(PsError):
-    """A bound was reached: staged attempts, snapshots, waiting calls, the size of a message."""
+    """A bound was reached, for example of staged attempts, snapshots, waiting calls, or the size of
+    a message."""
 
     code = "PS501"
 
 
 class TableFull(ResourceExhausted):
-    """An embedding table has ``max_rows`` rows, too few for the job."""
+    """An embedding table has ``max_rows`` rows already, and the job needs more."""
 
     code = "PS508"
 
@@ -226,13 +232,13 @@ class CheckpointError(PsError):
 
 
 class JobFailed(PsError):
-    """The job cannot go on; the message is the reason that every process prints."""
+    """The job cannot continue. The message is the reason, and every process prints it."""
 
     code = "PS601"
 
 
 class PortInUse(PsError):
-    """The address to serve on is taken by another process."""
+    """The address to listen on cannot be used, for example because another process has it."""
 
     code = "PS208"
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 
 
 class IntervalSet:
-    """A set of non-negative integers that stays small while its members are neighbours.
-
-    An epoch whose batches are all done is one interval, in whatever order they were done.
-    Not thread-safe.
+    """A set of non-negative integers that needs little memory if most members are adjacent. An
+    epoch whose batches are all done is one interval, in whatever order they were done. Not
+    thread-safe.
     """
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
@@ -45,7 +44,7 @@ class IntervalSet:
         return at >= 0 and start < self._stops[at]
 
     def end_of(self, member: int) -> int:
-        """Returns the least integer of at least ``member`` that is not in the set."""
+        """Returns the smallest integer, at least ``member``, that is not in the set."""
         at = bisect_right(self._starts, member) - 1
         return max(member, self._stops[at]) if at >= 0 else member
 

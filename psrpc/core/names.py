@@ -7,19 +7,21 @@ from pathlib import Path
 from psrpc.core.errors import InvalidArgument
 
 LONGEST = 200
-"""Bytes in UTF-8. File systems allow 255; temporary names are a few bytes longer."""
+"""Maximum length of a file name, in bytes of UTF-8. File systems allow 255, and temporary names are
+a few bytes longer than final ones."""
 
 DEEPEST = 4
-"""Most parts of a path in a run directory; two are in use."""
+"""Maximum number of parts of a path in a run directory; paths in use have two."""
 
 RUNS = Path("runs")
 ADDRESS = "address"
 JOB = "job.json"
 CERTS = "certs"
-"""Directory of certificates that the run made itself."""
+"""The directory of certificates that the run made for itself."""
 
 PLAINTEXT = "plaintext"
-"""Exists while the coordinator serves without certificates, even if the run has some."""
+"""A file that exists while the coordinator serves without certificates, even if the run has
+certificates."""
 
 CHECKPOINTS = "checkpoints"
 """The directory of a run's checkpoints. Load-bearing."""
@@ -28,17 +30,17 @@ SUMMARY = "summary.json"
 HISTORY = "history.csv"
 TOKEN = "token"
 LOCK = "lock"
-"""Held by the coordinator of the run."""
+"""The file that the coordinator of the run keeps locked."""
 
 STARTING = "starting"
-"""Locked by the process that starts the run, until its coordinator serves."""
+"""The file that the process that starts the run keeps locked until the coordinator serves."""
 
 
 def check_file_name(name: str, what: str) -> str:
     """Returns ``name`` if it is a plain file name; ``what`` describes it in the message.
 
     Raises:
-        InvalidArgument: it is empty, too long, hidden, a path, or has unprintable characters.
+        InvalidArgument: the name is empty, too long, hidden, a path, or has unprintable characters.
     """
     _check_part(name, what)
     if name.startswith("."):
@@ -49,10 +51,10 @@ def check_file_name(name: str, what: str) -> str:
 
 
 def inside(directory: Path, name: str, what: str) -> Path:
-    """Resolves ``name``, parts joined by ``/``, in ``directory``; follows symbolic links.
+    """Resolves ``name``, whose parts are joined by ``/``, in ``directory``; follows symbolic links.
 
     Raises:
-        InvalidArgument: it leads out of ``directory``, or a part is no plain name.
+        InvalidArgument: ``name`` leads out of ``directory``, or a part is not a plain name.
     """
     parts = name.split("/")
     if len(parts) > DEEPEST:

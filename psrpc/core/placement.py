@@ -29,14 +29,15 @@ def make_plan(
 ) -> Plan:
     """Lays ``variables`` and ``tables`` out over ``shards``.
 
-    ``cut`` divides every arena evenly, so no shard is a hot spot and a variable may span shards.
-    Variables that fill whole units of 64 bytes come first, then the others, both in the given
-    order: so the former are aligned, and TensorFlow need not copy them out of the arena. ``whole``
-    keeps each variable on one shard, and assigns the largest first to the emptiest shard.
+    ``cut`` divides every arena evenly, so that no shard is a hot spot; a variable may span shards.
+    Variables whose size is a multiple of 64 bytes come first, then the others, each group in the
+    given order. So the variables of the first group are aligned, and TensorFlow need not copy them
+    out of the arena. ``whole`` keeps each variable on one shard: it assigns variables in order of
+    size, the largest first, each to the shard with the fewest bytes so far.
 
     Raises:
-        InvalidJob: nothing to train, an unknown dtype, variables or tables with the same name, or
-            an impossible table.
+        InvalidJob: there is nothing to train, a dtype is unknown, variables or tables have the same
+            name, or a table has impossible settings.
     """
     variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
@@ -71,7 +72,7 @@ def _cut_evenly(
     length = sum(variables[i].size for i in members)
     step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
     cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
-    # Sorting is stable.
+    # sorted() is stable, so each group keeps the given order.
     order = sorted(members, key=lambda i: variables[i].size % step != 0)
     return order, [*cuts, length]
 
@@ -79,7 +80,8 @@ def _cut_evenly(
 def _keep_whole(
     variables: Sequence[VariableSpec], members: list[int], load: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Updates ``load``, the bytes on each shard so far."""
+    """Returns order and cuts for whole variables; adds their bytes to ``load``, the bytes on each
+    shard."""
     shards = len(load)
     per_shard: list[list[int]] = [[] for _ in range(shards)]
     for i in sorted(members, key=lambda i: (-variables[i].size, i)):

@@ -1,8 +1,8 @@
 """The plan: the place of every element of every variable, the same in all processes.
 
-All variables of one dtype and role lie end to end in an *arena*, which is cut over the shards. A
-worker holds each arena whole, as one flat array in the same order, so a variable is always
-contiguous there, and so is a shard's part of the arena.
+All variables of one dtype and role lie end to end in an *arena*, which is divided among the shards.
+A worker has each whole arena as one flat array in the same order. So every variable is contiguous
+in it, and so is every shard's part.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ Role = Literal["trainable", "state"]
 Placement = Literal["cut", "whole"]
 
 ALIGNMENT_BYTES = 64
-"""Cuts fall on multiples of this, so a shard's piece of an aligned array is aligned too."""
+"""Arenas are cut at multiples of this, so that a shard's part of an aligned array is aligned,
+too."""
 
 INTEGERS = "int64"
-"""The dtype of the arena of integers of all widths and booleans, which int64 holds exactly. An
-update replaces its values, see :attr:`ArenaPlan.replaced`. Load-bearing."""
+"""The dtype of the arena for integers of all widths and booleans; int64 represents all of them
+exactly. An update replaces its values, see :attr:`ArenaPlan.replaced`. Load-bearing."""
 
 DTYPES = ("float32", "float64", INTEGERS)
-"""The dtypes of arenas; :func:`check_variables` refuses a variable of any other."""
+"""The dtypes of arenas; :func:`check_variables` refuses variables of other dtypes."""
 
 AVERAGES = "model_variables_moving_average"
 """The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
 
-A checkpoint holds the raw parameters, so training resumes exactly. Keras replaces the trainable
-variables by their averages when ``fit`` ends (``finalize_variable_values``); here an export takes
-this slot in place of the trainable arenas, once ``iterations`` is above 0: before the first step it
-is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
-``ema_overwrite_frequency`` needs nothing of the reader: the shard's update overwrites at the same
-iterations as Keras.
+A checkpoint contains the raw parameters, so training resumes exactly. Keras replaces the trainable
+variables by their averages when ``fit`` ends (``finalize_variable_values``). Here an export uses
+this slot instead of the trainable arenas, but only if ``iterations`` is above 0, since the slot is
+all zeros before the first step. Evaluations use the raw parameters, as in Keras during ``fit``. A
+reader need not care about ``ema_overwrite_frequency``: the shard's update overwrites the parameters
+at the same iterations as Keras.
 """
 
 MEAN_SQUARE = "dc_mean_square"
@@ -70,7 +71,8 @@ class VariableSpec:
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements ``[start, stop)`` of a flattened variable, at ``offset`` of a shard's arena."""
+    """Elements ``[start, stop)`` of a flattened variable, which begin at ``offset`` in a shard's
+    part of an arena."""
 
     variable: VariableSpec
     start: int
@@ -92,7 +94,7 @@ class ArenaPlan:
 
     @property
     def length(self) -> int:
-        """Elements in the whole arena, over all shards."""
+        """Number of elements in the whole arena, over all shards."""
         return self.cuts[-1]
 
     @property
@@ -102,17 +104,17 @@ class ArenaPlan:
 
     @property
     def encodable(self) -> bool:
-        """Whether its elements may be encoded for the wire (psrpc.core.encoding)."""
+        """Whether its elements may travel in another encoding than plain (psrpc.core.encoding)."""
         return (self.dtype, self.role) == ("float32", "trainable")
 
     @property
     def replaced(self) -> bool:
-        """Whether an update replaces its elements instead of adding a gradient or a difference:
-        the mean of two counters is meaningless."""
+        """Whether an update replaces its elements instead of adding a gradient or a difference. It
+        does for integers, since the mean of two counters is meaningless."""
         return self.dtype == INTEGERS
 
     def shard_length(self, shard: int) -> int:
-        """Elements of the arena that live on ``shard``."""
+        """Returns the number of elements of the arena on ``shard``."""
         return self.cuts[shard + 1] - self.cuts[shard]
 
 
@@ -127,7 +129,7 @@ class Plan:
     tables: tuple[TableSpec, ...] = ()
 
     def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
-        """Returns the pieces of variables in ``arena`` on ``shard``, in arena order."""
+        """Returns the slices of variables that lie in ``arena`` on ``shard``, in arena order."""
         low, high = arena.cuts[shard], arena.cuts[shard + 1]
         slices = []
         for index, first in zip(arena.order, arena.starts, strict=True):
@@ -138,7 +140,8 @@ class Plan:
         return slices
 
     def shard_nbytes(self, shard: int) -> int:
-        """Bytes of parameters and state on ``shard``, without optimizer slots and tables."""
+        """Returns the bytes of parameters and state on ``shard``, without optimizer slots and
+        tables."""
         return sum(arena.shard_length(shard) * arena.itemsize for arena in self.arenas)
 
     def to_json(self) -> bytes:
@@ -151,7 +154,8 @@ class Plan:
             "arenas": [vars(a) for a in self.arenas],
         }
         if self.tables:
-            # Absent where there are none, as in older plans.
+            # Omitted if there are none, so that plans without tables keep their hash from before
+            # tables existed.
             document["tables"] = [table.to_json() for table in self.tables]
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
@@ -165,7 +169,7 @@ class Plan:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            InvalidJob: it is no plan; names the invalid field or the contradiction.
+            InvalidJob: ``data`` is not a plan; names the invalid field or the contradiction.
         """
         try:
             return Plan.from_document(parse_json(data))
@@ -199,10 +203,10 @@ def aligned_nbytes(nbytes: int) -> int:
 
 
 def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
-    """Makes an uninitialised ``[length]`` array on a 64-byte boundary.
+    """Makes an uninitialized ``[length]`` array on a 64-byte boundary.
 
-    TensorFlow aborts the process on an unaligned buffer from DLPack, so every buffer that may reach
-    TensorFlow comes from here.
+    TensorFlow aborts the process if it gets an unaligned buffer by DLPack, so every buffer that may
+    reach TensorFlow has to be made here.
     """
     nbytes = length * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -211,7 +215,7 @@ def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
 
 
 def check_variables(variables: Sequence[VariableSpec]) -> None:
-    """Raises InvalidJob for repeated names and unusable dtypes."""
+    """Raises InvalidJob if variables have the same name or an unusable dtype."""
     for name, uses in Counter(v.name for v in variables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
@@ -225,7 +229,7 @@ def check_variables(variables: Sequence[VariableSpec]) -> None:
 
 
 def check_table_specs(tables: Sequence[TableSpec]) -> None:
-    """Raises InvalidJob for repeated names and impossible settings."""
+    """Raises InvalidJob if tables have the same name or impossible settings."""
     for name, uses in Counter(table.name for table in tables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} tables are named {name!r}; give them different names")

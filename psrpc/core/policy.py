@@ -1,7 +1,8 @@
 """The consistency policy: when shards may apply a gradient, and how old it may be.
 
-Job, coordinator and shards share these settings, so this module checks them for all. A policy is
-an immutable value; its number, which rises with each change, is separate (``Fence.policy``).
+Job, coordinator and shards share these settings, so this module checks them for all three. A policy
+is an immutable value. The number of a policy, which rises with each change, is stored elsewhere
+(``Fence.policy``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FITS: Mapping[str, tuple[Mode, ...]] = {
     "dc_lambda": ("async", "ssp"),
     "dc_decay": ("async", "ssp"),
 }
-"""The modes of each setting."""
+"""Setting -> the modes that have it."""
 
 _WHY: Mapping[str, str] = {
     "replicas": "only rounds are made of so many micro-batches",
@@ -94,34 +95,37 @@ def _real(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Rules by which gradients of several workers become one sequence of updates.
+    """The rules that turn the gradients of several workers into one sequence of updates.
 
     Attributes:
         mode: ``async`` applies every gradient on arrival. ``sync`` applies the mean of a round of
             micro-batches. ``ssp`` (stale synchronous parallel, Ho et al. 2013) applies every
             gradient on arrival, but lets no worker run more than ``staleness`` steps ahead of the
             slowest.
-        replicas: K, concurrently open micro-batches of a round (sync).
-        aggregate: M, how many of them a round takes: the first M commits. The others count in a
-            later round (backup workers, Chen et al. 2016). None takes all K (sync).
-        speculate: an idle worker repeats the micro-batch of a late one; the first commit counts
+        replicas: K, the number of micro-batches that are open at the same time in a round (sync).
+        aggregate: M, the number of micro-batches that a round takes: those committed first. The
+            others are used in a later round (backup workers, Chen et al. 2016). None takes all K
             (sync).
-        round_deadline_s: after this the coordinator names the late workers of a round (sync).
-        balance: size micro-batches by the speed of their workers; the records of a round stay the
-            same (sync).
-        staleness: s, the steps that a worker may be ahead; 0 is a barrier (ssp).
-        max_staleness: shards refuse gradients of older parameters; their batch is leased again
-            (async).
+        speculate: whether an idle worker repeats the micro-batch of a late worker; the first commit
+            is used (sync).
+        round_deadline_s: time after which the coordinator reports the late workers of a round
+            (sync).
+        balance: whether to size micro-batches by the speed of their workers; the number of records
+            in a round stays the same (sync).
+        staleness: s, the number of steps that a worker may be ahead of the slowest; 0 makes all
+            wait after each step (ssp).
+        max_staleness: maximum number of updates since the parameters of a gradient. Shards refuse
+            staler gradients, and their batch is leased again (async).
         staleness_lr: ``inverse`` divides the learning rate by 1 + staleness (Zhang et al. 2016,
             "Staleness-aware Async-SGD", section 3.2) (async, ssp).
-        delay_compensation: corrects a gradient for the updates since (Zheng et al. 2017,
-            "Asynchronous SGD with Delay Compensation"): ``constant`` is DC-ASGD-c, ``adaptive``
-            DC-ASGD-a (async, ssp).
-        dc_lambda: λ of the correction; None takes the paper's.
+        delay_compensation: corrects a gradient for the updates since its parameters were pulled
+            (Zheng et al. 2017, "Asynchronous SGD with Delay Compensation"): ``constant`` is
+            DC-ASGD-c, ``adaptive`` DC-ASGD-a (async, ssp).
+        dc_lambda: λ of the correction; None for the value in the paper.
         dc_decay: m, the memory of the mean square in DC-ASGD-a; 0 ≤ m < 1.
 
     Raises:
-        InvalidSetting: a value out of range, or a setting that does not fit the mode; says why.
+        InvalidSetting: a value is out of range, or a setting does not fit the mode; says why.
     """
 
     mode: Mode = "async"
@@ -197,17 +201,19 @@ class Policy:
 
     @property
     def open(self) -> int:
-        """K, concurrently open micro-batches; 0 without rounds."""
+        """K, the number of micro-batches open at the same time; 0 without rounds."""
         return self.replicas or 0
 
     @property
     def taken(self) -> int:
-        """Micro-batches of one update: ``aggregate`` if set, else ``replicas``; 1 without rounds."""
+        """Number of micro-batches in one update: ``aggregate`` if set, else ``replicas``; 1 without
+        rounds."""
         return self.aggregate or self.replicas or 1
 
     @property
     def backups(self) -> bool:
-        """Whether a round leaves micro-batches, staged with old parameters, for a later one."""
+        """Whether a round leaves some micro-batches for a later round, so that their gradients are
+        of older parameters."""
         return self.rounds and self.taken < self.open
 
     @property
@@ -243,7 +249,8 @@ class Policy:
 
 
 def check_prefetch(policy: Policy) -> None:
-    """Refuses a ``policy`` for a job with ``prefetch_rows``. Raises InvalidSetting."""
+    """Checks that a job with ``prefetch_rows`` can have ``policy``. Raises InvalidSetting if
+    not."""
     if policy.max_staleness == 0:
         raise InvalidSetting(
             "prefetch_rows receives rows before the last update, and max_staleness is 0: every "

@@ -15,18 +15,19 @@ Positions: TypeAlias = Mapping[int, IntervalSet]
 
 
 MAX_WORKERS = 256
-"""Most workers whose figures are kept apart."""
+"""Maximum number of workers whose figures are kept separately."""
 
 MAX_EPOCHS = 1024
-"""Most epochs whose totals one report has: the newest ones. Older ones were reported before."""
+"""Maximum number of epochs whose totals one report contains. It contains the newest; the totals of
+older epochs were reported before."""
 
 MAX_COUNTS = 256
-"""Most entries of a histogram that are read. Shards send 64."""
+"""Maximum number of entries of a histogram that the coordinator reads. Shards send 64."""
 
 
 class AppliedEpoch(TypedDict):
-    """One epoch of an applied-set as plain JSON. Load-bearing: the header of a shard's file holds
-    it."""
+    """One epoch of an applied-set as plain JSON. Load-bearing: the header of a shard's file
+    contains it."""
 
     epoch: int
     applied: list[list[int]]
@@ -35,7 +36,8 @@ class AppliedEpoch(TypedDict):
 
 
 class EpochTotals(NamedTuple):
-    """Sums over the ``records`` of an epoch that a shard has applied: :mod:`psrpc.core.batch`."""
+    """Sums over the ``records`` of an epoch that a shard has applied, see
+    :mod:`psrpc.core.batch`."""
 
     epoch: int
     records: int
@@ -44,7 +46,7 @@ class EpochTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardRegistration:
-    """A shard's request to register. ``address`` is HOST:PORT for workers."""
+    """A shard's request to register. ``address`` is the HOST:PORT where workers reach it."""
 
     shard: int
     incarnation: int
@@ -56,8 +58,8 @@ class ShardRegistration:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """The state of a shard: parameters of ``version`` if it is ``initialized``, last changed in
-    ``generation``."""
+    """The state of a shard: whether it has parameters (``initialized``), their ``version``, and the
+    ``generation`` that it is in."""
 
     incarnation: int
     generation: int = 0
@@ -67,8 +69,8 @@ class HeldState:
 
 @dataclass(frozen=True, slots=True)
 class HeldReport:
-    """A shard's state once it has begun: its applied-set, the skipped part of it, and the totals of
-    its epochs."""
+    """A shard's state when it has begun a generation: its applied-set, the skipped part of that,
+    and the totals of its epochs."""
 
     holding: HeldState
     applied: Positions
@@ -78,12 +80,14 @@ class HeldReport:
 
 @dataclass(frozen=True, slots=True)
 class ShardFigures:
-    """Figures of a shard. ``staleness_counts[s]`` is the number of pushes applied with staleness s,
-    the last entry counts all above; ``workers`` are the same counts by worker. ``apply_s`` are the
-    seconds of its updates; see HeartbeatShardRequest for the others.
+    """Figures of a shard.
 
-    All counts start with the process, so those of a restarted process begin at 0 again. A sum over
-    shards covers the present processes."""
+    ``staleness_counts[s]`` is the number of pushes applied with staleness s; the last entry also
+    counts all larger ones. ``workers`` has the same counts by worker. ``apply_s`` is the time spent
+    in updates. See HeartbeatShardRequest for the others.
+
+    All counts begin at 0 when a process starts, so a sum over shards covers only the present
+    processes."""
 
     version: int = 0
     applied: int = 0
@@ -106,8 +110,9 @@ class ShardFigures:
 
 @dataclass(frozen=True, slots=True)
 class ShardHeartbeat:
-    """A heartbeat of a shard. ``failure`` says why it cannot go on, ``revoked`` is the number of
-    the newest revocation that it obeys; a ``leaving`` shard waits for its state to be saved."""
+    """A heartbeat of a shard. ``failure`` says why it cannot continue, and ``revoked`` is the
+    number of the newest revocation that it has carried out. A ``leaving`` shard waits for its state
+    to be saved."""
 
     shard: int
     incarnation: int
@@ -119,8 +124,8 @@ class ShardHeartbeat:
 
 @dataclass(frozen=True)
 class RowsFileEntry:
-    """One part of a shard's rows; it may have been written for an earlier checkpoint. Load-bearing:
-    manifests hold these fields."""
+    """One file of a shard's rows, which may have been written for an earlier checkpoint.
+    Load-bearing: manifests contain these fields."""
 
     name: str
     nbytes: int
@@ -129,8 +134,9 @@ class RowsFileEntry:
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One shard's part of a snapshot; ``file`` is empty when it was not to be written. ``rows``
-    are the files of its tables' rows, in order, ``evicted`` the file of evicted ones."""
+    """One shard's part of a snapshot. ``file`` is empty if the snapshot was not to be written.
+    ``rows`` are the files with the rows of its tables, in order; ``evicted`` is the file of evicted
+    rows."""
 
     shard: int
     version: int
@@ -143,8 +149,8 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """A shard's report of the snapshot ``name``, with its totals as of then; ``error`` says why it
-    could not be taken or written."""
+    """A shard's report of the snapshot ``name``, with the totals of that moment. ``error`` says why
+    the snapshot could not be taken or written."""
 
     incarnation: int
     generation: int

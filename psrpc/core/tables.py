@@ -1,4 +1,4 @@
-"""Embedding tables: their description in the plan, and the shard of each row.
+"""Embedding tables: their description in the plan, and the choice of a shard for each row.
 
 See docs/design/0010-embedding-tables.md.
 """
@@ -16,7 +16,8 @@ from farmhash import Fingerprint64
 from psrpc.core.document import anything, choice, flag, mapped, maybe, record, text, whole
 
 STRINGS = (1 << 63) - 25
-"""Upper bound, a prime, of ids of strings in a table without a vocabulary. Load-bearing."""
+"""Upper bound, exclusive, of the ids of strings in a table without a vocabulary; a prime.
+Load-bearing."""
 
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -25,17 +26,17 @@ Eviction = Literal["age", "frequency"]
 IdKind = Literal["numbers", "strings", "both"]
 
 FULL_EVERY = 16
-"""Default number of checkpoints of a table from one with all rows to the next."""
+"""Every how many checkpoints a table's rows are all written, by default."""
 
 MAX_IDS = 1 << 19
-"""Most ids per message, over all tables: 4 MiB of a message's 8."""
+"""Maximum number of ids per message, over all tables: 4 MiB of a message's 8 MiB."""
 
 OPTIMIZERS = ("SGD", "Adagrad", "RowwiseAdagrad", "Adam", "Ftrl")
-"""Optimizer classes for rows: Keras's, and row-wise Adagrad, which Keras lacks."""
+"""Optimizer classes for rows: classes of Keras, and row-wise Adagrad, which Keras does not have."""
 
 INITIALIZERS = ("uniform", "normal", "constant")
 MAX_WIDTH = 1 << 24
-"""Most elements of a row: 64 MiB, more than any message."""
+"""Maximum number of elements in a row: 64 MiB, more than any message."""
 
 _MADE_BY = {"class_name": text, "config": mapped(anything)}
 _CHECK = record(
@@ -57,8 +58,8 @@ _CHECK = record(
 )
 
 # The finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number
-# Generators", figure 16: mix64 variant 13): a bijection whose every output bit depends on every
-# input bit. Load-bearing: it cuts checkpoints.
+# Generators", figure 16: mix64 variant 13): a bijection in which every output bit depends on every
+# input bit. Load-bearing: it decides which shard's file of a checkpoint has a row.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -71,18 +72,19 @@ class TableSpec:
 
     Attributes:
         name: unique among the tables of a job.
-        width: elements of a row, float32.
+        width: number of elements of a row, float32.
         vocabulary: ids are ``0 .. vocabulary - 1``; None allows any int64.
         initializer: ``{"class_name": one of INITIALIZERS, "config": {...}}``; uniform has ``low``
             and ``high``, normal ``mean`` and ``stddev``, constant ``value``.
         optimizer: ``{"class_name": one of OPTIMIZERS, "config": {...}}``, serialized as Keras does.
         seed: of the initial values.
-        min_count: applied pushes that an id needs before it gets a row.
-        max_rows: rows over all shards, evenly divided; None is no limit.
-        eviction: selects the rows that make room for others; None: a full table is an error.
-        keep_evicted: checkpoints keep evicted rows, for export.
-        id_kind: input of the table's layers: numbers, strings, which :func:`hashed` maps to ids,
-            or both.
+        min_count: number of applied pushes that must name an id before it gets a row.
+        max_rows: maximum number of rows over all shards, divided evenly; None for no limit.
+        eviction: how to select the rows that make room for others; with None a full table is an
+            error.
+        keep_evicted: whether checkpoints keep evicted rows, for export.
+        id_kind: the input of the table's layers: numbers, strings (which :func:`hashed` maps to
+            ids), or both.
     """
 
     name: str
@@ -98,8 +100,8 @@ class TableSpec:
     id_kind: IdKind = "numbers"
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to plain JSON types; omits ``keep_evicted`` where it is false and ``id_kind``
-        where it is numbers, as in older plans."""
+        """Converts to plain JSON types. Omits ``keep_evicted`` if it is false and ``id_kind`` if it
+        is numbers, because older plans do not have these fields and the hash must stay the same."""
         document = dict(vars(self))
         if not self.keep_evicted:
             del document["keep_evicted"]
@@ -109,14 +111,15 @@ class TableSpec:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> TableSpec:
-        """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
+        """The inverse of :meth:`to_json`. Raises ValueError, which names the field."""
         return TableSpec(**_CHECK(document, "the table"))
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one table: ``ids`` int64 ``[n]``, strictly ascending, and ``values`` float32
-    ``[n, width]``, their contents or gradients. ``finite``: all values are known to be finite."""
+    """Rows of one table: ``ids`` int64 ``[n]``, strictly ascending, and ``values`` float32 ``[n,
+    width]``, the contents or gradients of the rows. ``finite`` says that all values are known to be
+    finite; False means that this is unknown."""
 
     ids: Ids
     values: npt.NDArray[np.float32] = field(repr=False)
@@ -124,7 +127,8 @@ class Rows:
 
 
 def mix(ids: npt.NDArray[Any]) -> Hashes:
-    """Hashes each element of an int64 or uint64 array to 64 bits, in its shape."""
+    """Hashes each element of an int64 or uint64 array to 64 bits; returns an array of the same
+    shape."""
     h = ids.astype(np.uint64) + _GOLDEN
     h ^= h >> _30
     h *= _FIRST
@@ -135,13 +139,14 @@ def mix(ids: npt.NDArray[Any]) -> Hashes:
 
 
 def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
-    """Returns the shard of each id in its shape: the upper half of its hash modulo ``shards``."""
+    """Returns the shard of each id, in the shape of ``ids``: the upper half of the id's hash modulo
+    ``shards``."""
     return (mix(ids) >> _32) % np.uint64(shards)
 
 
 def hashed(strings: Iterable[str | bytes], vocabulary: int | None = None) -> Ids:
-    """Maps strings to ids, int64 ``[n]``, below ``vocabulary`` or :data:`STRINGS`. Encodes ``str``
-    as UTF-8, like TensorFlow."""
+    """Maps strings to ids, int64 ``[n]``, below ``vocabulary``, or below :data:`STRINGS` if that is
+    None. Encodes ``str`` as UTF-8, like TensorFlow."""
     below = STRINGS if vocabulary is None else vocabulary
     return np.array([Fingerprint64(_bytes(one)) % below for one in strings], np.int64)
 

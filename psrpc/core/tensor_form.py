@@ -1,6 +1,6 @@
-"""Checks of a plan in JSON: its form and the consistency of its numbers. Pure.
+"""Checks the form of a plan in JSON and the consistency of its numbers. Pure.
 
-Only after :func:`check_plan` may code allocate memory in proportion to a number of a plan.
+Code must call :func:`check_plan` before it allocates memory in proportion to a number in a plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from psrpc.core.document import anything, choice, listed, mapped, maybe, record,
 
 MAX_SHARDS = 1 << 16
 MAX_ELEMENTS = 1 << 48
-"""Most elements of a variable: a thousand times the largest disks."""
+"""Maximum number of elements of a variable: a thousand times as many as the largest disks can
+store."""
 
 _EXTENTS = listed(whole(0, MAX_ELEMENTS), most=32)
 
@@ -45,8 +46,8 @@ _CHECK = record(
 
 
 def check_plan(document: Any) -> None:
-    """Checks that every variable lies whole in one arena of its kind, and that the shards together
-    cover each arena once. Ignores tables.
+    """Checks that every whole variable lies in one arena of its dtype and role, and that the shards
+    together cover each arena exactly once. Does not check tables.
 
     Raises:
         ValueError: names the field, or the arena.

@@ -1,4 +1,4 @@
-"""Text of messages: counts with nouns, sanitized peer texts, hidden secrets. Pure."""
+"""Formats and sanitizes text for messages, and hides secrets in it. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Iterable
 from typing import Any
 
 HIDDEN = "(not shown)"
-"""Replaces a whole value."""
+"""Replaces the whole value of a secret."""
 
 _STARS = "***"
 _SECRET = r"pass|pwd|auth|secret|token|key|credential|signature|\bsig"
 _NAMES_A_PLACE = re.compile(r"_(file|dir|path)$", re.IGNORECASE)
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"]*@")
-"""``user:password@`` before a host, up to the last ``@``: a password may have one."""
+"""``user:password@`` before a host. Matches up to the last ``@``, since a password may contain
+one."""
 
 NAME_CHARS = 255
-"""Most characters of the name of a host or a device."""
+"""Maximum number of characters in the name of a host or a device."""
 
 WORDS_CHARS = 2000
-"""Most characters of a reason to wait or to fail."""
+"""Maximum number of characters in a reason to wait or to fail."""
 
 NAMES_LISTED = 8
-"""Most names in a reason to wait, which a thousand workers may be given a thousand times."""
+"""Maximum number of names in a reason to wait. Without a limit, a thousand workers could each get a
+text with a thousand names."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -32,8 +34,8 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def first_names(names: Iterable[str]) -> str:
-    """Lists the first distinct names in order, and says so if there are others. Reads no further
-    than that."""
+    """Lists the first :data:`NAMES_LISTED` distinct names, sorted, and says if there are others.
+    Does not read ``names`` further than necessary."""
     found: set[str] = set()
     for name in names:
         if name not in found and len(found) == NAMES_LISTED:
@@ -48,8 +50,8 @@ def sanitize_lines(text: str, most: int) -> str:
 
 
 def sanitize(text: str, most: int = WORDS_CHARS) -> str:
-    """Sanitizes peer-supplied text for display: cuts it to ``most`` characters and replaces those
-    that a terminal obeys or that reorder others; keeps line ends."""
+    """Sanitizes peer-supplied text for display: cuts it to ``most`` characters, and replaces
+    characters that control a terminal or reorder others. Keeps line ends."""
     if len(text) > most:
         text = text[: most - 1] + "…"
     if text.isprintable():
@@ -58,7 +60,7 @@ def sanitize(text: str, most: int = WORDS_CHARS) -> str:
 
 
 def _is_obeyed(character: str) -> bool:
-    # Categories C*: control, format, surrogate, private use, not assigned.
+    # Categories C*: control, format, surrogate, private use, unassigned.
     return character != "\n" and unicodedata.category(character).startswith("C")
 
 
@@ -70,13 +72,14 @@ _PARAMETER = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether ``name`` is that of a secret, such as ``S3_SECRET_KEY`` or ``api_token``. A name that
-    ends in ``_FILE``, ``_DIR`` or ``_PATH`` tells where a secret is, and is none."""
+    """Whether ``name`` is the name of a secret, such as ``S3_SECRET_KEY`` or ``api_token``. Not if
+    it ends in ``_FILE``, ``_DIR`` or ``_PATH``: such a value only says where a secret is."""
     return bool(_IS_SECRET.search(name)) and not _NAMES_A_PLACE.search(name)
 
 
 def without_secrets(text: str) -> str:
-    """Hides user and password of URLs, and values of parameters and overrides named as secrets."""
+    """Hides user and password in URLs, and values of parameters and overrides that have the name of
+    a secret."""
 
     def starred(match: re.Match[str]) -> str:
         return f"{match[1]}{match[2]}={_STARS}" if is_secret_name(match[2]) else match[0]
@@ -85,7 +88,8 @@ def without_secrets(text: str) -> str:
 
 
 def document_without_secrets(value: Any) -> Any:
-    """Hides secrets in all texts of a JSON value, and values under the name of a secret."""
+    """Hides secrets in all texts of a JSON value, and whole values whose key is the name of a
+    secret."""
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, list):
