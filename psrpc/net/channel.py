@@ -1,4 +1,5 @@
-"""Channels, listening ports and addresses: one set of options for every process."""
+"""Opens channels and listening ports, and parses addresses, with the same options in every
+process."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ COORDINATOR_PORT = 5000
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *COMMON_OPTIONS,
-    # Cluster traffic never goes through a web proxy from the environment.
+    # Keeps cluster traffic from going through a web proxy that the environment names.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -38,7 +39,7 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
     """Splits ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or, with a default port, ``HOST``.
 
     Raises:
-        InvalidArgument: no port where one is needed, or not a port number.
+        InvalidArgument: a required port is missing, or it is not a port number.
     """
     host, colon, port = text.rpartition(":")
     if not colon or (port.endswith("]") and text.startswith("[")):
@@ -84,7 +85,7 @@ def open_channel(
     if not security.encrypted:
         check_reachable(address, security)
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    # A certificate names a role, not a machine.
+    # The certificate must have this name, because certificates name a role, not a machine.
     name = ("grpc.ssl_target_name_override", server_name(security.job, peer))
 
     def connect() -> grpc.Channel:
@@ -136,7 +137,7 @@ def bind(
     """Makes ``server`` listen on ``HOST:PORT`` and returns the port (chosen by the OS for 0).
 
     Args:
-        security: the one that the server was made with.
+        security: the settings that the server was made with.
 
     Raises:
         PortInUse: another process listens there, or the host is not one of this machine.
@@ -146,7 +147,8 @@ def bind(
     address = format_address(host, port)
     if not security.encrypted:
         _check_plaintext(address, security, "to listen on", "change the model")
-    # Checked first, since gRPC writes its own lines to standard error when it cannot listen.
+    # Tries the address first, since gRPC writes its own lines to standard error if it cannot
+    # listen.
     why = _why_not(host, port)
     if not why:
         security.announce()
@@ -199,6 +201,6 @@ def _why_not(host: str, port: int) -> str:
             if error.errno == errno.EADDRINUSE:
                 why = f"port {port} is in use by another process; stop it or choose another --bind"
         else:
-            # Like gRPC, be content with one of the addresses of a name.
+            # One usable address of a name is enough, as for gRPC.
             return ""
     return why

@@ -1,4 +1,5 @@
-"""The standard gRPC health service: the client of ``healthcheck`` commands, and servicers."""
+"""The standard gRPC health service: the client that ``healthcheck`` commands use, and the
+servicers."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 
 LIVES = ""
-"""The health name under which a server is SERVING from start to stop. Under its service's name the
-server reports whether it serves its part of a job."""
+"""The health name under which a server is SERVING from start to stop. Under the name of its service
+the server reports whether it serves its part of a job."""
 
 WHY = "this server's health cannot be watched; ask grpc.health.v1.Health/Check again and again"
 
@@ -32,16 +33,16 @@ def why_unhealthy(
     security: Security = PLAINTEXT,
     peer: Role = Role.COORDINATOR,
 ) -> str:
-    """Returns why ``service`` at ``address`` is not SERVING, with an error code where the server is
+    """Returns why ``service`` at ``address`` is not SERVING, with an error code if the server is
     unreachable; empty if it is SERVING.
 
     Args:
         service: e.g. ``"psrpc.v1.Coordinator"``; empty for the server as a whole.
-        security: of any role.
+        security: the settings of this process, which may have any role.
         peer: the role that the server's certificate must have.
 
     Raises:
-        InvalidArgument: the address is another machine's, and there are no certificates.
+        InvalidArgument: the address is on another machine, and there are no certificates.
     """
     name = service or "the server"
     with open_channel(address, security, peer) as channel:
@@ -88,7 +89,7 @@ def offer_reflection(
     """Enables gRPC reflection on ``server``, before it starts.
 
     Args:
-        services: full names; the generated code of each is imported.
+        services: full names; the generated code of each must be imported.
         address: HOST:PORT that the server listens on.
         asked: whether to enable it on addresses other than loopback, too.
     """

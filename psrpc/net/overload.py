@@ -1,9 +1,9 @@
-"""Admission of calls under overload, for threaded and asyncio servers.
+"""Limits the calls that threaded and asyncio servers admit.
 
-Vital calls (:data:`psrpc.net.limits.VITAL`) have threads of their own, or are not counted. Of the
-others a server serves a bounded number, in all and per address, and lets a bounded number wait;
-further calls get NotReady at once, which clients retry. A server reads no request before it has
-admitted the call."""
+A server serves a bounded number of calls, in total and per address, and lets a bounded number wait.
+Further calls get NotReady at once, and clients retry them. Vital calls
+(:data:`psrpc.net.limits.VITAL`) have threads of their own (threaded servers), or do not count
+(asyncio). A server reads a request only after it has admitted the call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CountingPool(ThreadPoolExecutor):
         except BaseException:
             self._ended()
             raise
-        # Also called for a call that is cancelled before a thread takes it.
+        # This also runs for a call that is cancelled before a thread takes it.
         future.add_done_callback(self._ended)
         return future
 
@@ -72,7 +72,8 @@ class LoadInterceptor(Interceptor):
     """Admits calls of a threaded server and reads single requests. Must be the last interceptor."""
 
     def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
-        """Takes the server's ``pool`` of ``threads``; ``waiting`` calls may wait for a thread."""
+        """``pool`` is the server's pool of ``threads`` threads. Up to ``waiting`` calls may wait
+        for a thread."""
         self._pool = pool
         self._threads, self._waiting = threads, waiting
         self._vital = ThreadPoolExecutor(VITAL_THREADS, thread_name_prefix="vital")
@@ -102,7 +103,8 @@ class LoadInterceptor(Interceptor):
         inner, read = behaviour_of(handler), self._read_by(handler)
 
         def call(requests: Any, context: grpc.ServicerContext) -> Any:
-            # Only the wait for the request is bounded: handling a vital call takes no time.
+            # Limits only the wait for the request, since handling a vital call takes almost no
+            # time.
             with self._vital_unread.present(context.peer()):
                 request = read(requests, context)
             return inner(request, context)
@@ -123,10 +125,10 @@ class LoadInterceptor(Interceptor):
 
 
 class AioLoadInterceptor(AioInterceptor):
-    """The same for asyncio servers."""
+    """Admits calls of an asyncio server and reads single requests. Must be the last interceptor."""
 
     def __init__(self, parked: int = MAX_PARKED) -> None:
-        """Serves up to ``parked`` calls at once, beside vital ones."""
+        """``parked`` is the maximum number of concurrent calls, not counting vital ones."""
         self._parked = parked
         self._calls = 0
         self._peers, self._vital = Peers(PEER_CALLS), Peers(PEER_CALLS)
@@ -168,7 +170,8 @@ class AioLoadInterceptor(AioInterceptor):
 
 
 class Peers:
-    """Counts the calls of each address, up to ``most``. Thread-safe; never blocks."""
+    """Counts the calls of each address and refuses more than ``most``. Thread-safe; never
+    blocks."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -177,8 +180,9 @@ class Peers:
 
     @contextmanager
     def present(self, peer: str) -> Iterator[None]:
-        """Counts a call of ``peer``, in gRPC's form ``ipv4:192.0.2.1:4711``, within the context.
-        Ignores the port, which differs for each connection. Raises NotReady at the limit."""
+        """Counts a call of ``peer`` during the context; ``peer`` has gRPC's form
+        ``ipv4:192.0.2.1:4711``. Ignores the port, which differs for each connection. Raises
+        NotReady at the limit."""
         address = peer.rpartition(":")[0]
         with self._lock:
             if self._calls[address] >= self._most:

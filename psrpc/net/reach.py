@@ -1,7 +1,7 @@
 """Diagnoses an unreachable peer: tries name, TCP and TLS one by one on a separate connection.
 
 gRPC reports UNAVAILABLE alike for a closed port, dropped packets, a peer that wants TLS and an
-untrusted certificate, which need different fixes.
+untrusted certificate, but these need different fixes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from psrpc.security.credentials import Security
 from psrpc.security.identity import Role, server_name
 
 TIMEOUT_S = 3.0
-"""Per step. Longer than TCP's first two retransmissions, in case a packet was lost."""
+"""Time limit per step. Longer than TCP's first two retransmissions, in case a packet is lost."""
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""The first bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, 3.4)."""
+"""The first bytes that an HTTP/2 client sends: preface and empty settings (RFC 9113, 3.4)."""
 
 _FRAME_HEADER = 9
 _SETTINGS = 4
@@ -38,7 +38,7 @@ _OTHER_NAME = {62}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the connection: its result, or the error, which names the fix."""
+    """One step of connecting: its result, or an error that says how to fix the problem."""
 
     name: str
     found: str = ""
@@ -118,7 +118,7 @@ def _connect(address: str, found: list[Any], timeout_s: float) -> socket.socket:
             connection.connect(where)
         except OSError as error:
             connection.close()
-            # Of several errors, a refusal says most: the machine is there.
+            # Prefers a refusal to other errors: it shows that the machine is there.
             refused = isinstance(last, ConnectionRefusedError)
             last = last if refused else error
         else:
@@ -148,7 +148,7 @@ def _greet(
     peer: Role,
     timeout_s: float,
 ) -> str:
-    """Starts a conversation as a client; describes the agreed protocol."""
+    """Starts to speak as a client; describes the protocol that both sides agree on."""
     if not security.encrypted:
         answer = _ask(connection, address, timeout_s)
         if _is_http2(answer):
@@ -209,7 +209,7 @@ def _handshake(
 
 
 def _unaccepted(address: str, security: Security) -> AccessDenied:
-    """The error where the peer hung up after it saw the credentials of this process."""
+    """Returns the error if the peer hangs up after it has seen the credentials of this process."""
     if security.by_token:
         return AccessDenied(
             f"{address} hangs up on this process, which shows a token and no certificate: its job "
@@ -227,7 +227,7 @@ def _unaccepted(address: str, security: Security) -> AccessDenied:
 def _untrusted(
     address: str, security: Security, peer: Role, error: ssl.SSLCertVerificationError
 ) -> AccessDenied:
-    """The error where this process rejects the certificate of the peer."""
+    """Returns the error if this process rejects the certificate of the peer."""
     if error.verify_code in _NOT_YET_OR_EXPIRED:
         return AccessDenied(
             f"the certificate of {address} has expired, or is not valid yet; `coordinator certs "

@@ -11,15 +11,16 @@ import grpc
 
 
 class SecureChannel(grpc.Channel):
-    """Forwards to a channel from ``connect``, and to a new one once the credential files have
+    """Forwards calls to a channel from ``connect``, and to a new one when the credential files have
     changed. Thread-safe.
 
-    gRPC's own channels keep their first credentials. Calls in flight stay on their channel until
-    the files change once more.
+    It is needed because gRPC's own channels keep their first credentials. Calls in flight stay on
+    their channel; that is closed when the files change once more.
     """
 
     def __init__(self, connect: Callable[[], grpc.Channel], stamp: Callable[[], object]) -> None:
-        """``connect`` makes a channel from the present files; ``stamp()`` changes with them."""
+        """``connect`` makes a channel from the present files. ``stamp()`` returns another value
+        after they have changed."""
         self._connect = connect
         self._stamp = stamp
         self._lock = threading.Lock()
@@ -41,7 +42,7 @@ class SecureChannel(grpc.Channel):
         return None
 
     def current(self) -> grpc.Channel:
-        """The channel for new calls."""
+        """Returns the channel for new calls."""
         stamp = self._stamp()
         with self._lock:
             if stamp == self._made_of or self._closed:

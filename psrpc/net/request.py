@@ -1,5 +1,5 @@
-"""Reads the single request of a call on demand: until then the server may refuse the call, and the
-request takes none of its memory."""
+"""Reads the single request of a call on demand. Until then the server can still refuse the call,
+and the request takes none of its memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from psrpc.net.limits import REQUEST_S
 from psrpc.wire.bounds import check_bounds
 
 Parse = Callable[[bytes], Any] | None
-"""Parses a message from bytes; None where the bytes are the message."""
+"""Parses a message from bytes; None if the bytes themselves are the message."""
 
 _UNREADABLE = "Exception deserializing request!"
 _MISSING = "expected exactly one request message"
-"""Close to gRPC's own words."""
+"""Like gRPC's own text."""
 
 
 class RequestReader:
@@ -32,7 +32,8 @@ class RequestReader:
     """
 
     def __init__(self, limit_s: float = REQUEST_S) -> None:
-        """Cancels calls whose request takes over ``limit_s``, at the latest after twice that."""
+        """Cancels calls whose request takes longer than ``limit_s``; the cancellation may come as
+        late as twice that."""
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._awaited: dict[grpc.ServicerContext, float] = {}
@@ -86,7 +87,8 @@ class RequestReader:
 
 
 async def read_request(context: Any, parse: Parse, limit_s: float = REQUEST_S) -> Any:
-    """The same for asyncio servers; aborts the call after ``limit_s``, too."""
+    """Reads the request of a call to an asyncio server. Aborts the call if the request is missing,
+    unreadable, or does not arrive within ``limit_s``. Raises as :meth:`RequestReader.read`."""
     try:
         async with asyncio.timeout(limit_s):
             data = await context.read()
