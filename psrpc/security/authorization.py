@@ -1,5 +1,5 @@
-"""Authorizes calls in both kinds of server, before the request is read: :mod:`psrpc.net.overload`
-reads it, further in."""
+"""Authorizes calls to threaded and asyncio servers before their requests are read;
+:mod:`psrpc.net.overload` reads those later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = get_logger()
 _BEARER = b"Bearer "
 
 _MOST_TOLD = 256
-"""Most different refusals that are logged."""
+"""Maximum number of different refusals that are logged."""
 
 Refusal = tuple[grpc.StatusCode, AccessDenied]
 
@@ -33,7 +33,7 @@ class Authorizer:
     """Authorizes calls to one server. Thread-safe."""
 
     def __init__(self, security: Security) -> None:
-        """``security`` is the server's own; it has certificates."""
+        """``security`` has the settings of the server, which has certificates."""
         self._security = security
         self._job = security.job
         self._told: set[str] = set()
@@ -96,7 +96,7 @@ class Authorizer:
 
 
 class AuthorizationInterceptor(Interceptor):
-    """For servers with threads; the first of a server's interceptors."""
+    """Authorizes the calls of a threaded server. Must be the first interceptor."""
 
     def __init__(self, security: Security, look_s: float = LOOK_S) -> None:
         """``look_s`` is the interval between checks of open calls."""
@@ -128,7 +128,7 @@ class AuthorizationInterceptor(Interceptor):
 
 
 class AioAuthorizationInterceptor(AioInterceptor):
-    """For asyncio servers; the first of a server's interceptors."""
+    """Authorizes the calls of an asyncio server. Must be the first interceptor."""
 
     def __init__(self, security: Security, look_s: float = LOOK_S) -> None:
         """See :class:`AuthorizationInterceptor`."""
@@ -174,18 +174,21 @@ class AioAuthorizationInterceptor(AioInterceptor):
 
 
 class _Ending:
-    """Ends a call from any thread. Its error asks the caller to connect again, which succeeds if
-    it has a new certificate by now; otherwise the next error has the reason."""
+    """Ends a call of an asyncio server from any thread.
+
+    The call ends with UNAVAILABLE, so that the caller connects again. That succeeds if the caller
+    has a new certificate by now; otherwise the next error says why it is refused."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._ended = False
         self.over = False
-        """Set once the call has ended by itself: gRPC then handles its task."""
+        """Whether the call has ended by itself; its task must not be cancelled any more, since gRPC
+        uses it."""
 
     def end(self) -> None:
-        """Ends the call. Any thread."""
+        """Ends the call. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -194,7 +197,8 @@ class _Ending:
             self._task.cancel()
 
     async def abort(self, context: Any) -> None:
-        """Runs in the cancelled task; does nothing if another party cancelled it."""
+        """Aborts the call, in its cancelled task. Does nothing if the task was not cancelled by
+        :meth:`end`."""
         if self._ended and self._task is not None:
             self._task.uncancel()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the certificate counts no more")

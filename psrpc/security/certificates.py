@@ -17,10 +17,10 @@ CA_CERTIFICATE = "ca.crt"
 CA_KEY = "ca.key"
 
 MOST_BYTES = 1 << 20
-"""Upper bound for files of keys and certificates."""
+"""Maximum size of files with keys and certificates."""
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of each file; a change means that the files were replaced."""
+"""Time, size and inode of each file. Another value means that files were replaced."""
 
 
 def certificate_name(role: Role) -> str:
@@ -35,13 +35,13 @@ def key_name(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The certificates that a process shows and trusts; consistent and valid when read.
+    """The certificates that a process shows and trusts. They were consistent and valid when read.
 
     Attributes:
         job: the job of the certificate authority.
-        ca: certificates of authorities, PEM.
+        ca: the certificates of the trusted authorities, PEM.
         own: key and certificate of the process, PEM; None without one.
-        expires: when the first of them expires.
+        expires: when the first of these certificates expires.
     """
 
     job: str
@@ -51,13 +51,13 @@ class Certificates:
 
 
 def stamp_of(directory: Path, role: Role | None) -> Stamp:
-    """Returns the versions of the files that :func:`read_certificates` reads; zeros for a missing
-    one."""
+    """Returns the stamps of the files that :func:`read_certificates` reads; zeros for a missing
+    file."""
     return tuple(stamp_of_file(directory / name) for name in _names(role))
 
 
 def stamp_of_file(path: Path) -> tuple[int, int, int]:
-    """Returns inode, size and time of a file; zeros if it is missing."""
+    """Returns modification time, size and inode of a file; zeros if it is missing."""
     try:
         found = path.stat()
     except OSError:
@@ -66,11 +66,11 @@ def stamp_of_file(path: Path) -> tuple[int, int, int]:
 
 
 def read_certificates(directory: Path, role: Role | None, now: datetime) -> Certificates:
-    """Reads ``ca.crt`` and, with a role, its certificate and key.
+    """Reads ``ca.crt`` and, if ``role`` is not None, the certificate and key of that role.
 
     Raises:
         InvalidArgument: a file is missing, unreadable, readable by others, expired or not of the
-            role, or they do not fit together; says which, and what to do.
+            role, or the files do not belong together. Says which file, and how to fix it.
     """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
@@ -79,7 +79,7 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
     ca_pem = read_pem_file(ca_path)
     authorities = _authorities(ca_path, ca_pem)
     job = job_of(authorities[0])
-    # Of several, each may be the one that counts at the other end.
+    # With several authorities, peers may use any of them, so only the newest must be valid.
     newest = max(authorities, key=lambda authority: authority.not_valid_after_utc)
     _check_time(newest, ca_path, now, f"coordinator certs init {directory}` in a new directory")
     if role is None:
@@ -121,7 +121,8 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
 
 
 def authorities_of(directory: Path) -> list[Any]:
-    """Parses the certificates in ``ca.crt``, all of one job. Raises InvalidArgument."""
+    """Parses the certificates in ``ca.crt``, which have to be of one job. Raises
+    InvalidArgument."""
     path = directory / CA_CERTIFICATE
     return _authorities(path, read_pem_file(path))
 
@@ -149,10 +150,10 @@ def _authorities(path: Path, pem: bytes) -> list[Any]:
 
 
 def read_pem_file(path: Path, why: str = "") -> bytes:
-    """Reads a small file. Raises InvalidArgument, with the fix.
+    """Reads a small file. Raises InvalidArgument, which says how to fix the problem.
 
     Args:
-        why: what more to say where there is none.
+        why: added to the message if the file does not exist.
     """
     try:
         with open_regular(path) as file:
@@ -182,11 +183,13 @@ def read_pem_file(path: Path, why: str = "") -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Reads a small file that only its owner may read. Group members may read a file of root, such
-    as a secret mounted by an orchestrator: PostgreSQL has the same rule for its keys.
+    """Reads a small file, and checks that only its owner may read it.
+
+    If it belongs to root, its group may read it, too, as for a secret that an orchestrator mounts;
+    PostgreSQL has the same rule for its keys.
 
     Raises:
-        InvalidArgument: others may read it; says what to run.
+        InvalidArgument: others may read the file; says which command fixes that.
     """
     content = read_pem_file(path)
     found = path.stat()

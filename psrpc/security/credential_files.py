@@ -1,4 +1,4 @@
-"""A process's certificates and token on disk, or their last usable content."""
+"""Reads a process's certificates and token from disk, and keeps their last usable content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORTEST_TOKEN = 16
 
 
 class CredentialFiles:
-    """Reads files when they are needed, and again when they have changed. Thread-safe."""
+    """Reads the files when they are needed, and again when they have changed. Thread-safe."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class CredentialFiles:
         now: Callable[[], datetime],
     ) -> None:
         """Args:
-        role: of the process.
-        directory: of the certificates; None in plaintext.
-        token_file: holds the token; None for a certificate of its own.
-        now: UTC.
+        role: the role of the process.
+        directory: the directory of the certificates; None for plaintext.
+        token_file: contains the token; None if the process shows a certificate instead.
+        now: returns the present time, UTC.
         """
         self._role = role
         self._directory = directory
@@ -50,12 +50,12 @@ class CredentialFiles:
         self._token: tuple[tuple[int, int, int], bytes] | None = None
 
     def stamp(self) -> Stamp:
-        """Returns a new value after the files that clients use were replaced."""
+        """Returns a value that changes when the files that clients use are replaced."""
         stamp = () if self._directory is None else stamp_of(self._directory, self._needed())
         return stamp if self._token_file is None else (*stamp, stamp_of_file(self._token_file))
 
     def certificates(self) -> Certificates:
-        """Returns the certificates on disk, or the last usable ones. Not in plaintext.
+        """Returns the certificates on disk, or the last usable ones. Do not call it for plaintext.
 
         Raises:
             InvalidArgument: none could be used so far.
@@ -77,7 +77,8 @@ class CredentialFiles:
             except InvalidArgument as error:
                 if known is None:
                     raise
-                # Perhaps half of them are replaced; the rest changes the stamp again.
+                # Perhaps only some files have been replaced yet. The other ones will change the
+                # stamp again.
                 log.warning("new certificates cannot be used", why=str(error))
                 self._certificates = (stamp, known[1])
                 return known[1]
@@ -87,10 +88,10 @@ class CredentialFiles:
             return found
 
     def token(self) -> bytes:
-        """Returns the token on disk, or the last usable one. Only with a token file.
+        """Returns the token on disk, or the last usable one. Do not call it without a token file.
 
         Raises:
-            InvalidArgument: none could be used so far.
+            InvalidArgument: no token has been usable so far.
         """
         assert self._token_file is not None
         with self._lock:
@@ -109,7 +110,7 @@ class CredentialFiles:
             return found
 
     def _needed(self) -> Role | None:
-        """Returns the role whose certificate is read; None where the authority's certificate is
+        """Returns the role whose certificate is needed; None if the authority's certificate is
         enough."""
         shown = self._role is not None and (self._role.serves or self._token_file is None)
         return self._role if shown else None
@@ -125,7 +126,7 @@ def _read_token(path: Path) -> bytes:
                 code="PS315",
             )
     token = read_secret(path).strip()
-    # What may stand in call metadata.
+    # Only characters that call metadata may contain.
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not all(32 < c < 127 for c in token):
         raise InvalidArgument(
             f"{path} holds no token; expected one line of at least {SHORTEST_TOKEN} letters and "

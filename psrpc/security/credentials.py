@@ -1,8 +1,9 @@
-"""The credentials of a process, and the check of its peers; made once when the process starts.
+"""The security settings of a process: its credentials, and the check of its peers. Made once when
+the process starts.
 
 Without certificates all traffic is plaintext and stays on this machine, unless ``insecure`` allows
-more. With certificates all traffic is TLS: a server shows its certificate, a client shows its own
-or, with a token file, the token."""
+it to leave. With certificates all traffic is TLS: a server shows its certificate; a client shows
+its certificate too or, with a token file, the token."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SOON = timedelta(days=7)
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """The options of each setting and their sources, for messages."""
+    """The name of the option that set each setting, for messages."""
 
     certs: str = "--certs"
     token_file: str = "--token-file"
@@ -49,11 +50,11 @@ class Security:
     """The security settings of a process. Thread-safe.
 
     Attributes:
-        role: what the process is; None for plaintext without one.
+        role: the role of the process; None if it has none, which only plaintext allows.
         insecure: whether plaintext may leave this machine.
-        directory: of the certificates; None for plaintext.
-        files: what the process shows, on disk.
-        revocations: of the certificates that peers show.
+        directory: the directory of the certificates; None for plaintext.
+        files: the certificates and the token on disk.
+        revocations: the revoked certificates of peers.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Security:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         start: Start = on_thread,
     ) -> None:
-        """Reads nothing; :meth:`from_options` checks everything. ``now`` is UTC; ``start`` runs
-        checks of the run directory."""
+        """Reads no files and checks nothing; :meth:`from_options` does both. ``now`` returns the
+        present time, UTC. ``start`` runs checks of the run directory."""
         self.role = role
         self.insecure = insecure
         self.directory = certs
@@ -89,15 +90,15 @@ class Security:
         """Reads and checks the files and values of the options.
 
         Args:
-            role: of this process.
+            role: the role of this process.
             certs: directory with ``ca.crt`` and the role's certificate and key.
-            token_file: holds the secret that stands for every role.
-            insecure: plaintext on any address.
-            asked: what said so, for messages.
+            token_file: contains the secret that all roles share.
+            insecure: whether plaintext is allowed on any address.
+            asked: the options that set these values, for messages.
 
         Raises:
-            InvalidArgument: options that contradict each other, or files that cannot be used; says
-                which, and what to do.
+            InvalidArgument: options contradict each other, or files cannot be used. Says which, and
+                how to fix it.
         """
         if insecure and certs is not None:
             raise InvalidArgument(
@@ -129,7 +130,7 @@ class Security:
         return Security(self.role, directory, self._token_file, self.insecure, self._asked)
 
     def announce(self) -> None:
-        """Logs warnings about the settings; called when the process starts."""
+        """Logs warnings about the settings. Called when the process starts."""
         if self.insecure:
             log.warning(
                 "INSECURE: anyone who reaches its ports can change the model",
@@ -181,10 +182,10 @@ class Security:
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Makes the credentials of a client from the current files, or from the last usable ones.
-        Only where :attr:`encrypted`."""
+        Requires :attr:`encrypted`."""
         found = self.files.certificates()
         if self.by_token:
-            # gRPC sends call credentials over TLS and over nothing else.
+            # gRPC sends call credentials only over TLS.
             return grpc.composite_channel_credentials(
                 grpc.ssl_channel_credentials(found.ca),
                 grpc.access_token_call_credentials(self.files.token().decode()),
@@ -193,7 +194,7 @@ class Security:
         return grpc.ssl_channel_credentials(found.ca, *found.own)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Makes the credentials of a server, which reads changed files at the next handshake."""
+        """Makes the credentials of a server; they use changed files from the next handshake on."""
         served = self.files.certificates()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -211,7 +212,7 @@ class Security:
         )
 
     def knows_token(self, sent: bytes) -> bool:
-        """Whether ``sent`` is the token; takes constant time."""
+        """Returns whether ``sent`` is the token; takes constant time."""
         return hmac.compare_digest(sent, self.files.token())
 
     def objection(self, peer: Peer) -> AccessDenied | None:

@@ -15,10 +15,8 @@ log = get_logger()
 
 
 class ServerContext:
-    """TLS context of a server that requires a certificate of the job. Thread-safe. The process
-    must have a certificate.
-
-    Only with a certificate of its own."""
+    """TLS context of a server that requires a certificate of the job from its clients. Thread-safe.
+    The process must have a certificate of its own."""
 
     def __init__(self, security: Security) -> None:
         self._files = security.files
@@ -28,7 +26,7 @@ class ServerContext:
         self._context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._where)
 
     def current(self) -> ssl.SSLContext:
-        """Returns the TLS context of the next handshake, from the current files."""
+        """Returns the TLS context for the next handshake, from the current files."""
         with self._lock:
             found = self._files.certificates()
             if found is not self._served:
@@ -36,15 +34,17 @@ class ServerContext:
                     self._context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._where)
                     self._served = found
                 except OSError as error:
-                    # Replaced once more meanwhile, perhaps by halves.
+                    # The files were replaced once more meanwhile, perhaps only some of them yet.
                     log.warning("new certificates cannot be used", why=str(error))
             return self._context
 
 
 def reader_context(security: Security) -> ssl.SSLContext:
-    """Makes the TLS context of a client of such a server. The process must have a certificate."""
+    """Makes the TLS context of a client of a :class:`ServerContext`. The process must have a
+    certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # A certificate names a role, not a machine; it is one of the job's all the same.
+    # The job's authority is checked, but not the name, since a certificate names a role, not a
+    # machine.
     context.check_hostname = False
     return _loaded(context, *_where(security))
 

@@ -15,7 +15,7 @@ from psrpc.core.errors import InvalidArgument
 SCHEME = "pserver://"
 DOMAIN = "pserver"
 CA = "ca"
-"""Takes the place of the role in the name of a job's certificate authority."""
+"""Stands in place of a role in the name of a job's certificate authority."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST = 63
@@ -32,7 +32,7 @@ class Role(StrEnum):
 
     @property
     def one(self) -> str:
-        """``a worker``, ``an operator``."""
+        """The role with its article: ``a worker``, ``an operator``."""
         return f"{'an' if self is Role.OPERATOR else 'a'} {self}"
 
     @property
@@ -48,10 +48,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A role in a job, checked when it is made: ``job`` is a DNS label.
+    """A role in a job. The constructor checks that ``job`` is a DNS label.
 
     Raises:
-        InvalidArgument: ``job`` is none.
+        InvalidArgument: it is not.
     """
 
     job: str
@@ -65,12 +65,12 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """``pserver://JOB/ROLE``, the URI SAN of its certificate."""
+        """``pserver://JOB/ROLE``, the URI SAN in the certificate of this identity."""
         return f"{SCHEME}{self.job}/{self.role}"
 
     @property
     def server_name(self) -> str:
-        """``ROLE.JOB.pserver``, the DNS SAN that a client expects of it."""
+        """``ROLE.JOB.pserver``, the DNS SAN that clients expect in its certificate."""
         return server_name(self.job, self.role)
 
     @classmethod
@@ -78,7 +78,7 @@ class Identity:
         """Reads ``pserver://JOB/ROLE``.
 
         Raises:
-            InvalidArgument: it is no such name.
+            InvalidArgument: ``uri`` does not have this form.
         """
         job, slash, role = uri.removeprefix(SCHEME).partition("/")
         if not uri.startswith(SCHEME) or not slash or role not in set(Role):
@@ -91,7 +91,7 @@ class Identity:
 
 @lru_cache(maxsize=256)
 def identity_of(uri: bytes) -> Identity | None:
-    """Parses the URI of a peer's certificate; None for a URI of another kind."""
+    """Parses the URI in a peer's certificate; None for a URI of another kind."""
     try:
         return Identity.from_uri(uri.decode())
     except (InvalidArgument, UnicodeDecodeError):
@@ -99,12 +99,12 @@ def identity_of(uri: bytes) -> Identity | None:
 
 
 def server_name(job: str, role: Role) -> str:
-    """The DNS name in the certificate of a serving ``role``."""
+    """Returns the DNS name in the certificate of ``role``, to which others connect."""
     return f"{role}.{job}.{DOMAIN}"
 
 
 def ca_uri(job: str) -> str:
-    """The URI SAN of the certificate authority of a job."""
+    """Returns the URI SAN of the certificate authority of a job."""
     return f"{SCHEME}{job}/{CA}"
 
 
@@ -116,7 +116,7 @@ def job_of_ca(uri: str) -> str:
 
 
 def check_job_name(job: str) -> None:
-    """Raises InvalidArgument for a name that cannot stand in a certificate."""
+    """Raises InvalidArgument for a job name that a certificate cannot contain."""
     if not _LABEL.fullmatch(job):
         raise InvalidArgument(
             f"job name {job!r} cannot stand in a certificate; expected 1 to {_LONGEST} lower-case "
@@ -125,7 +125,7 @@ def check_job_name(job: str) -> None:
 
 
 def job_name(text: str) -> str:
-    """Returns the valid job name nearest to ``text``, such as a file's name."""
+    """Returns a valid job name similar to ``text``, for example to the name of a file."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
     return label or "job"
 
@@ -148,7 +148,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "ReportSnapshot": _SHARDS,
         _COORDINATOR + "RegisterWorker": _WORKERS,
         _COORDINATOR + "HeartbeatWorker": _WORKERS,
-        # Readers look rows up, so they need the addresses of the shards.
+        # Readers look up rows, so they need the addresses of the shards.
         _COORDINATOR + "GetCluster": frozenset({Role.WORKER, Role.OPERATOR, Role.READER}),
         _COORDINATOR + "LeaseWork": _WORKERS,
         _COORDINATOR + "CommitBatch": _WORKERS,
@@ -173,17 +173,18 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
     }
 )
-"""Full name of each RPC, as on the wire, and the roles that may call it."""
+"""Full name of each RPC, as on the wire -> the roles that may call it."""
 
 
 def roles_of(method: str) -> frozenset[Role]:
-    """Roles that may call the RPC with the full name ``method``:
+    """Returns the roles that may call the RPC with the full name ``method``, for example
     ``/psrpc.v1.Coordinator/GetJob``."""
     return PERMISSIONS.get(method, frozenset())
 
 
 def may_read_metrics(peer: Identity | None, server: Identity) -> bool:
-    """Whether ``peer`` (None if unknown) may read the metrics of ``server``: operators, readers
-    (the role of metrics collectors), and the process itself, for its health check."""
+    """Returns whether ``peer`` (None if unknown) may read the metrics of ``server``. Operators and
+    readers (metrics collectors) may, and processes of the same role, because a process checks its
+    own health."""
     allowed = (Role.OPERATOR, Role.READER, server.role)
     return peer is not None and peer.job == server.job and peer.role in allowed

@@ -20,14 +20,14 @@ CACHED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A caller as its certificate identifies it. Without a certificate (plaintext, token) all
-    fields are empty.
+    """A caller, identified by its certificate. Without a certificate (plaintext, token) all fields
+    are empty.
 
     Attributes:
-        identity: job and role; None for a caller without a certificate, or with one that names no
-            role of this project.
-        name: the subject's common name: the role for a certificate that all processes of the role
-            share, and what ``coordinator certs add`` was given for that of one machine.
+        identity: job and role; None for a caller without a certificate, or whose certificate names
+            no role of this project.
+        name: the subject's common name. In a certificate that all processes of a role share it is
+            the role; in that of one machine it is the name given to ``coordinator certs add``.
         fingerprint: SHA-256 of the certificate (DER), lower-case hex.
         serial: lower-case hex, without leading zeros.
         not_after: the moment at which the certificate stops being valid, UTC.
@@ -41,7 +41,7 @@ class Peer:
 
     @property
     def role(self) -> Role | None:
-        """Its role; None where it names none."""
+        """The role of the caller; None if its certificate names none."""
         return self.identity.role if self.identity else None
 
     @property
@@ -58,8 +58,8 @@ NO_CERTIFICATE = Peer()
 
 
 def peer_of(context: Any) -> Peer:
-    """The caller of a gRPC call, threaded or asyncio. Costs microseconds: certificates are parsed
-    once. Thread-safe."""
+    """Returns the caller of a gRPC call, for threaded and asyncio servers. Takes microseconds,
+    since each certificate is parsed only once. Thread-safe."""
     found: Mapping[str, Sequence[bytes]] = context.auth_context() or {}
     pem = found.get("x509_pem_cert") or ()
     return peer_of_pem(bytes(pem[0])) if len(pem) == 1 else NO_CERTIFICATE
@@ -75,14 +75,14 @@ def peer_of_pem(pem: bytes) -> Peer:
 
 @lru_cache(maxsize=CACHED)
 def peer_of_der(der: bytes) -> Peer:
-    """The same for a certificate in DER form, as Python's ``ssl`` returns it."""
+    """Parses a verified certificate in DER form, as Python's ``ssl`` returns it."""
     from cryptography import x509
 
     return _peer(x509.load_der_x509_certificate(der))
 
 
 def serial_text(number: int) -> str:
-    """Formats a serial number as operators read and type it."""
+    """Formats a serial number in the form that operators read and type."""
     return f"{number:x}"
 
 
@@ -121,15 +121,15 @@ class _Call:
 
 
 class LiveCalls:
-    """The open calls of one server by callers with certificates. Thread-safe. One timer checks
-    them, and runs only while there are calls."""
+    """Ends open calls of one server when the certificates of their callers are no longer accepted.
+    Thread-safe. One timer checks all calls, and runs only while there are calls."""
 
     def __init__(
         self, objection: Callable[[Peer], AccessDenied | None], look_s: float = LOOK_S
     ) -> None:
         """Args:
-        objection: why a caller is not accepted now; None if it is.
-        look_s: time between two looks.
+        objection: returns why a caller is no longer accepted; None if it is accepted.
+        look_s: time between two checks.
         """
         self._objection = objection
         self._look_s = look_s
@@ -139,8 +139,8 @@ class LiveCalls:
 
     @contextmanager
     def present(self, peer: Peer, method: str, end: Callable[[], object]) -> Iterator[None]:
-        """Registers a call of ``peer`` for the length of a block; ``end``, called once from any
-        thread, ends the call early."""
+        """Registers a call of ``peer`` during a block. ``end`` must end the call early; it is
+        called at most once, from any thread."""
         if not peer.shown:
             yield
             return

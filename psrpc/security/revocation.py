@@ -1,6 +1,6 @@
 """The certificate revocation list of a job: ``crl.pem``, a standard X.509 CRL signed by the job's
-authority, beside the certificates. ``coordinator certs revoke`` writes it. A process applies the
-later one of that list and the list of its run."""
+authority, in the directory of the certificates. ``coordinator certs revoke`` writes it. The run
+directory may have such a list, too; a process applies the later one of both."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ Start = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """Attributes:
-    number: of the edition; each later one of an authority has a higher number.
-    serials: of the certificates that it names, as
-    :func:`psrpc.security.peer_certificate.serial_text`.
-    authority: SHA-256 of the certificate of the authority that signed it, hex; empty for none.
+    """A parsed revocation list.
+
+    Attributes:
+        number: number of the edition; later editions of the same authority have higher numbers.
+        serials: the serial numbers of the revoked certificates, in the form of
+            :func:`psrpc.security.peer_certificate.serial_text`.
+        authority: SHA-256 of the certificate of the authority that signed the list, hex; empty if
+            there is no list.
     """
 
     number: int = 0
@@ -53,31 +56,31 @@ class RevocationList:
         return f"edition {self.number} of the list" if self.authority else "gone"
 
     def older_than(self, other: RevocationList) -> bool:
-        """Whether ``other`` replaces this list: it is a later edition of the same authority, or
-        there is no list yet."""
+        """Returns whether ``other`` replaces this list, because it is a later edition of the same
+        authority, or because this is no list."""
         same = self.authority in ("", other.authority)
         return same and self.number < other.number
 
 
 NONE_REVOKED = RevocationList()
-"""The list where there is no file."""
+"""The list to use if there is no file."""
 
 
 def read_revocations(path: Path, authorities: Sequence[Any]) -> RevocationList:
     """Reads a list signed by one of ``authorities``; :data:`NONE_REVOKED` if there is no file.
 
     Raises:
-        InvalidArgument: it cannot be read, or none of them has signed it; says which and what to
-            do.
+        InvalidArgument: the list cannot be read, or none of the authorities has signed it. Says
+            which, and how to fix it.
     """
-    # Also where it is a link to nothing.
+    # Not exists(): a dangling link is an error, not a missing list.
     if not os.path.lexists(path):
         return NONE_REVOKED
     return revocations_of(read_pem_file(path), path, authorities)
 
 
 def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> RevocationList:
-    """The same for the content of ``path``."""
+    """Parses and checks ``pem``, the content of ``path``, like :func:`read_revocations`."""
     from cryptography.hazmat.primitives.hashes import SHA256
 
     crl = load_crl(pem, path)
@@ -93,21 +96,21 @@ def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> Revoca
 
 
 class RunList:
-    """The newest revocation list of a run, in its directory, which coordinator and shards share.
-    Thread-safe.
+    """Reads, and may write, the newest revocation list of a run, in the run directory, which
+    coordinator and shards share. Thread-safe.
 
     Attributes:
-        found: the list as it was when it was looked at last.
+        found: the list at the time of the last check.
     """
 
     def __init__(
         self, path: Path, own: Path, authorities: Callable[[], Sequence[Any]], keeps: bool
     ) -> None:
         """Args:
-        path: of the run's list.
-        own: of the list beside the certificates.
-        authorities: reads the certificates of those that may sign one.
-        keeps: whether this process writes the run's list, where its own is later.
+        path: the path of the run's list.
+        own: the path of the list in the directory of the certificates.
+        authorities: returns the certificates of the authorities that may sign a list.
+        keeps: whether this process replaces the run's list if its own list is later.
         """
         self.found = NONE_REVOKED
         self._path = path
@@ -119,8 +122,10 @@ class RunList:
         self._looking = threading.Lock()
 
     def look_if_due(self, now: datetime, start: Start) -> None:
-        """Runs :meth:`look` through ``start`` once in :data:`LOOK`. A run directory may be on a
-        network file system, and calls never wait for it: while one check hangs, no other begins."""
+        """Runs :meth:`look` through ``start``, at most once in :data:`LOOK`.
+
+        Does not wait for the check, because a run directory may be on a network file system that
+        hangs. While one check hangs, no other begins."""
         if self._looked is not None and abs(now - self._looked) < LOOK:
             return
         self._looked = now
@@ -137,13 +142,13 @@ class RunList:
             authorities = self._authorities()
             own = read_revocations(self._own, authorities)
         except InvalidArgument:
-            # Said where the process reads its own list.
+            # RevocationsInForce reports this error, since it reads the same file.
             return
         try:
             shared = read_revocations(self._path, authorities)
         except InvalidArgument as error:
-            # Of another authority, when certificates were made anew, or damaged: the next list that
-            # is kept replaces it.
+            # The list is damaged, or of another authority because certificates were made again. The
+            # next list that a process stores here replaces it.
             log.warning("the list of the run is not used", why=error.coded)
             shared = NONE_REVOKED
         if own.older_than(shared):
@@ -175,8 +180,8 @@ def on_thread(work: Callable[[], None]) -> None:
 
 
 def load_crl(pem: bytes, path: Path) -> Any:
-    """Parses the one list in PEM form; an ``x509.CertificateRevocationList``. Raises
-    InvalidArgument."""
+    """Parses a file with exactly one list in PEM form; returns an
+    ``x509.CertificateRevocationList``. Raises InvalidArgument."""
     from cryptography import x509
 
     lists = pem.count(b"-----BEGIN X509 CRL-----")
@@ -207,19 +212,20 @@ def _signed_by(crl: Any, authority: Any) -> bool:
 
 
 class RevocationsInForce:
-    """Reads lists when they are needed, and again when they have changed. Thread-safe.
+    """Decides which revocation list applies. Reads lists when they are needed, and again when they
+    have changed. Thread-safe.
 
     Attributes:
-        last: the list that was in force when it was asked for last; None before that.
-        on_revoked: called with the serial numbers of certificates that a list names which was read
-            while this process ran; on any thread, and it must not block.
+        last: the result of the last :meth:`find`; None before the first.
+        on_revoked: called with the new serial numbers when a changed list is read while this
+            process runs. May be called on any thread, and must not block.
     """
 
     def __init__(self, directory: Path | None, now: Callable[[], datetime], start: Start) -> None:
         """Args:
-        directory: of the certificates; None in plaintext, where none are revoked.
-        now: UTC.
-        start: has looks at the run directory done.
+        directory: the directory of the certificates; None for plaintext, where none are revoked.
+        now: returns the present time, UTC.
+        start: runs a check of the run directory without waiting for it.
         """
         self.last: RevocationList | None = None
         self.on_revoked: Callable[[list[str]], object] = lambda _serials: None
@@ -231,12 +237,12 @@ class RevocationsInForce:
         self._run_list: RunList | None = None
 
     def find(self) -> RevocationList:
-        """Returns the current list, or the last usable one: a list that is missing, unreadable,
-        not signed by the authority or older than the last changes nothing and is logged. After
-        :meth:`share` it is the later one of this list and the run's.
+        """Returns the current list, or the last usable one. A list that is missing, unreadable, not
+        signed by the authority or older than the last one is logged and not used. After
+        :meth:`share`, returns the later one of this list and the run's.
 
         Raises:
-            InvalidArgument: it never could.
+            InvalidArgument: no list has been usable so far.
         """
         directory = self._directory
         if directory is None:
@@ -278,9 +284,10 @@ class RevocationsInForce:
             return found
 
     def share(self, run_dir: Path, keeps: bool = False) -> None:
-        """Applies the list in ``run_dir``, too, from now on, if it is later than the one beside
-        the certificates; with ``keeps`` this process stores the later one there. So a process of
-        the run that starts without the list, or with an old one, accepts no revoked certificate."""
+        """From now on also applies the list in ``run_dir``, if that is later than the list in the
+        directory of the certificates. With ``keeps`` this process stores the later one in
+        ``run_dir``. So even a process that starts without a list, or with an old one, accepts no
+        revoked certificate."""
         directory = self._directory
         if directory is None:
             return

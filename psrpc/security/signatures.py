@@ -1,21 +1,21 @@
 """Proofs that the coordinator issues and shards check: sessions, grants and signed decisions.
 
-A worker runs its user's code, so a shard trusts nothing that it says about itself or about others.
-What a worker passes on from the coordinator carries a proof that the worker cannot make:
+A worker runs its user's code, so a shard trusts nothing that a worker says about itself or others.
+Data that a worker passes on from the coordinator has a proof that the worker cannot make:
 
-* a *session* says which worker calls, and with which certificate. Ed25519, checked once;
+* a *session* says which worker calls, and with which certificate. Ed25519 signature, checked once;
 * a *grant* says that an attempt was leased to that worker in this generation. BLAKE2b with a key
-  that coordinator and shards share, since one is checked for every push: 2 microseconds, where a
-  signature takes 200;
-* a *receipt* says that a shard has the attempt, and whether with a gradient or as skipped. Made
-  with the same key, and checked by the coordinator, or by the other shards where a round is decided
-  ahead: a worker cannot report what it did not push.
-  Those of all shards are pieces of one stretch of SHAKE128, so that the coordinator makes the
-  receipts of a hundred shards in 5 microseconds;
-* a *signed decision* is a round as the coordinator stored it. Ed25519, checked once for a round.
+  that coordinator and shards share, because a grant is checked for every push: that takes 2
+  microseconds, and a signature 200;
+* a *receipt* says that a shard has the attempt, and whether with a gradient or as skipped, so that
+  a worker cannot report an attempt that it did not push. Made with the same key, and checked by the
+  coordinator, or by the other shards if the round was decided ahead. The receipts of all shards are
+  pieces of one output of SHAKE128, so the coordinator makes a hundred in 5 microseconds;
+* a *signed decision* is a round as the coordinator stored it. Ed25519 signature, checked once per
+  round.
 
-The keys are new with each coordinator process and reach shards on their own command stream, with
-the order to begin a generation. Pure.
+Each coordinator process makes new keys. It sends them to shards in their command streams, with the
+order to begin a generation. Pure.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from psrpc.v1 import types_pb2 as types
 
 SESSION = b"psrpc.v1 session\0"
 DECISION = b"psrpc.v1 decision\0"
-"""Signed bytes begin with their purpose, so that no signature serves another. Load-bearing, as are
-the sizes and ``_GRANTED``: clients in other languages pass these bytes on."""
+"""Signed bytes begin with their purpose, so that a signature cannot be used for another purpose.
+Load-bearing, as are the sizes and ``_GRANTED``, because clients in other languages pass these bytes
+on."""
 
 SIGNATURE_BYTES = 64
 GRANT_BYTES = 16
@@ -47,10 +48,11 @@ NONCE_BYTES = 16
 SECRET_BYTES = 32
 
 MAX_SESSION_BYTES = 255
-"""A session names a worker and a certificate's common name, which X.509 bounds at 64 characters."""
+"""Maximum size of a session token, which contains the name of a worker and the common name of a
+certificate. X.509 limits the latter to 64 characters."""
 
 _GRANTED = struct.Struct("<QQIQI")
-"""Generation, attempt, and the batch's epoch, first and count; the worker's name follows."""
+"""Generation, attempt, and the batch's epoch, first and count. The worker's name follows."""
 
 _GRANT = b"psrpc.v1 grant"
 _CLOCKED = b"psrpc.v1 clock"
@@ -63,8 +65,8 @@ _RECEIPT = {False: b"psrpc.v1 receipt, applied", True: b"psrpc.v1 receipt, skipp
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """A worker's registration: the name that it was given, and the common name of the certificate
-    that it registered with, empty without certificates."""
+    """A worker's registration: the name that the coordinator gave it, and the common name of the
+    certificate that it registered with (empty without certificates)."""
 
     worker: str
     certificate: str
@@ -79,11 +81,12 @@ class SignedDecision:
 
 
 INITIALIZE = BatchId(0, 0, 0)
-"""Initializing shards has the grant of an empty batch and attempt 0, which no lease has."""
+"""The grant to initialize shards is that of this empty batch and attempt 0, which no lease has."""
 
 
 def grant_of(key: bytes, worker: str, generation: int, batch: BatchId, attempt: int) -> bytes:
-    """The proof that ``attempt`` of ``batch`` was leased to ``worker`` in ``generation``."""
+    """Returns the proof that ``attempt`` of ``batch`` was leased to ``worker`` in
+    ``generation``."""
     return _mac(key, _GRANT, _granted(worker, generation, batch, attempt))
 
 
@@ -96,7 +99,8 @@ def receipt_of(
     shard: int,
     skipped: bool,
 ) -> bytes:
-    """The proof that ``shard`` has this attempt of ``worker``, ``skipped`` or with a gradient."""
+    """Returns the proof that ``shard`` has this attempt of ``worker``, either as ``skipped`` or
+    with a gradient."""
     stretch = receipts_of(key, worker, generation, batch, attempt, shard + 1, skipped)
     return stretch[-GRANT_BYTES:]
 
@@ -111,14 +115,15 @@ def receipts_of(
     skipped: bool,
 ) -> bytes:
     """Returns the receipts of the first ``shards`` shards, concatenated."""
-    # A sponge, keyed by what it absorbs first; the key has one length, so no other message begins
-    # like this one.
+    # SHAKE is a sponge, so a key in front of the message authenticates it. All keys have the same
+    # length, so the boundary between key and message is unambiguous.
     message = key + _RECEIPT[skipped] + _granted(worker, generation, batch, attempt)
     return hashlib.shake_128(message).digest(GRANT_BYTES * shards)
 
 
 def clock_proof(key: bytes, generation: int, clock: WorkerClock) -> bytes:
-    """The proof that the coordinator counts ``clock.worker`` from this clock on."""
+    """Returns the proof that the coordinator has others wait for ``clock.worker`` from this clock
+    on."""
     packed = _CLOCK.pack(generation, clock.entry, clock.steps)
     return _mac(key, _CLOCKED, packed + clock.worker.encode())
 
@@ -178,10 +183,10 @@ def check_receipts(
 
 
 def read_session(verify: bytes, token: bytes) -> SessionIdentity:
-    """Returns the session of ``token``, which is checked once and then remembered.
+    """Returns the session in ``token``. Checks each token only once and then remembers it.
 
     Raises:
-        AccessDenied: the coordinator whose key ``verify`` is has issued no such session.
+        AccessDenied: ``token`` was not issued by the coordinator whose public key is ``verify``.
     """
     if not token:
         raise AccessDenied("the call names no session; a worker registers first", code="PS309")
@@ -203,8 +208,8 @@ def check_decision(verify: bytes, signed: SignedDecision) -> None:
 
 
 def session_body(session: SessionIdentity, nonce: bytes) -> bytes:
-    """Returns the signed bytes of a session, without :data:`SESSION`. In a token they follow the
-    signature."""
+    """Returns the signed bytes of a session, without the prefix :data:`SESSION`. In a token they
+    follow the signature."""
     return types.Session(
         worker=session.worker, certificate=session.certificate, nonce=nonce
     ).SerializeToString()
@@ -235,7 +240,8 @@ def _read_session(verify: bytes, token: bytes) -> SessionIdentity:
 
 @lru_cache(maxsize=8)
 def _is_decision(verify: bytes, decision: bytes, signature: bytes) -> bool:
-    """Remembers the last decision: all workers of a round bring the same one."""
+    """Checks a decision and remembers the result, since all workers of a round bring the same
+    decision."""
     return _verifies(verify, signature, DECISION + decision)
 
 
