@@ -1,8 +1,8 @@
 """Bounds of every string, bytes and repeated field of a request.
 
-A server checks a request once, right after decoding it. Servers keep, log and forward strings (a
-shard sends its coordinator the names of pushing workers), so an unbounded one would take memory and
-in the end make a message too long to send.
+A server checks a request once, right after decoding it. The bounds are needed because servers keep,
+log and forward strings (a shard sends its coordinator the names of pushing workers): an unbounded
+string would take memory, and could make a later message too long to send.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Form(NamedTuple):
     each: tuple[tuple[str, _Form], ...]
     name: str = ""
     least: int = 0
-    """The least bound in it: no shorter message can exceed any."""
+    """The smallest bound in the message. A message that is shorter than this cannot exceed any."""
 
     @property
     def empty(self) -> bool:
@@ -145,7 +145,8 @@ class _Form(NamedTuple):
 
 def check_bounds(message: Message, nbytes: int) -> None:
     """Checks the bounds of all fields of a request of ``nbytes`` on the wire, nested ones included.
-    Costs nothing where the message is shorter than each bound, as most headers of exchanges are.
+    Takes no time if the whole message is shorter than its smallest bound, as most headers of
+    exchanges are.
 
     Raises:
         InvalidArgument: names the field, its size and the bound.
@@ -156,8 +157,8 @@ def check_bounds(message: Message, nbytes: int) -> None:
 
 
 def shorten(message: Any) -> None:
-    """Cuts texts that exceed the bound :data:`TEXT`: an error text may have any length, and its
-    beginning says what happened."""
+    """Cuts texts that exceed the bound :data:`TEXT`. Senders need it because an error text may have
+    any length; its beginning says enough."""
     form = _form(message.DESCRIPTOR)
     for name, bound, _ in form.lengths:
         if bound == TEXT and len(getattr(message, name)) > bound:

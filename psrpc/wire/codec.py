@@ -1,4 +1,4 @@
-"""Streams of arena chunks: plain protobuf on the wire, without protobuf objects.
+"""Encodes and decodes streams of arena chunks: protobuf on the wire, but without protobuf objects.
 
 Every message of a tensor stream is ``{header = 1; Chunk chunk = 2}`` with
 ``Chunk{arena = 1; offset = 2; data = 3}``, which any gRPC client can speak with the generated
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from psrpc.core.errors import InvalidArgument
 
 MAX_CHUNK_BYTES = 2 << 20
-"""Payload per message. Streams are equally fast from 1 to 4 MiB, slower above."""
+"""Maximum payload per message. Streams are equally fast from 1 to 4 MiB, and slower above."""
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _HEADER_ONLY = bytes((_HEADER_TAG,))
@@ -107,7 +107,8 @@ def parse_message(message: bytes) -> StreamMessage:
                 return StreamMessage(message[at:], None)
         for tag, _, value in _fields(view):
             if tag == _HEADER_TAG:
-                # Occurrences of a message field merge, which concatenating their bytes does.
+                # Protobuf merges repeated occurrences of a message field; concatenating their bytes
+                # does the same.
                 headers.append(value)
             elif tag == _CHUNK_TAG:
                 if chunk is not None:
@@ -133,7 +134,7 @@ def _parse_chunk(view: memoryview) -> Piece:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Yields ``(tag, number, payload)`` of each field; IndexError where bytes are missing."""
+    """Yields ``(tag, number, payload)`` of each field; raises IndexError if bytes are missing."""
     at, end = 0, len(view)
     while at < end:
         tag, at = _read_varint(view, at)

@@ -85,7 +85,7 @@ def to_batch(batch: BatchId) -> types_pb2.BatchId:
 
 
 def from_batch(message: types_pb2.BatchId) -> BatchId:
-    """Decodes a batch id, which may be one of no job."""
+    """Decodes a batch id, unchecked."""
     return BatchId(message.epoch, message.first, message.count)
 
 

@@ -1,4 +1,4 @@
-"""Interceptors around all handlers of threaded and asyncio servers; turns errors into gRPC status.
+"""Wraps all handlers of threaded and asyncio servers, and turns errors into gRPC status.
 
 The body of a streaming handler runs while gRPC iterates over its result, after the call has
 returned, so interceptors wrap the iteration as well as the call.
@@ -21,10 +21,11 @@ from psrpc.wire.status import CODES, details, trailing_metadata
 log = get_logger()
 
 MOST_TOLD = 256
-"""Most different texts of forbidden calls that a server logs as warnings."""
+"""Maximum number of different texts of forbidden calls that a server logs as warnings."""
 
 _POOL = "experimental_thread_pool"
-"""gRPC runs a behaviour on the pool in this attribute; :func:`remake` keeps it."""
+"""The attribute of a behaviour from which gRPC takes the pool to run it on; :func:`remake` keeps
+it."""
 
 
 def remake(
@@ -88,10 +89,11 @@ class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The same for asyncio servers, which ask for the handler at every call: it is wrapped once."""
+    """Wraps the handlers of an asyncio server. Such a server asks for the handler at every call;
+    each handler is wrapped only once."""
 
     _made: dict[str, tuple[Handler, Handler]] | None = None
-    """By method: what was wrapped, and the result."""
+    """Method -> the handler and its wrapped form."""
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """Returns the handler for a call to ``method``."""
@@ -122,7 +124,8 @@ class _Refusals:
         self._warned: set[str] = set()
 
     def log(self, method: str, peer: str, error: PsError) -> None:
-        """Warns once of each forbidden call: its caller is broken or malicious."""
+        """Logs a refused call. Warns once about each text of a forbidden call, since its caller is
+        broken or malicious."""
         why = str(error)
         new = why not in self._warned and len(self._warned) < MOST_TOLD
         if isinstance(error, AccessDenied) and new:

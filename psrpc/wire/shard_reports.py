@@ -1,6 +1,6 @@
 """Converts what shards report to the coordinator into messages, and back.
 
-The decoders drop or bound what a shard cannot mean, and sanitize its texts.
+The decoders drop or limit impossible values, and sanitize the texts of shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from psrpc.v1 import types_pb2 as types
 
 
 def seconds(value: float) -> float:
-    """Returns a peer's duration in seconds; 0.0 for a negative or non-finite one."""
+    """Returns a duration from a peer, in seconds; 0.0 if it is negative or not finite."""
     return max(0.0, value) if math.isfinite(value) else 0.0
 
 
@@ -64,7 +64,7 @@ def from_registration(message: pb.RegisterShardRequest) -> ShardRegistration:
 
 
 def to_watch(shard: int, held: HeldState) -> pb.WatchRequest:
-    """Encodes the request for the commands of a shard that holds ``held``."""
+    """Encodes the request of a shard with state ``held`` for its commands."""
     return pb.WatchRequest(
         shard=shard,
         incarnation=held.incarnation,
@@ -75,15 +75,15 @@ def to_watch(shard: int, held: HeldState) -> pb.WatchRequest:
 
 
 def from_held(message: pb.WatchRequest | pb.ReportShardReadyRequest) -> HeldState:
-    """Decodes the state that a shard holds."""
+    """Decodes the state of a shard."""
     return HeldState(message.incarnation, message.generation, message.initialized, message.version)
 
 
 def to_ready(
     shard: int, held: HeldState, applied: Iterable[AppliedEpoch], error: str = ""
 ) -> pb.ReportShardReadyRequest:
-    """Encodes the report of a shard that has begun a generation; with ``error``, of one that
-    cannot."""
+    """Encodes the report of a shard that has begun a generation, or with ``error`` of a shard that
+    cannot begin it."""
     return pb.ReportShardReadyRequest(
         shard=shard,
         incarnation=held.incarnation,
@@ -226,7 +226,7 @@ def from_snapshot_report(message: pb.ReportSnapshotRequest) -> SnapshotReport:
     """Decodes a shard's report of a snapshot.
 
     Raises:
-        InvalidArgument: a file name is a path; names never become paths.
+        InvalidArgument: a file name is not a plain name; it must never lead into another directory.
     """
     for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
         if file:  # empty if the shard could not write it

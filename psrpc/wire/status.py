@@ -18,11 +18,11 @@ CODE_KEY = "psrpc-code"
 """Trailing metadata with the code, ``PS104``. Load-bearing."""
 
 LONGEST_DETAILS = 2000
-"""Most UTF-8 bytes of a message in a status. Each may become three on the wire, and a client
-replaces a status of more than 8 KiB by another error."""
+"""Maximum bytes of a message in a status, in UTF-8. Each byte may become three on the wire, and a
+client replaces a status of more than 8 KiB by another error."""
 
 _CUT = " ..."
-"""Marks a cut message."""
+"""The end of a message that was cut."""
 
 CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.PsError: grpc.StatusCode.INTERNAL,
@@ -68,12 +68,12 @@ _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.AccessDenied,
     grpc.StatusCode.PERMISSION_DENIED: errors.AccessDenied,
 }
-"""Classes for statuses that gRPC itself makes."""
+"""Classes for statuses that come from gRPC itself and so name no class."""
 
 _CODE = re.compile(r"PS\d{3}")
 
 _NOT_CONNECTED = "failed to connect"
-"""Start of the details of an UNAVAILABLE call that gRPC surely did not send."""
+"""The beginning of the details of an UNAVAILABLE call that gRPC certainly did not send."""
 
 _TO_THE_CAUSE = re.compile(
     r"failed to connect to all addresses; last error: [A-Z_]+: \S+ "
@@ -82,7 +82,7 @@ _TO_THE_CAUSE = re.compile(
 
 
 def details(error: PsError) -> str:
-    """Returns the error's message for the status; cuts a very long one."""
+    """Returns the error's message for the status; cuts a very long message."""
     text = str(error).encode()
     if len(text) <= LONGEST_DETAILS:
         return str(error)
@@ -90,7 +90,7 @@ def details(error: PsError) -> str:
 
 
 def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:
-    """Returns metadata that lets the client raise the same class."""
+    """Returns the metadata by which the client can raise the same class."""
     return ((METADATA_KEY, type(error).__name__), (CODE_KEY, error.code))
 
 
@@ -115,7 +115,7 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
 
 
 def _in_words(code: grpc.StatusCode, details: str) -> str:
-    """Rewords gRPC's details of a failed call for people."""
+    """Rewords gRPC's details of a failed call for users."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return f"unreachable: {_TO_THE_CAUSE.sub('', details, count=1)}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
