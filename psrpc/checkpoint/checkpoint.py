@@ -1,13 +1,14 @@
 """Checkpoints: a directory with one file per shard and a manifest that is written last.
 
-Only a verified manifest counts. The order of writing is: shards' files in a temporary directory,
-each fsynced, and that directory; ``manifest.json`` with their sizes and SHA-256; rename to the
-final name; fsync of the parent. A checkpoint of any number of shards loads into any other.
+A directory is a checkpoint only if its manifest is valid. The order of writing is: the shards'
+files into a temporary directory, each with fsync; fsync of that directory; ``manifest.json`` with
+their sizes and SHA-256; rename to the final name; fsync of the parent. A checkpoint of any number
+of shards can be loaded into any other number.
 
-:mod:`psrpc.checkpoint.shard_file` has the form of a shard's file, :mod:`psrpc.checkpoint.rows_file`
-that of the files of its tables' rows beside it, :mod:`psrpc.checkpoint.manifest` the manifest's;
-:mod:`psrpc.checkpoint.directory` commits them, :mod:`psrpc.files.storage` is what they are written
-with."""
+:mod:`psrpc.checkpoint.shard_file` defines the form of a shard's file,
+:mod:`psrpc.checkpoint.rows_file` that of the files with rows of tables, and
+:mod:`psrpc.checkpoint.manifest` that of the manifest. :mod:`psrpc.checkpoint.directory` commits
+checkpoints, and :mod:`psrpc.files.storage` writes their files."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def exported_variables(
     Raises:
         CheckpointError: the files are damaged.
     """
-    # Before the first update there are no averages yet, only the zeros they start from.
+    # Before the first update the averages are still their initial zeros.
     averages = AVERAGES if manifest.global_step else None
     return load_variables(directory, prefer_slot=averages, storage=storage)
 
@@ -71,11 +72,11 @@ def exported_variables(
 def check_file(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> None:
-    """Verifies the file of one shard's arenas completely, as a restart does;
-    :func:`psrpc.checkpoint.rows_chain.check_chain` verifies the others.
+    """Verifies the file with one shard's arenas completely, as a restart does.
+    :func:`psrpc.checkpoint.rows_chain.check_chain` verifies the files with rows.
 
     Raises:
-        CheckpointError: a restart would refuse it.
+        CheckpointError: a restart would refuse the file.
     """
     with opened(directory, manifest, file, storage) as reader:
         for _ in reader:

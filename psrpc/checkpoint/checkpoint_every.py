@@ -9,7 +9,7 @@ from typing import TypeAlias
 from psrpc.core.text import counted
 
 CheckpointEvery: TypeAlias = int | str | None
-"""A job's value: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""
+"""The value in a job: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""
 
 DEFAULT_STEPS = 1000
 
@@ -24,8 +24,8 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """The interval between checkpoints: ``steps``, ``seconds``, or whichever comes first. The
-    coordinator limits the cost of checkpoints only with ``seconds``."""
+    """The interval between checkpoints: ``steps``, ``seconds``, or whichever comes first. Only if
+    ``seconds`` is set does the coordinator limit the cost of checkpoints."""
 
     steps: int | None = None
     seconds: float | None = None

@@ -31,19 +31,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundCheckpoints:
-    """Checkpoints in a ``checkpoints`` directory: readable manifests, newest first, and unreadable
-    ones with the reason."""
+    """The checkpoints in a ``checkpoints`` directory: those with readable manifests, newest first,
+    and the others with the reasons."""
 
     manifests: tuple[tuple[Path, Manifest], ...]
     refused: tuple[tuple[Path, str], ...]
 
 
 def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpoints:
-    """Finds the checkpoints in a run's ``checkpoints`` directory; reads only manifests. The newest
-    has the highest generation, and in it the highest global step.
+    """Finds the checkpoints in a run's ``checkpoints`` directory; reads only manifests.
 
-    Newest is the highest generation, in it the highest global step, and of that the last name: a
-    changed copy of a checkpoint has its name with a suffix.
+    The newest has the highest generation, among these the highest global step, and among these the
+    last name; a changed copy of a checkpoint has the name of the original plus a suffix.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -62,7 +61,7 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> FoundCheckpo
         try:
             check_file_name(name, f"a directory in {checkpoints}")
         except InvalidArgument as error:
-            # It goes no further as it is, not even to a terminal.
+            # Sanitized, because even a terminal must not get such a name.
             refused.append((checkpoints / sanitize(name).replace("\n", " "), str(error)))
             continue
         directory = checkpoints / name
@@ -84,14 +83,14 @@ def newest_good(
     refused: Mapping[str, str] | None = None,
     storage: Storage = DISK,
 ) -> Choice:
-    """The newest verified checkpoint in a run's ``checkpoints`` directory.
+    """Returns the newest checkpoint in a run's ``checkpoints`` directory that is undamaged.
 
     Args:
-        run_id: the run that it has to be of; None takes any.
-        refused: names of those that are not to be used, and why.
+        run_id: the run to which the checkpoint must belong; None for any.
+        refused: names of checkpoints that must not be used -> the reasons.
 
     Raises:
-        CheckpointError: there is none; says what is wrong with each that is there.
+        CheckpointError: there is none; gives the reason for each checkpoint in the directory.
     """
     found = find_checkpoints(checkpoints, storage)
     passed_over = list(found.refused)

@@ -1,5 +1,4 @@
-"""The directory of a checkpoint: its commit, the comparison of its files with the manifest, and its
-removal."""
+"""Commits and removes the directory of a checkpoint, and compares its files with the manifest."""
 
 from __future__ import annotations
 
@@ -15,12 +14,13 @@ from psrpc.files.storage import DISK, Storage
 
 
 def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Renames ``temporary``, which has the shards' files, to its sibling ``final``: a checkpoint.
+    """Writes the manifest into ``temporary``, which has the shards' files, and renames that to its
+    sibling ``final``. This makes it a checkpoint.
 
     Raises:
         CheckpointError: a file is not as the manifest says, the manifest is too large to be read
-            again, something is at ``final`` already, or the operating system refused. What is at
-            ``final`` then is as it was, but see :func:`psrpc.files.durable.give_name`.
+            again, ``final`` exists already, or the operating system refused. ``final`` is unchanged
+            then, except for the case described in :func:`psrpc.files.durable.give_name`.
     """
     try:
         for file in manifest.every:
@@ -37,8 +37,8 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
 
 
 def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
-    """Removes a committed checkpoint. Renames it first, so that the remains after a crash do not
-    count as a damaged checkpoint.
+    """Removes a committed checkpoint. Renames it first, so that its remains after a crash are not
+    taken for a damaged checkpoint.
 
     Raises:
         CheckpointError: the operating system refused.
@@ -56,7 +56,8 @@ def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None
     """Compares the contents of all files with the manifest.
 
     Raises:
-        CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
+        CheckpointError: a file is missing, torn or changed; names the file, the expected and the
+            actual value.
     """
     for file in manifest.every:
         verify_file(directory, file, storage)

@@ -1,10 +1,7 @@
-"""Evicted rows in checkpoints: each checkpoint has the rows evicted since the one before.
+"""Evicted rows in checkpoints: each checkpoint has the rows evicted since the previous checkpoint.
 
-A restart does not restore them. The newest checkpoint with an id has its values at the last
-eviction; the table may have the id again since then.
-
-Nothing is restored from them. What an id had when it was evicted last is in the newest checkpoint
-that names it; the table itself may have it again since then.
+A restart does not restore them. If several checkpoints have an id, the newest of them has its
+values at the last eviction. The table itself may have the id again by now.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ def check_evicted(directory: Path, manifest: Manifest, file: ManifestFile) -> No
     """Verifies the evicted rows of one shard, if there are any.
 
     Raises:
-        CheckpointError: they are damaged, or not those that the manifest means.
+        CheckpointError: they are damaged, or not as the manifest says.
     """
     if file.evicted is not None:
         with _opened(directory, manifest, file) as reader:
@@ -72,9 +69,9 @@ def fill_evicted(
     ids: Ids,
     into: npt.NDArray[np.float32],
 ) -> None:
-    """Writes evicted rows of a table into ``into`` float32 ``[n, width]``, which may be mapped
-    from a file, in the order of ``ids`` from :func:`evicted_ids`. ``sources`` are sorted, oldest
-    first; the last row of an id counts.
+    """Writes evicted rows of a table into ``into``, float32 ``[n, width]``, which may be mapped
+    from a file. Rows are in the order of ``ids``, a result of :func:`evicted_ids`. ``sources`` are
+    sorted, oldest first; if they have several rows of an id, the last one is written.
 
     Raises:
         CheckpointError: the files are damaged.

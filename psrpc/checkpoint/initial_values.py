@@ -1,4 +1,4 @@
-"""Initial rows of a job's tables: the values in a checkpoint of another job."""
+"""Reads the initial rows of a job's tables from a checkpoint of another job."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from psrpc.files.remote_copies import copied_here
 from psrpc.files.storage import DISK, Storage
 
 FirstRows = Iterator[tuple[int, Removed | RowsBlock]]
-"""Uses only ``ids`` and ``values`` of the blocks."""
+"""Numbers of tables, each with a step. Only ``ids`` and ``values`` of blocks are used."""
 
 
 def shared_tables(here: Sequence[TableSpec], wanted: Sequence[TableSpec]) -> Mapping[int, int]:
-    """Returns, by name, the tables that both a checkpoint and a job have: the number of each in
-    the checkpoint and in the job.
+    """Finds the tables that both a checkpoint and a job have, by name. Returns the number of each
+    in the checkpoint -> its number in the job.
 
     Raises:
-        InvalidJob: one has another width; names it and both.
+        InvalidJob: a table has another width; names the table and both widths.
     """
     numbers = {table.name: number for number, table in enumerate(wanted)}
     shared = {}
@@ -51,16 +51,14 @@ def load_first_rows(
     storage: Storage = DISK,
 ) -> FirstRows:
     """Yields, for one shard, the number of a table of the job and a step to apply to it, in order.
-    The checkpoint may have any number of shards. Later rows replace earlier ones of the same id;
-    ids outside of the vocabulary of a table are left out; a table that the checkpoint lacks gets
-    nothing.
-
-    After an error the caller discards all earlier steps, as with
+    The checkpoint may have any number of shards. Later rows replace earlier rows of the same id.
+    Ids outside the vocabulary of a table are left out. Tables that the checkpoint does not have get
+    no steps. After an error the caller must discard all earlier steps, as with
     :func:`psrpc.checkpoint.rows_chain.load_rows`.
 
     Raises:
-        CheckpointError: the files are damaged, or no checkpoint.
-        InvalidJob: as :func:`shared_tables`.
+        CheckpointError: the files are damaged, or are not a checkpoint.
+        InvalidJob: as in :func:`shared_tables`.
     """
     manifest = read_manifest(directory, storage)
     shared = shared_tables(manifest.plan.tables, tables)
@@ -79,12 +77,12 @@ def load_first_rows(
 
 
 def dense_files(manifest: Manifest) -> list[str]:
-    """Names of the checkpoint's files with variables that are not tables."""
+    """Returns the names of the checkpoint's files with model variables."""
     return [file.name for file in manifest.files]
 
 
 def row_files(manifest: Manifest) -> list[str]:
-    """Names of the checkpoint's files with rows of tables."""
+    """Returns the names of the checkpoint's files with rows of tables."""
     return [entry.name for file in manifest.files for entry in file.rows]
 
 
@@ -92,16 +90,16 @@ def row_files(manifest: Manifest) -> list[str]:
 def checkpoint_here(
     url: str, wanted: Callable[[Manifest], Iterable[str]] = lambda _manifest: ()
 ) -> Iterator[Path]:
-    """Yields a directory with the manifest of a checkpoint and its ``wanted`` files; copies of
-    them, for a URL, exist as long as the context lasts.
+    """Copies the manifest of the checkpoint at ``url`` and its ``wanted`` files; yields the
+    directory of the copies, which exists as long as the context.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it lacks one of these files; and what the body
-            raises of the copies is said of the URL.
-        InvalidData: they cannot be read, or there is no room for them here.
+        CheckpointError: there is no checkpoint, or it lacks one of these files. In errors that the
+            body raises, the path of the copies is replaced by the URL.
+        InvalidData: the files cannot be read, or there is no room for the copies.
     """
     if "::" in url:
-        # Shards are told it by a worker: the fewer kinds of file systems they open, the better.
+        # Refuses chained protocols, since fsspec would open further kinds of file systems for them.
         raise InvalidData(f"{url}: copies are made of what a URL names by itself; leave the :: out")
     there = find_in(url)
     if MANIFEST not in there:

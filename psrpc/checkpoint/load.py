@@ -1,4 +1,4 @@
-"""Loads the state of a shard, or variables, from the files of a checkpoint."""
+"""Loads the state of a shard, or whole variables, from the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_state(
 
     Args:
         directory: a checkpoint under the name that it was committed with.
-        run_id: the run that it has to be of; None takes any.
+        run_id: the run to which the checkpoint must belong; None for any.
 
     Raises:
         CheckpointError: the files are damaged, of another checkpoint, or hold other variables than
@@ -86,8 +86,8 @@ def load_variables(
     """Returns whole variables: name -> array in its shape.
 
     Args:
-        prefer_slot: take this optimizer slot's values in place of a variable's own where there
-            are any (moving averages).
+        prefer_slot: an optimizer slot (moving averages) whose values replace those of the variables
+            that have it.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -199,8 +199,8 @@ def _check_header(path: Path, header: ShardHeader, manifest: Manifest, file: Man
 
 
 def _check_entries(reader: ShardReader, plan: Plan, shard: int) -> None:
-    """Checks that a file has each element of the shard's variables once, and all or none of its
-    slots' elements: memory of missing ones would be uninitialised. Raises CheckpointError."""
+    """Checks that a file has each element of the shard's variables once, and all or none of a
+    slot's elements: memory for missing ones would be uninitialized. Raises CheckpointError."""
     specs = {v.name: v for v in plan.variables}
     pieces = {
         piece.variable.name: (piece.start, piece.stop)
@@ -232,8 +232,8 @@ def _check_entries(reader: ShardReader, plan: Plan, shard: int) -> None:
 
 
 def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
-    """Checks the sizes of files against the manifest, and the plan's arrays against the sizes,
-    before memory is allocated. Raises CheckpointError."""
+    """Checks that files have the sizes in the manifest, and that these are large enough for the
+    plan's arrays. Call it before allocating memory. Raises CheckpointError."""
     for file in manifest.files:
         expected = manifest.plan.shard_nbytes(file.shard)
         if file.nbytes < expected:
@@ -250,9 +250,10 @@ def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> 
 def common_applied(
     sets: Sequence[Sequence[Mapping[str, Any]]],
 ) -> tuple[dict[str, Any], ...]:
-    """Returns the batches that several applied-sets have in common, as plain JSON. Only the first
-    shard's set has totals; they include its batches that the others lack, which count a second
-    time when they are repeated."""
+    """Returns the batches that several applied-sets have in common, as plain JSON.
+
+    The totals of an epoch are those of the first set that has some. They include batches that the
+    other sets lack; when these batches are trained again, they are counted a second time."""
     epochs = [{entry["epoch"]: entry for entry in one} for one in sets]
     found = []
     for epoch in sorted(set.intersection(*(set(one) for one in epochs)) if epochs else ()):
@@ -273,7 +274,7 @@ def common_applied(
 def compare_variables(
     directory: Path, here: Iterable[VariableSpec], wanted: Iterable[VariableSpec]
 ) -> None:
-    """Checks that a job's variables have the names and shapes of a checkpoint's.
+    """Checks that a job's variables have the names, shapes and dtypes of a checkpoint's.
 
     Raises:
         CheckpointError: names the first variable that differs, and both shapes.

@@ -1,10 +1,7 @@
 """The manifest of a checkpoint.
 
-``manifest.json`` ends with the SHA-256 of its preceding bytes. So any changed byte of a checkpoint
-is detected: in a shard's file by the manifest, in the manifest by itself.
-
-``manifest.json`` ends with the SHA-256 of what stands before it, so that a changed byte anywhere
-in a checkpoint is found: in a shard's file by the manifest, in the manifest by itself.
+``manifest.json`` contains the SHA-256 of each other file and ends with the SHA-256 of its own
+preceding bytes. So any changed byte of a checkpoint is detected.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 
 TEMPORARY = ".tmp-"
-"""Prefix of directories of unfinished and of removed checkpoints."""
+"""Prefix of the directories of unfinished and of removed checkpoints."""
 
 _SEAL = b',\n "sha256": "'
 """Separates the sealed bytes from their digest."""
@@ -38,9 +35,9 @@ _SEAL = b',\n "sha256": "'
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """One shard's file as the shard wrote it, and the parts of its rows
-    (psrpc.checkpoint.rows_file). ``evicted`` has the rows evicted since the checkpoint before, if
-    any."""
+    """One shard's file as the shard wrote it, and the files of its rows
+    (psrpc.checkpoint.rows_file). ``evicted`` is the file with the rows evicted since the previous
+    checkpoint, if there are any."""
 
     shard: int
     name: str
@@ -52,7 +49,7 @@ class ManifestFile:
 
     @property
     def every(self) -> tuple[RowsFileEntry, ...]:
-        """All files of the shard, that of its arenas first."""
+        """All files of the shard; the file of its arenas is the first."""
         evicted = () if self.evicted is None else (self.evicted,)
         return (RowsFileEntry(self.name, self.nbytes, self.sha256), *self.rows, *evicted)
 
@@ -62,8 +59,8 @@ class ManifestFile:
         return sum(file.nbytes for file in self.every)
 
     def to_json(self) -> dict[str, Any]:
-        """Encodes it as JSON types. Omits keys for rows and evicted rows where there are none:
-        older files lack these keys."""
+        """Converts to JSON types. Omits the keys for rows and evicted rows if there are none, as in
+        older manifests."""
         document = asdict(self)
         return {k: v for k, v in document.items() if v or k not in ("rows", "evicted")}
 
@@ -78,7 +75,8 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of ``manifest.json``. ``details`` is for people and later versions."""
+    """The content of ``manifest.json``. ``details`` has further information for users and later
+    versions."""
 
     run_id: str
     name: str
@@ -105,12 +103,12 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Size of all files but the manifest, in bytes; files shared by several checkpoints count
-        in each."""
+        """Size of all files except the manifest, in bytes. Files that several checkpoints share are
+        counted in each."""
         return sum(file.total_nbytes for file in self.files)
 
     def to_json(self) -> bytes:
-        """The text of the file."""
+        """Returns the text of the file."""
         document = {k: v for k, v in vars(self).items() if k not in ("plan", "files")}
         document["plan"] = json.loads(self.plan.to_json())
         document["files"] = [file.to_json() for file in self.files]
@@ -123,8 +121,8 @@ class Manifest:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: it is no manifest; names the field, or what contradicts each other.
-            InvalidJob: nor is its plan one.
+            ValueError: ``data`` is not a manifest; names the wrong field or the contradiction.
+            InvalidJob: its plan is not valid.
         """
         head, _, _ = data.rpartition(_SEAL)
         if _sealed(head) != data:
@@ -182,7 +180,7 @@ def _sealed(head: bytes) -> bytes:
 
 
 class _OtherFormat(ValueError):
-    """A later version wrote the manifest, in another format."""
+    """The manifest has another format, because another version of this software wrote it."""
 
 
 def _why_unsealed(data: bytes) -> ValueError:
@@ -199,7 +197,7 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
     """Reads the manifest of a checkpoint, without its other files.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is no manifest, or it cannot be read.
     """
     path = directory / MANIFEST
     try:
@@ -236,7 +234,7 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
 
 
 def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
-    """Checks that the parts of a shard's rows have valid numbers and names.
+    """Checks that the files of a shard's rows have valid numbers and names.
 
     Raises:
         CheckpointError: they are not.
@@ -260,7 +258,7 @@ def check_identity(directory: Path, manifest: Manifest, run_id: str | None = Non
     """Checks that the manifest belongs to this checkpoint, and to the run if one is given.
 
     Raises:
-        CheckpointError: it is of another.
+        CheckpointError: it belongs to another.
     """
     if manifest.name != directory.name:
         raise CheckpointError(f"the manifest in {directory} is of {manifest.name}")

@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, assembled from the parts that each shard has written."""
+"""Assembles the rows of a checkpoint from the parts that each shard has written."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from psrpc.files.storage import DISK, Storage
 
 @dataclass(frozen=True)
 class Removed:
-    """Rows removed since the part before."""
+    """The ids of rows removed since the previous part."""
 
     ids: Ids
 
 
 @dataclass(frozen=True)
 class SavedCandidates:
-    """Candidates: ids that have a count and no row, and the version that named each last. Pieces
-    of one table belong together."""
+    """Candidates, which are ids with a count but without a row, and the version that named each
+    last. All pieces of one table together are its candidates."""
 
     ids: Ids
     counts: Counts
@@ -45,16 +45,16 @@ def load_rows(
     run_id: str | None = None,
     storage: Storage = DISK,
 ) -> Iterator[tuple[int, RowsStep]]:
-    """Yields, for ``shard`` of ``plan``, the number of a table and a step to apply to it, in order.
-    The checkpoint may have any number of shards. Later rows replace earlier ones of the same id. A
-    step holds a few megabytes at most.
+    """Yields, for ``shard`` of ``plan``, numbers of tables and steps to apply to them, in order.
 
-    Each part is compared with the manifest before its first step; a later part may be damaged, so
-    after an error the caller discards all earlier steps. A table that the checkpoint lacks gets
-    nothing.
+    The checkpoint may have any number of shards. Later rows replace earlier rows of the same id. A
+    step has a few megabytes at most. Tables that the checkpoint does not have get no steps.
+
+    Each part is compared with the manifest before its first step is yielded. Since a later part may
+    be damaged, the caller must discard all earlier steps after an error.
 
     Raises:
-        CheckpointError: the files are damaged, of another checkpoint, or of other tables.
+        CheckpointError: the files are damaged, or belong to another checkpoint or other tables.
     """
     manifest = read_manifest(directory, storage)
     check_identity(directory, manifest, run_id)
@@ -77,7 +77,7 @@ def check_chain(
     """Verifies all parts of one shard's rows completely, as a restart does.
 
     Raises:
-        CheckpointError: a restart would refuse them.
+        CheckpointError: a restart would refuse the parts.
     """
     for reader in opened_chain(directory, manifest, file, storage):
         reader.check()
@@ -144,8 +144,8 @@ def fill_rows(
     into: npt.NDArray[np.float32],
     storage: Storage = DISK,
 ) -> None:
-    """Writes the rows of one table into ``into`` float32 ``[n, width]``, which may be mapped from
-    a file, in the order of ``ids`` from :func:`table_ids`.
+    """Writes the rows of one table into ``into``, float32 ``[n, width]``, which may be mapped from
+    a file. Rows are in the order of ``ids``, a result of :func:`table_ids`.
 
     Raises:
         CheckpointError: as :func:`load_table`.
@@ -156,8 +156,8 @@ def fill_rows(
 
 
 def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[TableSpec]) -> None:
-    """Checks that a checkpoint has a job's tables with the settings on which their rows depend.
-    The job may lack tables of the checkpoint, and have new ones.
+    """Checks that each table of a checkpoint is in the job, with the same settings as far as rows
+    depend on them. The job may have new tables.
 
     Raises:
         CheckpointError: names the table and what differs.
@@ -177,7 +177,8 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
             ("seed", table.seed, spec.seed),
         ):
             if found != expected:
-                # A table that has none of its own does not say so.
+                # The description of a table does not say whether the optimizer is its own or the
+                # job's.
                 whose = " (its own, or the job's if it has none)" if what == "optimizer" else ""
                 raise CheckpointError(
                     f"{directory} has table {table.name!r} with {what} {found!r}; the job has it "
@@ -187,8 +188,8 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
 
 
 def optimizer_kind(table: TableSpec) -> str:
-    """Returns the class and the settings of an optimizer that decide the slots of a table's
-    rows."""
+    """Returns the class of a table's optimizer and those of its settings that decide which slots
+    rows have."""
     config = table.optimizer["config"]
     given = [argument for argument in ("momentum", "amsgrad") if config.get(argument)]
     return " with ".join([table.optimizer["class_name"], *given])
@@ -197,13 +198,13 @@ def optimizer_kind(table: TableSpec) -> str:
 def opened_chain(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> Iterator[RowsReader]:
-    """Yields the parts of one shard's rows, each open until the next; checks their headers against
-    the manifest. Raises CheckpointError."""
+    """Yields the parts of one shard's rows. Each is open until the next is requested, and its
+    header was compared with the manifest. Raises CheckpointError."""
     after = ""
     for number, entry in enumerate(file.rows):
         path = directory / entry.name
         with RowsReader(path, entry.nbytes, entry.sha256, storage) as reader:
-            # The others may have been written for earlier checkpoints.
+            # All parts but the last may have been written for earlier checkpoints.
             last = number == len(file.rows) - 1
             check_header(reader, manifest, file, number, after, own=last)
             yield reader
@@ -216,11 +217,11 @@ def check_header(
     """Checks the header of a file of a shard's rows against the manifest.
 
     Args:
-        part, after: what its header is to say.
-        own: it was written for this very checkpoint.
+        part, after: the values that the header must have.
+        own: whether the file was written for this checkpoint, not for an earlier one.
 
     Raises:
-        CheckpointError: it is another.
+        CheckpointError: the header is not as the manifest says.
     """
     expected: dict[str, object] = {
         "shard": file.shard,
@@ -248,7 +249,7 @@ def _steps(reader: RowsReader, table: int, last: bool) -> Iterator[RowsStep]:
         yield Removed(ids)
     yield from reader.blocks(table)
     if last:
-        # Each part has all that there were when it was written.
+        # Each part has all candidates of its time, so only those of the last part are needed.
         for ids, counts, touched in reader.candidates(table):
             yield SavedCandidates(ids, counts, touched)
 
@@ -276,8 +277,8 @@ def _find(directory: Path, name: str, storage: Storage) -> tuple[Manifest, int]:
 def _placed_blocks(
     directory: Path, manifest: Manifest, table: int, ids: Ids, storage: Storage
 ) -> Iterator[tuple[npt.NDArray[np.int64], RowsBlock]]:
-    """Yields rows of a table and their positions in the sorted ``ids``; later rows replace earlier
-    ones."""
+    """Yields rows of a table with their positions in the sorted ``ids``. Later rows of an id
+    replace earlier ones."""
     for file in manifest.files:
         for reader in opened_chain(directory, manifest, file, storage):
             reader.check()

@@ -1,11 +1,13 @@
 """One part of a shard's rows in a checkpoint: safetensors beside the file of its arenas.
 
-Part 0 holds all rows of all tables of the shard, part N > 0 those that were touched since part
-N - 1, and the ids that were removed since. Of table NAME there are the tensors ``table/NAME/ids``,
-``/values``, ``/slot/SLOT``, ``/counts`` and ``/touched``, one row each; ``/removed`` (ids that are
-to be taken out before the part's rows are put in); ``/candidates/ids``, ``/candidates/counts`` and
-``/candidates/touched``, whole in every part. Names are labels and never parsed; what there is
-stands in the metadata. All of it is load-bearing. :mod:`psrpc.checkpoint.rows_reader` reads them.
+Part 0 has all rows of all tables of the shard. Part N > 0 has the rows that were touched since part
+N - 1, and the ids that were removed since then.
+
+A table NAME has the tensors ``table/NAME/ids``, ``/values``, ``/slot/SLOT``, ``/counts`` and
+``/touched``, with one entry per row; ``/removed``, the ids to remove before the part's rows are
+inserted; and ``/candidates/ids``, ``/candidates/counts`` and ``/candidates/touched``, which every
+part contains completely. Tensor names are labels and never parsed; the metadata describes the
+contents. All of this is load-bearing. :mod:`psrpc.checkpoint.rows_reader` reads the files.
 
 ``counts`` and ``touched`` decide which rows and candidates make room for others, so a restored
 table evicts what it would have evicted anyway. Format 1 lacks ``/candidates/touched``.
@@ -38,7 +40,7 @@ UNTOUCHED_CANDIDATES = 1
 """The older format, which is still read."""
 
 WRITE_NBYTES = 1 << 20
-"""Bytes of one column per read: a millisecond of work under a lock."""
+"""Bytes of one column per read, which takes a millisecond under a lock."""
 
 Counts = npt.NDArray[np.uint32]
 
@@ -58,9 +60,10 @@ class TableRows:
     Attributes:
         rows: number of rows.
         slots: the table's optimizer slots and their widths.
-        read: ``read(column, start, stop)`` gives rows ``[start, stop)`` of ``ids``, ``values``,
-            ``slot/SLOT``, ``counts`` or ``touched``, in the form that :func:`columns_of` has for
-            it. Always in the same order. It may wait, and may raise CheckpointError.
+        read: ``read(column, start, stop)`` returns rows ``[start, stop)`` of ``ids``, ``values``,
+            ``slot/SLOT``, ``counts`` or ``touched``, with the dtype and shape in
+            :func:`columns_of`. All columns have the same order of rows. It may block, and may raise
+            CheckpointError.
         removed: ids to remove first.
         candidates: ids that have been counted and have no row, their counts, and the version that
             named each last.
@@ -76,10 +79,11 @@ class TableRows:
 
 @dataclass(frozen=True)
 class RowsHeader:
-    """The metadata of a part. ``after`` is the SHA-256 of the part before it, empty of part 0;
-    ``tables`` are the specs of all tables, ``slots`` the widths of each one's slots, ``rows`` how
-    many rows each has on the shard, those of earlier parts with them. ``format`` is what the file
-    is, or will be, written in."""
+    """The metadata of a part.
+
+    ``after`` is the SHA-256 of the previous part, empty in part 0. ``tables`` are the specs of all
+    tables, ``slots`` the widths of the slots of each, and ``rows`` the number of rows of each on
+    the shard, including those of earlier parts. ``format`` is the format of the file."""
 
     shard: int
     shards: int
@@ -96,7 +100,7 @@ class RowsHeader:
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Converts to plain JSON types."""
         return {
             **vars(self),
             "tables": [table.to_json() for table in self.tables],
@@ -106,7 +110,7 @@ class RowsHeader:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> RowsHeader:
-        """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
+        """The inverse of :meth:`to_json`. Raises ValueError, which names the field."""
         found = dict(_HEADER(document, "its header"))
         found["tables"] = tuple(TableSpec.from_json(table) for table in found["tables"])
         if not len(found["tables"]) == len(found["slots"]) == len(found["rows"]):
@@ -136,17 +140,17 @@ _HEADER = record(
 
 
 def rows_file_name(shard: int, shards: int, part: int) -> str:
-    """The name of a part within its checkpoint."""
+    """Returns the name of a part within its checkpoint."""
     return f"rows-{shard}-of-{shards}-{part}.safetensors"
 
 
 def evicted_file_name(shard: int, shards: int) -> str:
-    """The name of the file of evicted rows within its checkpoint."""
+    """Returns the name of the file of evicted rows within its checkpoint."""
     return f"evicted-{shard}-of-{shards}.safetensors"
 
 
 def columns_of(spec: TableSpec, slots: Mapping[str, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """A table's columns in the order of the file: name -> dtype, and the shape of one row."""
+    """Returns a table's columns in the order of the file: name -> dtype and shape of one row."""
     return {
         "ids": ("int64", ()),
         "values": ("float32", (spec.width,)),
@@ -157,7 +161,8 @@ def columns_of(spec: TableSpec, slots: Mapping[str, int]) -> dict[str, tuple[str
 
 
 def candidate_columns(format_: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The columns of candidates in a file of this format, as :func:`columns_of`."""
+    """Returns the columns of candidates in a file of this format, in the form of
+    :func:`columns_of`."""
     columns: dict[str, tuple[str, tuple[int, ...]]] = {
         "candidates/ids": ("int64", ()),
         "candidates/counts": ("uint32", ()),
@@ -169,7 +174,7 @@ def candidate_columns(format_: int) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def row_nbytes(spec: TableSpec, slots: Mapping[str, int]) -> int:
-    """Bytes of one row in all columns."""
+    """Returns the bytes of one row, over all columns."""
     return sum(
         Placed(name, dtype, shape).nbytes
         for name, (dtype, shape) in columns_of(spec, slots).items()
@@ -177,22 +182,22 @@ def row_nbytes(spec: TableSpec, slots: Mapping[str, int]) -> int:
 
 
 def tensor_name(table: str, column: str) -> str:
-    """The name of a table's tensor."""
+    """Returns the name of the tensor for a column of a table."""
     return f"table/{table}/{column}"
 
 
 def write_rows_file(
     path: Path, header: RowsHeader, tables: Sequence[TableRows], storage: Storage = DISK
 ) -> WrittenFile:
-    """Writes and fsyncs the part and then its directory. Reads rows in blocks, column by column,
-    and holds one block at a time.
+    """Writes the part, then syncs it and its directory to disk. Reads rows in blocks, column by
+    column, and has one block in memory at a time.
 
     Args:
         tables: in the order of ``header.tables``.
 
     Raises:
-        CheckpointError: the operating system refused, or rows could not be read; the file may be
-            there in part.
+        CheckpointError: the operating system refused, or rows could not be read; a partial file may
+            remain.
     """
     tensors = _tensors(tables)
     head = header_bytes(header.to_json(), (placed for placed, _ in tensors))
@@ -208,7 +213,8 @@ def write_rows_file(
 
 
 def _tensors(tables: Sequence[TableRows]) -> list[tuple[Placed, Callable[[], Iterator[NDArray]]]]:
-    """Yields every tensor and its reader; wide elements first, so that each tensor is aligned."""
+    """Returns every tensor with its reader. Tensors with wide elements come first, so that each
+    tensor is aligned."""
     found: list[tuple[Placed, Callable[[], Iterator[NDArray]]]] = []
     for table in tables:
         name = table.spec.name
@@ -232,6 +238,6 @@ def _blocks(table: TableRows, column: str, dtype: str, shape: tuple[int, ...]) -
     for start in range(0, table.rows, step):
         stop = min(start + step, table.rows)
         block = table.read(column, start, stop)
-        # The header is written already, so nothing else may follow.
+        # The header that announces this block is written already.
         assert (block.dtype.name, block.shape) == (dtype, (stop - start, *shape)), column
         yield block

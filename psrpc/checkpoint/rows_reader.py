@@ -1,8 +1,10 @@
-"""Reads one part of a shard's rows, twice: first completely, for its digest, then in blocks.
+"""Reads one part of a shard's rows twice: first completely, to compare it with the manifest, then
+in blocks.
 
-A part may be larger than memory, and its columns lie one after the other, so a block of rows is
-read from many places. The first pass also records a checksum of each piece that the second one
-reads, so that every block has the bytes that were compared with the manifest.
+Two passes are needed because a part may be larger than memory, and because its columns lie one
+after the other, so that a block of rows is read from many places. The first pass also records a
+checksum of each piece that the second pass reads. So every block has the same bytes that were
+compared with the manifest.
 """
 
 from __future__ import annotations
@@ -57,18 +59,18 @@ class RowsBlock:
 
 
 class RowsReader:
-    """An open part. Call :meth:`check`, then read blocks. A context manager."""
+    """An open part, and a context manager. Call :meth:`check` before reading blocks."""
 
     def __init__(self, path: Path, nbytes: int, sha256: str, storage: Storage = DISK) -> None:
-        """Opens the file and reads its header. ``nbytes`` and ``sha256`` are the manifest's.
+        """Opens the file and reads its header. ``nbytes`` and ``sha256`` are those in the manifest.
 
         Raises:
-            CheckpointError: it is not there, has another size, or is not of this format.
+            CheckpointError: the file is missing, has another size, or is not of this format.
         """
         self.path = path
         self._sha256 = sha256
         self._sums: dict[str, list[int]] = {}
-        """By tensor, the CRC-32 of each of its pieces; empty before :meth:`check`."""
+        """Tensor -> the CRC-32 of each of its pieces; empty before :meth:`check`."""
         try:
             self._file = storage.open(path)
         except OSError as error:
@@ -89,7 +91,7 @@ class RowsReader:
         """Reads the whole file and compares it with the manifest.
 
         Raises:
-            CheckpointError: it is not as the manifest says.
+            CheckpointError: the file is not as the manifest says.
         """
         digest = hashlib.sha256()
         digest.update(self._read(0, self._data))
@@ -115,7 +117,7 @@ class RowsReader:
         """Yields all rows of a table, in blocks of about READ_NBYTES. Only after :meth:`check`.
 
         Raises:
-            CheckpointError: the file cannot be read, or is no longer what it was.
+            CheckpointError: the file cannot be read, or has changed since :meth:`check`.
         """
         slots = self.header.slots[table]
         for block in range(self._count(table, "ids")):
@@ -128,7 +130,7 @@ class RowsReader:
             )
 
     def ids(self, table: int) -> Iterator[Ids]:
-        """Yields the ids of :meth:`blocks` alone."""
+        """Yields only the ids of :meth:`blocks`."""
         for block in range(self._count(table, "ids")):
             yield self._piece(table, "ids", block)
 
@@ -169,8 +171,8 @@ class RowsReader:
             raise CheckpointError(f"{self.path} is not a file of rows: {error}") from error
 
     def _steps(self) -> dict[str, int]:
-        """Returns the bytes per piece of each tensor: all columns of a table have as many rows in
-        a piece.
+        """Returns the bytes per piece of each tensor. Pieces of all columns of a table have the
+        same number of rows.
 
         Raises:
             ValueError: the tensors are not those of the header.

@@ -1,9 +1,7 @@
 """The form of a safetensors file: eight bytes of length, a header in JSON, and tensors end to end.
 Pure.
 
-The header names tensors in the order of their bytes.
-
-Pure. Who writes a file names its tensors in the order in which their bytes follow.
+The header names the tensors in the order of their bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from psrpc.core.errors import CheckpointError
 from psrpc.core.tensor_form import shape
 
 METADATA_KEY = "psrpc"
-"""Key of our own metadata, as JSON. Load-bearing."""
+"""Key of this project's metadata, which is JSON. Load-bearing."""
 
 DTYPES = {
     "float32": "F32",
@@ -79,7 +77,7 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> byte
     ``start``.
 
     Raises:
-        CheckpointError: it is too large to be read again.
+        CheckpointError: the header is too large to be read again.
     """
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(metadata)}}
     at = 0
@@ -114,7 +112,7 @@ def parse_safetensors_header(data: bytes, nbytes: int) -> tuple[Any, list[Placed
     ``nbytes`` is the size of the bytes after the header.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: the header is not valid, or does not fit ``nbytes``.
     """
     document = _HEADER(parse_json(data), "its header")
     metadata = document.pop("__metadata__")[METADATA_KEY]

@@ -1,10 +1,10 @@
 """One shard's file of a checkpoint: safetensors, readable by any tool that knows the format.
 
 Tensor names are ``variable/NAME`` (the shard's slice of a variable, flat), ``slot/SLOT/NAME`` (the
-same elements of an optimizer slot), ``whole/SLOT/NAME`` (a slot of another shape than its
-variable) and ``scalar/NAME``. Where a slice lies in its variable stands in the metadata, under the
-key ``psrpc``, as JSON; names are labels and never parsed. All of it is load-bearing.
-:mod:`psrpc.checkpoint.shard_reader` reads them.
+same elements of an optimizer slot), ``whole/SLOT/NAME`` (a slot of another shape than its variable)
+and ``scalar/NAME``. The metadata says, under the key ``psrpc`` and as JSON, where a slice lies in
+its variable; tensor names are labels and never parsed. All of this is load-bearing.
+:mod:`psrpc.checkpoint.shard_reader` reads the files.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardState:
-    """The arrays of a shard, in its parts.
+    """The state of a shard, as stored in its file.
 
     Attributes:
         values: arena name -> ``[shard length]``.
-        elements: slot name -> trainable arena name -> ``[shard length]``; arenas of which the
-            shard has nothing may be left out.
+        elements: slot name -> trainable arena name -> ``[shard length]``; arenas without elements
+            on the shard may be left out.
         variables: slot name -> variable name -> array of a shape of its own.
         scalars: name -> ``[]``.
-        version: updates applied.
+        version: number of updates applied.
         applied: the applied-set as plain JSON, one entry per epoch.
     """
 
@@ -80,7 +80,7 @@ class ShardHeader:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ShardHeader:
-        """The header in a file's metadata. Raises ValueError; names the field."""
+        """Reads the header from a file's metadata. Raises ValueError, which names the field."""
         found = dict(_HEADER(document, "its header"))
         if len({entry["epoch"] for entry in found["applied"]}) != len(found["applied"]):
             raise ValueError("applied has an epoch twice")
@@ -89,8 +89,8 @@ class ShardHeader:
 
 
 def _intervals(value: Any, where: str) -> Any:
-    """Checks that intervals are in the order of :class:`psrpc.core.intervals.IntervalSet`, which
-    then takes time in proportion to their number."""
+    """Checks that intervals ascend, so that building a :class:`psrpc.core.intervals.IntervalSet`
+    takes time in proportion to their number."""
     end = 0
     for start, stop in _PAIRS(value, where):
         if not end <= start < stop:
@@ -134,7 +134,7 @@ _HEADER = record(
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """Size and digest of a written file, for the manifest."""
+    """Name, size and digest of a written file, for the manifest."""
 
     name: str
     nbytes: int
@@ -142,7 +142,7 @@ class WrittenFile:
 
 
 def shard_file_name(shard: int, shards: int) -> str:
-    """The name of a shard's file within its checkpoint."""
+    """Returns the name of a shard's file within its checkpoint."""
     return f"shard-{shard}-of-{shards}.safetensors"
 
 
@@ -157,11 +157,11 @@ def write_shard_file(
     global_step: int,
     storage: Storage = DISK,
 ) -> WrittenFile:
-    """Writes and fsyncs the file and then its directory; arrays are not copied.
+    """Writes the file, then syncs it and its directory to disk. Does not copy arrays.
 
     Raises:
-        CheckpointError: the operating system refused; the file may be there in part. It is not
-            written again: the next checkpoint has files of its own.
+        CheckpointError: the operating system refused; a partial file may remain. Callers do not try
+            again, since the next checkpoint has files of its own.
     """
     tensors: list[tuple[str, Entry, NDArray]] = list(_tensors(plan, shard, state))
     header = {

@@ -1,4 +1,4 @@
-"""Reads one shard's file of a checkpoint in one pass, and verifies it on the way."""
+"""Reads one shard's file of a checkpoint in one pass, and verifies it in the same pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psrpc.core.errors import CheckpointError
 from psrpc.files.storage import DISK, Storage
 
 _CHUNK = 1 << 20
-"""Bytes per step of the digest: few enough to be still in the cache."""
+"""Bytes per step of the digest: few enough that they are still in the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,23 @@ class Tensor:
 
 
 class ShardReader:
-    """An open file. Iterate over its tensors, and call :meth:`fill` or :meth:`read` for the needed
-    ones before the next. Their values may be used only after the last tensor, when the whole file
-    has been compared with its size and digest. A context manager."""
+    """An open file, and a context manager.
+
+    Iterate over its tensors, and call :meth:`fill` or :meth:`read` for a needed tensor before the
+    next one. Do not use any values before the iteration has ended, since only then has the whole
+    file been compared with its size and digest."""
 
     def __init__(self, path: Path, nbytes: int, sha256: str, storage: Storage = DISK) -> None:
-        """Opens the file and reads its header. ``nbytes`` and ``sha256`` are the manifest's.
+        """Opens the file and reads its header. ``nbytes`` and ``sha256`` are those in the manifest.
 
         Raises:
-            CheckpointError: it is not there, has another size, or is not of this format.
+            CheckpointError: the file is missing, has another size, or is not of this format.
         """
         self.path = path
         self._sha256 = sha256
         self._digest = hashlib.sha256()
         self._left = 0
-        """Unread bytes of the current tensor."""
+        """Number of unread bytes of the current tensor."""
         try:
             self._file = storage.open(path)
         except OSError as error:
@@ -94,10 +96,10 @@ class ShardReader:
 
     def fill(self, tensor: Tensor, array: NDArray, first: int = 0) -> None:
         """Reads elements ``[first, first + len(array))`` of the current tensor into ``array``,
-        which is flat and contiguous. At most once for each tensor.
+        which is flat and contiguous. Call it at most once for each tensor.
 
         Raises:
-            CheckpointError: they are of another dtype, or there are not as many.
+            CheckpointError: the elements have another dtype, or the tensor has fewer.
         """
         if array.dtype.name != tensor.dtype or first + array.size > tensor.size:
             raise CheckpointError(

@@ -1,7 +1,7 @@
-"""The file of one embedding table outside of checkpoints, for programs and processes that map it.
+"""The file of one exported embedding table, for programs and processes that map it into memory.
 
-It is safetensors, with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32
-``[n, width]``. Load-bearing: ``coordinator export --tables`` writes it.
+It is safetensors, with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32 ``[n,
+width]``. Load-bearing: ``coordinator export --tables`` writes this format.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def write_table_file(
     ids: Ids,
     fill: Callable[[TableValues], None],
 ) -> None:
-    """Writes the file, whole or not at all; replaces one that is there.
+    """Writes the file completely or not at all; replaces an existing file.
 
     Args:
         origin: further metadata, of plain JSON types.
         ids: int64 ``[n]``, ascending.
-        fill: writes the rows, in the order of ``ids``, into ``[n, width]``, which is mapped from
-            the file.
+        fill: called with an array ``[n, width]`` that is mapped from the file; writes the rows into
+            it, in the order of ``ids``.
 
     Raises:
         CheckpointError: the operating system refused.
@@ -56,7 +56,8 @@ def write_table_file(
     with placed_whole(path) as unfinished, unfinished.open("w+b") as file:
         file.write(head)
         file.write(ids.data)
-        # Allocated at once, so that a full disk fails here and not in a mapped page.
+        # Allocates all bytes now, so that a full disk raises an error here and not a signal at a
+        # mapped page.
         os.posix_fallocate(file.fileno(), 0, len(head) + sum(t.nbytes for t in tensors))
         file.flush()
         if ids.size:
@@ -68,10 +69,10 @@ def write_table_file(
 
 
 def map_table_file(path: Path) -> tuple[TableSpec, Ids, TableValues]:
-    """Returns the table of a file and its ids and rows, which are mapped from it.
+    """Returns the spec, ids and rows of a table file; the arrays are mapped from the file.
 
     Raises:
-        CheckpointError: it is no such file, or cannot be read.
+        CheckpointError: the file is not a table file, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -95,8 +96,8 @@ def map_table_file(path: Path) -> tuple[TableSpec, Ids, TableValues]:
 
 @contextmanager
 def placed_whole(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and moves its file to ``path`` at the end, whole or not at all.
-    Makes the directory.
+    """Makes the parent directory and yields a temporary path. At the end moves the file there to
+    ``path``, so that ``path`` is complete or unchanged.
 
     Raises:
         CheckpointError: the operating system refused.
