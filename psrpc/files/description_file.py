@@ -1,4 +1,5 @@
-"""A job's description in a file: written where TensorFlow is, read by a coordinator without it."""
+"""A job's description in a file. ``worker describe`` writes it where TensorFlow is installed; a
+coordinator reads it without TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from psrpc.core.document import anything, listed, mapped, maybe, parse_json, tex
 from psrpc.core.errors import InvalidJob, JobMismatch
 
 MAX_NBYTES = 64 << 20
-"""Largest file that is read."""
+"""Maximum size of a file that is read."""
 
 
 @dataclass(frozen=True)
 class DescriptionFile:
-    """The description, and what it was made with.
+    """The description of a job, and the options that it was made with.
 
     Attributes:
-        settings: each ``--set``, in order; they take part in the description.
-        mode: ``--mode``.
+        settings: the values of ``--set``, in order; the description depends on them.
+        mode: the value of ``--mode``.
         description: JSON types, as ``worker describe`` prints them; has the job file's SHA-256.
     """
 
@@ -39,10 +40,10 @@ class DescriptionFile:
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> DescriptionFile:
-        """Parses the content of the file called ``name``, and leaves the description unchecked.
+        """Parses the content of the file called ``name``. Does not check the description itself.
 
         Raises:
-            InvalidJob: it is no such file.
+            InvalidJob: the file is not a description file.
             JobMismatch: another version of this software wrote it.
         """
         try:

@@ -1,8 +1,8 @@
-"""Directory names that survive a power cut, even after a failed fsync.
+"""Makes names of directories that "last": they survive a power cut, even after a failed fsync.
 
-A name lasts once its parent directory is synced after the naming. After a failed sync, another one
-succeeds and means nothing (psrpc.files.storage). That may have happened to a name from another
-process, so this module renames the directory anew and syncs that."""
+A name lasts when its parent directory has been synced after the naming. If a sync fails, a second
+sync may succeed without effect (see psrpc.files.storage). This may have happened to a name that
+another process gave, so this module renames such a directory again and syncs that."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 from psrpc.files.storage import DISK, Storage
 
 RENAMED = ".renamed-"
-"""Prefix of a name while :func:`make_last` renames it. Load-bearing: :func:`give_names_back` finds
-by it the directories whose process ended in that moment."""
+"""Prefix of a name while :func:`make_last` renames it. Load-bearing: by this prefix
+:func:`give_names_back` finds directories whose process ended at that moment."""
 
 _ANOTHERS = (errno.EACCES, errno.EINVAL, errno.EPERM, errno.EROFS)
-"""Errors of syncing a directory that this process may not change, or that supports no sync."""
+"""Errors when syncing a directory that this process may not change, or that does not support
+syncing."""
 
 
 def make_directory(path: Path, storage: Storage = DISK) -> None:
@@ -28,11 +29,11 @@ def make_directory(path: Path, storage: Storage = DISK) -> None:
 
 
 def ensure_directory(path: Path, storage: Storage = DISK) -> None:
-    """Makes a directory and its parents where they are missing; their names last. Raises OSError.
+    """Makes a directory and its parents if they are missing; their names last. Raises OSError.
 
-    A non-empty directory lasts already: processes fill one only afterwards. An empty one may come
-    from a process that died before the sync. If the sync fails, this removes the directory, so that
-    the next try makes it anew.
+    The name of a non-empty directory lasts already, since processes fill a directory only after the
+    sync. An empty directory may come from a process that died before the sync. If the sync fails,
+    this function removes the directory, so that the next try makes it again.
     """
     if path == path.parent or not storage.is_empty(path):
         return
@@ -61,11 +62,12 @@ def _sync_or_remove(path: Path, storage: Storage) -> None:
 
 
 def give_name(temporary: Path, final: Path, storage: Storage = DISK) -> None:
-    """Renames a directory with lasting contents to its final name, which then lasts.
+    """Renames a directory, whose contents last already, to its final name, which then lasts.
 
     Raises:
-        OSError: the directory has its old name; or, where restoring it failed too, the final name,
-            which a power cut may undo and which is valid only after :func:`make_last`.
+        OSError: the directory has its old name again. If restoring that failed, too, it has the
+            final name, which a power cut may undo and which must not be used before
+            :func:`make_last`.
     """
     storage.rename(temporary, final)
     try:
@@ -77,11 +79,11 @@ def give_name(temporary: Path, final: Path, storage: Storage = DISK) -> None:
 
 
 def make_last(directory: Path, storage: Storage = DISK) -> None:
-    """Makes the name of a committed directory last, which another process may have given it.
+    """Makes the name of a committed directory last, even if another process gave it.
 
     That process may have died before its fsync, or the fsync may have failed. Since a repeated
-    fsync would mean nothing, this renames the directory away and back, so the fsync covers new
-    changes. Readers may miss the directory for a moment. May be repeated.
+    fsync may have no effect, this function renames the directory away and back, so that its fsync
+    covers new changes. Readers may not find the directory for a moment. May be repeated.
 
     Raises:
         OSError: the name may not last.

@@ -1,4 +1,4 @@
-"""The file system that a path is on, as the kernel's table of mounts says it."""
+"""Finds the type of the file system that a path is on, from the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NETWORK = frozenset(
         "smbfs",
     ]
 )
-"""Types of file systems that several machines may have mounted. Those of FUSE are added: most of
-them are of networks, and the others lose nothing but speed."""
+"""Types of file systems that several machines may have mounted. Types of FUSE count, too: most of
+them are network file systems, and treating the others alike only costs speed."""
 
 
 def network_file_system(path: Path) -> str:
     """Returns the type of the file system of ``path`` if several machines may have it mounted.
-    Empty for a local one, and where the kernel does not say."""
+    Returns an empty string for a local file system, and if the type is unknown."""
     try:
         table = MOUNTS.read_text(errors="surrogateescape")
     except OSError:
@@ -46,7 +46,7 @@ def network_file_system(path: Path) -> str:
 
 def file_system(table: str, path: str) -> str:
     """Returns the type of the file system of the absolute ``path`` in ``table``, which is in the
-    format of ``/proc/PID/mountinfo`` (proc(5)). Empty if no line says it."""
+    format of ``/proc/PID/mountinfo`` (proc(5)). Empty if no line matches."""
     found, kind = "", ""
     for line in table.splitlines():
         mount, dash, rest = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""Files at URLs: S3, Google Cloud Storage, HDFS and all else that fsspec supports.
+"""Reads files at URLs: S3, Google Cloud Storage, HDFS and all others that fsspec supports.
 
 fsspec is an extra (``pip install 'tf-pserver[remote]'``), imported on first use of a URL. Local
 files never pass through it; ``file://`` is a path.
@@ -16,7 +16,7 @@ from psrpc.core.errors import InvalidData
 from psrpc.files.remote_calls import CODE, NotThere, call, translated
 
 WINDOW_NBYTES = 32 << 20
-"""Bytes per read of a sequentially read file, fetched in parallel pieces."""
+"""Bytes per read of a sequentially read file. Each read is fetched in parallel pieces."""
 
 _PIECE_NBYTES = 8 << 20
 
@@ -26,9 +26,9 @@ class RemoteFile:
     """An existing remote file. Thread-safe.
 
     Attributes:
-        url: its name, for messages.
+        url: the URL of the file, for messages.
         nbytes: its size when it was found.
-        filesystem: fsspec's, with the file at ``path``.
+        filesystem: the fsspec file system, which has the file at ``path``.
     """
 
     url: str
@@ -66,7 +66,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def exists(url: str) -> bool:
-    """Whether a file or directory exists. Raises InvalidData: the store is unusable."""
+    """Whether a file or directory exists. Raises InvalidData if the store is unusable."""
     filesystem, path = open_store(url.rstrip("/"))
 
     def look() -> bool:
@@ -108,7 +108,7 @@ def find(url: str, *, patterns: bool = True) -> list[RemoteFile]:
 
 
 def find_in(url: str) -> dict[str, RemoteFile]:
-    """Returns the files directly in a directory by their names; empty if there is no such directory.
+    """Returns the files directly in a directory by name; empty if there is no such directory.
 
     Raises:
         InvalidData: the store is unusable; says why.

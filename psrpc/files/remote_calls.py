@@ -37,7 +37,7 @@ _LASTING = {
     errno.EPERM,
     getattr(errno, "EREMCHG", errno.EPERM),  # of s3fs: the bucket is in another region
 }
-"""Codes of OSErrors that a retry cannot fix."""
+"""errno values of errors that a retry cannot fix."""
 
 _PASSING = {
     "ClientConnectionError",
@@ -49,7 +49,7 @@ _PASSING = {
     "IncompleteRead",
     "ResponseParserError",
 }
-"""Classes of aiohttp, botocore and gcsfs, not OSErrors, for which a retry may help."""
+"""Error classes of aiohttp, botocore and gcsfs that are not OSErrors and that a retry may fix."""
 
 _PACKAGES = {
     "abfs": "adlfs",
@@ -60,10 +60,10 @@ _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
 }
-"""The package that each protocol needs beside fsspec."""
+"""Protocol -> the package that it needs in addition to fsspec."""
 
 _CREDENTIALS = {"CredentialRetrievalError", "NoCredentialsError", "PartialCredentialsError"}
-"""Error classes of botocore."""
+"""Error classes of botocore for missing or incomplete credentials."""
 
 log = get_logger()
 
@@ -115,8 +115,8 @@ def _bounded(
     waiting: Announcer,
     clock: MonotonicClock,
 ) -> Result:
-    """Runs ``function`` on a new thread and abandons it after the deadline: libraries for stores
-    have timeouts for single packets, not for a whole call."""
+    """Runs ``function`` on a new thread, which is abandoned after the deadline. This is needed
+    because libraries for stores have timeouts for single packets, not for a whole call."""
     future: Future[Result] = Future()
     threading.Thread(target=_run, args=(function, future), name="store", daemon=True).start()
     until = clock.now() + deadline_s
@@ -138,7 +138,7 @@ def _run(function: Callable[[], Result], future: Future[Result]) -> None:
 
 
 def translated(url: str, error: BaseException) -> PsError:
-    """Translates a library's error about ``url`` into one of ours."""
+    """Translates a library's error about ``url`` into an error of this project."""
     if isinstance(error, PsError):
         return error
     names = {cls.__name__ for cls in type(error).__mro__}

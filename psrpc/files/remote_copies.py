@@ -1,4 +1,4 @@
-"""Copies of whole files: from stores for libraries that need a path, and to stores."""
+"""Copies whole files from stores, for libraries that need a path, and to stores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from psrpc.files.remote import RemoteFile, open_store
 from psrpc.files.remote_calls import CALL_S, call
 
 SLOWEST_NBYTES_PER_S = 1e6
-"""The deadline of an upload is its time at this rate plus a call's deadline."""
+"""Lowest upload rate: the deadline of an upload is its time at this rate plus a call's deadline."""
 
 _OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "memory", "s3", "s3a"}
-"""Protocols that store an object whole or not at all, and need no directories."""
+"""Protocols that store an object completely or not at all, and need no directories."""
 
 _LAST = ("fingerprint.pb", "saved_model.pb")
-"""Files of a SavedModel to upload last: without ``saved_model.pb`` it is not loadable."""
+"""Files of a SavedModel that are uploaded last, since it cannot be loaded without
+``saved_model.pb``."""
 
 
 @contextmanager
@@ -73,9 +74,11 @@ def written_to(place: Path | str) -> Iterator[Path]:
 
 
 def upload(source: Path, url: str) -> None:
-    """Uploads a file, or a directory recursively. A file appears complete or not at all. After a
-    failure this removes the uploaded files of a directory, unless the store fails again; it uploads
-    ``saved_model.pb`` of a SavedModel last.
+    """Uploads a file, or a directory recursively.
+
+    Each file appears complete or not at all, and ``saved_model.pb`` of a SavedModel is uploaded
+    last. If the upload of a directory fails, its uploaded files are removed, unless the store fails
+    again.
 
     Raises:
         InvalidData: the upload failed; says why.

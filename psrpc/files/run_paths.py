@@ -1,4 +1,4 @@
-"""The runs under ``runs/``: the newest one, and the endings of runs without a coordinator."""
+"""Finds runs under ``runs/``, and reads how runs without a coordinator have ended."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LONGEST_TOKEN = 1024
 def newest_run(job: str | None = None) -> Path | None:
     """Returns the run under ``runs/`` that was started or resumed last; None if there is none.
 
-    Compares the times of ``job.json``, which a start writes once nothing can refuse it; failed
-    starts touch the other files of a run, too. Without ``job``, a run that is being started now
-    comes first.
+    Compares the times of ``job.json``, because a start writes that file only when it can no longer
+    be refused, while failed starts may change other files of a run. Without ``job``, a run that is
+    just being started is preferred.
 
     Args:
-        job: name without suffix of the only job file to consider.
+        job: name of a job file, without suffix; only its runs are considered.
     """
     if job is None:
         starting = [path for path in RUNS.glob(f"*/{STARTING}") if is_starting(path.parent)]
@@ -51,7 +51,7 @@ def unfinished_run(job: str) -> Path | None:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a coordinator holds the run directory."""
+    """Whether a coordinator runs on the run directory."""
     return _is_held(run_dir / LOCK)
 
 
@@ -109,7 +109,7 @@ _EVALUATION = record({"evaluation": text, "global_step": whole()}, more=True)
 
 
 def _evaluation(value: Any, where: str) -> Any:
-    """Checks for an evaluation, whose unknown keys are metrics."""
+    """Checks an evaluation; its unknown keys must be metrics."""
     metrics = dict(_EVALUATION(value, where))
     del metrics["evaluation"], metrics["global_step"]
     mapped(_REAL)(metrics, where)
@@ -150,11 +150,12 @@ _SUMMARY = record(
     },
     more=True,
 )
-"""Checks the known keys of ``summary.json``; other versions write more or fewer."""
+"""Checks the known keys of ``summary.json``. Others are allowed, since other versions may write
+more or fewer."""
 
 
 def ending_in_words(ending: dict[str, Any]) -> str:
-    """Formats ``"done"``, or ``"failed: "`` and the reason."""
+    """Formats the ending of a run: ``"done"``, or ``"failed: "`` and the reason."""
     reason = sanitize(ending.get("reason") or "")
     return sanitize(ending.get("phase") or "ended") + (f": {reason}" if reason else "")
 

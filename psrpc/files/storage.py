@@ -1,12 +1,12 @@
 """The file operations of checkpoints, with their guarantees against a power cut.
 
-:func:`open_regular` opens every file of a run directory for reading, since another user may have
-put it there. It follows symbolic links, by which users move runs and checkpoints to other disks;
-callers bound and check the contents wherever they lie.
+Every file of a run directory must be opened for reading with :func:`open_regular`, since another
+user may have put it there. It follows symbolic links, since users move runs and checkpoints to
+other disks by these; so callers must limit and check the contents.
 
-No function retries: after a failed ``fsync`` the system may take the pages for clean, so a second
-one would succeed and mean nothing (Rebello et al., "Can applications recover from fsync failures?",
-USENIX ATC 2020).
+No function retries: after a failed ``fsync`` the system may mark the pages as clean, so a second
+``fsync`` would succeed although nothing was written (Rebello et al., "Can applications recover from
+fsync failures?", USENIX ATC 2020).
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ class Written:
 
 
 class Storage(Protocol):
-    """A file system. Every method raises OSError."""
+    """A file system. Every method may raise OSError. A file or name "lasts" if it survives a power
+    cut."""
 
     def make_directory(self, path: Path) -> None:
         """Makes a new directory in an existing one. Its name lasts after :meth:`sync` of the
         parent; see :mod:`psrpc.files.durable`."""
 
     def is_empty(self, path: Path) -> bool:
-        """Whether a directory is missing or visibly empty."""
+        """Whether a directory is missing, or is readable and empty."""
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         """Writes a new file. Its bytes last; its name lasts after :meth:`sync`. An error may
         leave a partial file."""
 
     def link(self, old: Path, new: Path) -> None:
-        """Makes a hard link to a lasting file in another directory. The name lasts after
+        """Makes a hard link in another directory to a file that lasts. The new name lasts after
         :meth:`sync`. Not every file system supports this."""
 
     def sync(self, directory: Path) -> None:
-        """Makes the names in a directory survive a power cut."""
+        """Makes the names in a directory last."""
 
     def rename(self, old: Path, new: Path) -> None:
         """Renames a directory atomically, but not onto a non-empty one. The new name lasts after
@@ -153,7 +154,7 @@ DISK = Disk()
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Opens a regular file for reading without blocking, as a FIFO without a writer would.
+    """Opens a regular file for reading. Never blocks, as opening a FIFO without a writer would.
 
     Raises:
         OSError: the file is missing or not a regular one.
@@ -180,7 +181,7 @@ def read_bounded(path: Path, most: int = LARGEST, storage: Storage = DISK) -> by
     """Reads a small file.
 
     Raises:
-        OSError: it is unreadable, or has more than ``most`` bytes, of which none are read then.
+        OSError: the file is unreadable or has more than ``most`` bytes.
     """
     with storage.open(path) as file:
         nbytes = file.seek(0, os.SEEK_END)
@@ -207,7 +208,8 @@ def replace_text(path: Path, text: str, *, private: bool = False) -> None:
     with the temporary name first.
 
     Args:
-        private: only the owner may read it, whatever the umask and the old file's mode.
+        private: whether only the owner may read the new file, whatever the umask and the old file's
+            mode are.
 
     Raises:
         OSError: the write failed; the old file is unchanged.

@@ -1,4 +1,4 @@
-"""Paths and URLs as people write them; imports no store."""
+"""Tells apart paths and URLs that users write. Imports no packages for stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def location(name: str | Path) -> Path | str:
 
 
 MOST = 4096
-"""Entries that are compared: a directory of data may hold millions."""
+"""Maximum number of entries that are compared, since a directory of data may have millions."""
 
 
 def similar_path(path: Path) -> str:
