@@ -1,4 +1,4 @@
-"""Parses command lines. Errors have a code and a fix."""
+"""Parses command lines. Errors have a code and say how to fix them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Parser(argparse.ArgumentParser):
     """A parser for a command's options and its subcommands."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        """Disables abbreviations: a new option would make one ambiguous."""
+        """Disables abbreviations, because a new option could make an abbreviation ambiguous."""
         super().__init__(*args, **{"allow_abbrev": False, **more})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses unknown arguments here, where the known ones can be suggested."""
+        """Refuses unknown arguments itself, because it can suggest known ones."""
         words = sys.argv[1:] if args is None else list(args)
         said, unknown = super().parse_known_args(words, namespace)
         if unknown:

@@ -38,8 +38,8 @@ _CONTRARY = {
     "certs": ("insecure",),
     "token_file": ("insecure",),
 }
-"""Settings that exclude each other: one from a source of higher precedence drops the others of
-lower ones."""
+"""Setting -> settings that contradict it. A setting from a source of higher precedence drops these
+from sources of lower precedence."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Setting:
 
     Attributes:
         kind: ``"command line"``, ``"environment"``, ``"file"``, ``"TF_CONFIG"`` or ``"default"``.
-        where: which option, variable, file and section; empty for a default.
+        where: the option, the variable, or the file and section; empty for a default.
     """
 
     value: Any
@@ -65,10 +65,10 @@ class Configuration(Generic[T]):
     """Reads the options that a dataclass declares, from all sources."""
 
     def __init__(self, parser: argparse.ArgumentParser, section: str, declaring: type[T]) -> None:
-        """Adds the options to ``parser``, and ``--config`` and ``--show-config``.
+        """Adds the declared options, ``--config`` and ``--show-config`` to ``parser``.
 
         Args:
-            section: of the file; one of :data:`psrpc.options.config_keys.SECTIONS`.
+            section: the section of the file; one of :data:`psrpc.options.config_keys.SECTIONS`.
         """
         self._section = section
         self._declaring = declaring
@@ -99,11 +99,11 @@ class Configuration(Generic[T]):
         one.
 
         Args:
-            said: what the parser has parsed.
+            said: the parsed command line.
 
         Raises:
-            InvalidArgument: a value, a variable or a key that cannot be; it names which, where, and
-                what was expected.
+            InvalidArgument: a value, a variable or a key is not valid. Names it, its place, and the
+                expected value.
         """
         found = {
             key: Setting(_spoken(option, said), "command line", option.flag)
@@ -121,7 +121,7 @@ class Configuration(Generic[T]):
         }
 
     def shown(self, said: argparse.Namespace, environment: Mapping[str, str]) -> str:
-        """Formats all settings and their sources, a line each. Raises as :meth:`settings`."""
+        """Formats all settings and their sources, one per line. Raises as :meth:`settings`."""
         settings, options = self.settings(said, environment), self._options
         rows = [(key, *_shown(options[key], setting)) for key, setting in settings.items()]
         file = _file(said, environment)
@@ -129,7 +129,8 @@ class Configuration(Generic[T]):
         return _table(rows)
 
     def options(self, said: argparse.Namespace, environment: Mapping[str, str]) -> T:
-        """Returns the options; ``elsewhere`` of them has the sources other than the command line.
+        """Returns the options. Their ``elsewhere`` has the sources of settings that are not from
+        the command line.
 
         Raises:
             InvalidArgument: see :meth:`settings`; or a required option is set nowhere.
@@ -151,7 +152,7 @@ class Configuration(Generic[T]):
         return self._declaring(**values, elsewhere=elsewhere)
 
     def _where(self, option: Option) -> str:
-        """Names the places in which an option without a default can be set."""
+        """Lists the places where an option without a default can be set."""
         key = option.key
         where = f"on the command line, or as {variable(key)}, or as {key} in [{self._section}] of a"
         with_tf = ", or with TF_CONFIG" if key in config_tf.TAKEN[self._section] else ""
@@ -169,7 +170,8 @@ class Configuration(Generic[T]):
         found = {}
         for key in self._options:
             name = variable(key)
-            # Compose and others cannot leave a variable out, only empty.
+            # An empty variable counts as unset, because Compose and others cannot leave a variable
+            # out.
             if text := environment.get(name):
                 value = self._read(key, text, f"{name}={text!r}")
                 found[key] = Setting(value, "environment", name)
@@ -203,8 +205,8 @@ class Configuration(Generic[T]):
         return found
 
     def _check_keys(self, path: Path, section: str, keys: Mapping[str, Any]) -> None:
-        """Checks the sections of other commands too: a cluster has one file, and the first process
-        that reads it reports the mistake."""
+        """Checks the keys of any section. Sections of other commands are checked, too, so that the
+        first process of a cluster that reads the common file reports a mistake."""
         known = KEYS_OF.get(section, KEYS)
         if section == self._section:
             known = frozenset(self._options)
@@ -218,7 +220,7 @@ class Configuration(Generic[T]):
         for key, value in keys.items():
             said = f"{path}: [{section}] {key}"
             if key not in self._options:
-                # Of another command.
+                # A setting of another command.
                 continue
             try:
                 found[key] = Setting(
@@ -230,7 +232,7 @@ class Configuration(Generic[T]):
 
     def _add_tf(self, found: dict[str, Setting], text: str) -> None:
         if all(key in found for key in config_tf.TAKEN[self._section]):
-            # Nothing is asked of it, so it may say what it likes.
+            # No setting is needed from TF_CONFIG, so it is not even checked.
             return
         for key, said in config_tf.values_of(self._section, text).items():
             if key not in found:
@@ -268,7 +270,7 @@ def _spoken(option: Option, said: argparse.Namespace) -> Any:
 
 
 def _file(said: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
-    """Returns the path of the TOML file and its source; None and empty without a file."""
+    """Returns the path of the TOML file and its source; a value of None if there is no file."""
     if said.config is not None:
         return Setting(said.config, "command line", "--config")
     named = environment.get(variable("config"))
@@ -281,7 +283,8 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _shown(option: Option, setting: Setting) -> tuple[str, str]:
-    """Returns the value as in an environment variable, without secrets, and its source."""
+    """Returns the value, in the form of an environment variable and without secrets, and its
+    source."""
     value = setting.value
     if value is None or value in ("", ()):
         return ("-", "missing") if option.required else ("-", setting.source)

@@ -1,4 +1,4 @@
-"""Names of all settings of all commands, as a file or the environment may have them."""
+"""The names of all settings of all commands in a file or the environment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from psrpc.options.settings import SETTINGS_OF
 PREFIX = "PSERVER_"
 
 SECTIONS = ("common", *SETTINGS_OF)
-"""Sections of the TOML file: one for every command, then one for each."""
+"""Sections of the TOML file: ``[common]`` for all commands, then one section for each."""
 
 KEYS_OF = {
     section: frozenset(option.key for option in options_of(settings))
     for section, settings in SETTINGS_OF.items()
 }
-"""The settings of each section; ``[common]``, which takes all, is left out."""
+"""Section -> its settings. Does not list ``[common]``, which may have any setting."""
 
 KEYS = frozenset[str]().union(*KEYS_OF.values()) | {"config"}
 
@@ -30,18 +30,18 @@ _OF_KUBERNETES = re.compile(
 
 
 def variable(key: str) -> str:
-    """The environment variable of a setting: ``PSERVER_RUN_DIR`` of ``run_dir``."""
+    """Returns the environment variable of a setting: ``PSERVER_RUN_DIR`` for ``run_dir``."""
     return PREFIX + key.upper()
 
 
 def is_a_setting(name: str) -> bool:
-    """Whether the environment variable ``name`` has our prefix and is not one of Kubernetes."""
+    """Whether the environment variable ``name`` has our prefix and was not set by Kubernetes."""
     return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
 
 
 def check_key_names(environment: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for a variable with our prefix that is no setting of any command;
-    suggests the nearest one."""
+    """Raises InvalidArgument for a variable with our prefix that is not a setting of any command;
+    suggests the most similar setting."""
     known = {variable(key) for key in KEYS}
     for name in sorted(filter(is_a_setting, environment)):
         if name not in known:
@@ -50,6 +50,6 @@ def check_key_names(environment: Mapping[str, str]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns ``; did you mean 'shard'?``, or nothing without a similar name."""
+    """Returns ``; did you mean 'shard'?``; empty if no known name is similar."""
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -4,9 +4,9 @@
      "task": {"type": "ps", "index": 0}}
 
 Every process listens on the address that the cluster has for it, and ``ps`` i is shard i. The
-coordinator is the ``chief`` (``master`` in older clusters). Where there is none it is worker 0,
-which TensorFlow takes for the chief then, too: our workers listen nowhere, so its port is free, and
-``coordinator serve`` and ``worker run`` run there side by side.
+coordinator is the ``chief`` (``master`` in older clusters). If there is none, it is worker 0, which
+TensorFlow then uses as the chief, too. Since our workers do not listen, the port of worker 0 is
+free, and ``coordinator serve`` and ``worker run`` can both run there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TAKEN = {
 """The settings that each command takes from ``TF_CONFIG``, with the lowest precedence."""
 
 _CHIEFS = ("chief", "master", "worker")
-"""Task types that may be the coordinator; the first one in the cluster is."""
+"""Task types that may be the coordinator; the first of them that the cluster has is the
+coordinator."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def values_of(section: str, text: str) -> dict[str, TfConfigValue]:
     cluster.
 
     Raises:
-        InvalidArgument: it cannot be read, or is that of a process that does something else.
+        InvalidArgument: ``TF_CONFIG`` cannot be read, or its task is that of another command.
     """
     try:
         document = json.loads(text)
@@ -90,7 +91,7 @@ def _serve(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, Tf
 
 def _coordinator(cluster: dict[str, list[str]]) -> dict[str, TfConfigValue]:
     if not any(map(cluster.get, _CHIEFS)):
-        # Perhaps it is said elsewhere.
+        # The coordinator may be set elsewhere.
         return {}
     role, where = _chief(cluster)
     _port(cluster[role][0], where)
@@ -117,7 +118,7 @@ def _cluster(found: Any) -> dict[str, list[str]]:
 
 def _task(found: Any) -> tuple[str, int]:
     task, index = (found.get("type"), found.get("index", 0)) if isinstance(found, dict) else (0, 0)
-    # Some launchers write the index as a text.
+    # Some launchers write the index as a string.
     if isinstance(index, str) and index.isdecimal():
         index = int(index)
     if not isinstance(task, str) or isinstance(index, bool) or not isinstance(index, int):

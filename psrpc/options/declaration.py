@@ -1,7 +1,7 @@
 """Declares options: a field of a frozen dataclass is an option, and its only declaration.
 
-Its flag, its environment variable, its key in a TOML file, its line in ``--help``, in
-``--show-config`` and in ``docs/options.md`` follow from the field.
+The flag, the environment variable, the key in a TOML file, and the lines in ``--help``,
+``--show-config`` and ``docs/options.md`` are all derived from the field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psrpc.files.urls import is_url
 
 
 def run_path(text: str) -> Path:
-    """Returns the path of a run, or of a part of one: never a URL."""
+    """Converts the path of a run, or of a part of one; refuses URLs."""
     if is_url(text):
         raise ArgumentTypeError(
             f"{text!r} is a URL; expected a path: runs lie on a POSIX file system that the "
@@ -30,7 +30,7 @@ def run_path(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """Returns a whole number of at least 1."""
+    """Converts a whole number of at least 1."""
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
@@ -38,7 +38,7 @@ def positive(text: str) -> int:
 
 
 def gpu_choice(text: str) -> str:
-    """Returns a choice of GPUs."""
+    """Checks a choice of GPUs and returns it."""
     indices = text.split(",")
     twice = len(set(indices)) < len(indices)
     if text not in ("auto", "none", "all") and (twice or not all(map(str.isdecimal, indices))):
@@ -47,14 +47,14 @@ def gpu_choice(text: str) -> str:
 
 
 def cpu_devices(text: str) -> str:
-    """Returns a number of devices that the CPU is divided into."""
+    """Checks a number of devices into which to divide the CPU, and returns it."""
     if re.fullmatch("cpu:[1-9][0-9]?", text) is None:
         raise ArgumentTypeError(f"{text!r} is not cpu:N, with N from 1 to 99")
     return text
 
 
 def duration_s(text: str) -> float:
-    """Returns a number of seconds."""
+    """Converts a number of seconds."""
     value = _number(text)
     if not 0 <= value < float("inf"):
         raise ArgumentTypeError(f"{text!r} is not a number of seconds")
@@ -62,7 +62,7 @@ def duration_s(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """Returns a number of at least 1."""
+    """Converts a number of at least 1."""
     value = _number(text)
     if not 1 <= value < float("inf"):
         raise ArgumentTypeError(f"{text!r} is not a number of at least 1")
@@ -70,7 +70,7 @@ def factor(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """Returns a number of more than 0 and at most 1."""
+    """Converts a number of more than 0 and at most 1."""
     value = _number(text)
     if not 0 < value <= 1:
         raise ArgumentTypeError(f"{text!r} is not more than 0 and at most 1")
@@ -103,11 +103,11 @@ _DECLARED = "option"
 
 
 class NotThis(Exception):
-    """The value cannot be used; the message says what was expected."""
+    """A value cannot be used; the message is the description of an expected value."""
 
 
 def flag_from_text(text: str) -> bool:
-    """Parses a yes or no of an environment variable. Raises NotThis."""
+    """Parses a boolean in an environment variable. Raises NotThis."""
     if text.lower() not in _FLAGS:
         raise NotThis("true or false")
     return _FLAGS[text.lower()]
@@ -124,16 +124,16 @@ def option(
     const: str | None = None,
     group: str = "",
 ) -> Any:
-    """Declares a field as an option; its type is the annotation.
+    """Declares a field as an option; the annotation of the field is its type.
 
     Args:
         text: for ``--help``; ``%(default)s`` stands for the default.
-        default: without one, the option has to be set somewhere.
+        default: if it is missing, the option must be set by the user.
         flag: if it is not the name of the field: ``--run-dir`` for ``run_dir``, ``--no-shm`` for a
             ``shm`` that is true by default.
-        convert: checks and converts a text; the type of the field does without.
-        const: the value of a flag without a value, where one may be left out.
-        group: heading of ``--help``.
+        convert: checks and converts a text; by default the type of the field.
+        const: the value if the flag is given without a value; None if it needs a value.
+        group: the heading in ``--help``.
     """
     declared = (text, flag, metavar, convert, choices, const, group)
     return field(default=default, metadata={_DECLARED: declared})
@@ -144,11 +144,11 @@ class Option:
     """A setting of a command.
 
     Attributes:
-        name: of the field that declares it.
-        key: its name in files, and in the environment in capitals. ``--no-shm`` is the setting
-            ``shm``: files and variables say what is wanted, not what is not.
+        name: the name of the field that declares it.
+        key: its name in files and, in capitals, in the environment. The flag ``--no-shm`` has the
+            key ``shm``, because files and variables set a value of true or false.
         flag: its name on the command line.
-        default: None without one.
+        default: the default; None if there is none.
     """
 
     name: str
@@ -165,10 +165,11 @@ class Option:
     group: str
 
     def arguments(self, note: str = "") -> dict[str, Any]:
-        """Returns arguments of ``add_argument`` for the flag; an absent flag leaves no attribute.
+        """Returns the arguments of ``add_argument`` for the flag. If the flag is absent, the parsed
+        arguments have no such attribute.
 
         Args:
-            note: added to its help.
+            note: text to add to the help of the option.
         """
         shown = self.help.replace("%(default)s", str(self.default)) + note
         said: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": shown}
@@ -188,7 +189,7 @@ class Option:
         A list is written as in a shell: ``epochs=3 optimizer.learning_rate=0.1``.
 
         Raises:
-            NotThis: the option takes no such value.
+            NotThis: the option does not allow this value.
         """
         if self.kind == "flag":
             return flag_from_text(text)

@@ -1,5 +1,5 @@
-"""The command ``healthcheck`` of coordinators and shards, for containers. Imports nothing slow
-before it asks."""
+"""The command ``healthcheck`` of coordinators and shards, for containers. Importing this module is
+fast."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 def check_health(
     args: argparse.Namespace, address: str, security: Security, peer: Role, service: str
 ) -> int:
-    """Asks the gRPC health service of the server at ``address``, which is a ``peer`` and serves
-    ``service``.
+    """Asks the gRPC health service of the server at ``address``, which has the role ``peer`` and
+    serves ``service``.
 
     Returns:
-        0 when it lives (or serves, if that is asked); 1 when not, or when it does not answer.
+        0 if the server is alive (with ``--ready``, if it serves); 1 if not, or if it does not
+        answer.
 
     Raises:
-        InvalidArgument: it cannot be asked there.
+        InvalidArgument: ``address`` is not valid, or needs certificates.
     """
     from psrpc.net.channel import parse_address
     from psrpc.net.health import why_unhealthy
@@ -68,7 +69,7 @@ def check_health(
 
 
 def said(reason: str) -> int:
-    """Prints the reason, if there is one; returns the exit status."""
+    """Prints why the server is unhealthy, if ``reason`` is not empty. Returns the exit status."""
     if reason:
         print(f"unhealthy: {reason}", file=sys.stderr)  # noqa: T201
     return UNHEALTHY if reason else HEALTHY

@@ -1,7 +1,7 @@
-"""Keys of ``--set``: fields of a job, arguments of its optimizer, settings of the job file.
+"""The keys of ``--set``: fields of a job, arguments of its optimizer, settings of the job file.
 
-The commands that start a job cannot import ``Job``, so the fields are listed here; a test compares
-them.
+The commands that start a job cannot import ``Job``, so this module lists its fields; a test
+compares them with ``Job``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psrpc.files.urls import similar_path
 
 
 def read_job_file(path: Path) -> bytes:
-    """Reads a job file; a quick check before a process starts for it.
+    """Reads a job file, as a quick check before a process is started for it.
 
     Raises:
         InvalidJob: the file is missing or unreadable, or is a notebook.
@@ -42,8 +42,8 @@ def read_job_file(path: Path) -> bytes:
 
 
 class UserCodeFailed(InvalidJob):
-    """Code of the job file raised. The message is one line; ``user_traceback`` is the text of the
-    traceback from the user's first frame on, to be shown before it."""
+    """Code of the job file raised an error. The message is one line. ``user_traceback`` is the
+    traceback from the user's first frame on, to be shown before the message."""
 
     code = "PS103"
 
@@ -79,7 +79,7 @@ FIELDS = tuple(_FIELDS.split())
 """Fields whose values can be written as text."""
 
 CODE = frozenset({"class_weight", "loss_weights", "model", "train"})
-"""Fields that only code can set."""
+"""Fields that can only be set in code."""
 
 
 def own_settings(path: Path) -> frozenset[str]:
@@ -123,8 +123,8 @@ def setting_meant(words: Sequence[str], flag: str, *, exactly: bool) -> str:
     ``--epochs``; empty if there is none.
 
     Args:
-        words: of the whole command line, the job file among them.
-        exactly: it must have just this name, not one that is spelt much like it.
+        words: all words of the command line, including the job file.
+        exactly: whether the names must be equal, not just similar.
     """
     name, equals, value = flag.partition("=")
     if not equals:
@@ -142,13 +142,13 @@ def setting_meant(words: Sequence[str], flag: str, *, exactly: bool) -> str:
 
 def unknown_key(setting: str, key: str, known: Sequence[str]) -> InvalidSetting:
     """Returns the error for ``--set key=value`` with a key not in ``known``."""
-    # ``lr`` is as far from ``learning_rate`` as from anything.
+    # Compares initials, too, since ``lr`` is not similar to ``learning_rate`` by letters.
     last = key.rpartition(".")[2]
     short = [name for name in known if last == _initials(name.rpartition(".")[2])]
     nearest = short or get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
     if key in INSTEAD and not short:
-        # With the value that was typed: the line is there to be copied.
+        # Inserts the user's value, so that the suggested line can be copied.
         hint = INSTEAD[key].replace("0.001", setting.partition("=")[2] or "0.001")
     return InvalidSetting(f"--set {setting}: there is no {key}; {hint}", code="PS104")
 
@@ -198,4 +198,4 @@ INSTEAD = {
     "x": _TRAINING,
     "y": _TRAINING,
 }
-"""Names that users try and that are not fields of a job, each with the replacement."""
+"""Names that users try and that are not fields of a job -> the replacement."""

@@ -1,10 +1,7 @@
-"""Reads a job file without running it, for mistakes that can be found without TensorFlow.
+"""Finds mistakes in a job file without running it and without TensorFlow.
 
-Its errors have the words of the later ones; mistakes that only show when the file runs are left to
-that.
-
-What is refused here would be refused later in the same words; what only running the file can tell
-is left to that.
+It reports only mistakes that would be found later anyway, with the same messages. Mistakes that
+show only when the file runs are left to that.
 """
 
 from __future__ import annotations
@@ -33,27 +30,27 @@ _HARMLESS = """
     tensorflow_datasets worker
 """
 _LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy", "subprocess"}
-"""Modules that read no settings and write no data of a job."""
+"""Modules that do not read settings of a job and do not write its data."""
 
 _DYNAMIC = "__import__ chdir eval exec getattr globals import_module system vars"
 _OPAQUE = frozenset(_DYNAMIC.split())
-"""Names that let a file do things that its source does not show."""
+"""Names by which a file can do things that its source does not show."""
 
 _FILES = {"Csv": "path", "Npz": "path"}
 """Data sources that need one file, and the name of that argument."""
 
 MOST_MODULES = 100
-"""Most files of the user's own that are read with a job file."""
+"""Maximum number of the user's own files that are read together with a job file."""
 
 
 def first_look(path: Path, settings: Sequence[str] = ()) -> None:
     """Checks a job file and its ``--set`` settings in milliseconds.
 
     Raises:
-        InvalidJob: the file is not there, or names a data file that is not.
-        UserCodeFailed: it is not Python.
-        InvalidSetting: a key that neither a job nor this file has, if the file can be read that
-            far; or a setting without a key or a value.
+        InvalidJob: the file is missing, or names a data file that is missing.
+        UserCodeFailed: the file is not valid Python.
+        InvalidSetting: a setting has a key that neither a job nor this file has (if the file shows
+            all of its settings), or it has no key or no value.
     """
     tree = _parsed(path, read_job_file(path))
     values = dict(map(_pair, settings))
@@ -105,8 +102,8 @@ def _check_init_from(values: dict[str, str]) -> None:
 
 
 def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
-    """Parses the file and the user's modules behind it; None if their settings and effects are
-    only known by running them."""
+    """Parses the file and the user's modules that it imports. Returns None if only running them can
+    show their settings and effects."""
     found: list[ast.Module] = []
     folders = (path.absolute().parent, Path.cwd())
     todo, seen = [tree], {path.absolute()}
@@ -131,7 +128,7 @@ def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Returns the top-level names of all modules that the file imports."""
+    """Yields the top-level names of all modules that the file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -162,13 +159,13 @@ def _names(tree: ast.Module) -> set[str]:
 
 
 def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields the calls that make ``train`` and ``eval`` of ``job = Job(...)``."""
+    """Yields ``train`` and ``eval`` of ``job = Job(...)`` with the calls that make them."""
     stored = Counter(
         node.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
-    # Of a name that has several values, running the file tells which it is.
+    # Only names that are assigned once: for others, the value is known only by running the file.
     assigned = {
         target.id: node.value
         for node in tree.body
@@ -186,8 +183,8 @@ def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _check_file(what: str, call: ast.Call, modules: Sequence[ast.Module]) -> None:
-    """Raises InvalidData for a missing data file that the call names and no other line does:
-    another line with the name, maybe without its suffix, may create the file."""
+    """Raises InvalidData if the call names a missing data file. Does not if the name, perhaps
+    without suffix, occurs in another place, since that code may create the file."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name not in _FILES:
         return

@@ -31,7 +31,7 @@ VARIABLE = "PSERVER_COORDINATOR"
 LONGEST_ADDRESS = 1024
 
 DEFAULT = f"${VARIABLE}, else as the newest run under {RUNS}/ says, else localhost:5000"
-"""Names the places where a coordinator is looked for."""
+"""Describes where a coordinator is looked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
     by its address.
 
     Raises:
-        InvalidArgument: the environment has a setting that there is not.
+        InvalidArgument: the environment has an unknown setting.
     """
     check_key_names(environment)
     if args.run_dir is not None or args.coordinator or environment.get(VARIABLE):
@@ -64,8 +64,8 @@ def find_coordinator(args: argparse.Namespace, environment: Mapping[str, str] = 
     """Returns ``HOST:PORT`` of the chosen coordinator.
 
     Raises:
-        InvalidArgument: ``--coordinator`` is no address, or see :func:`find_run`.
-        CoordinatorUnreachable: none runs on the run directory.
+        InvalidArgument: ``--coordinator`` is not an address; or as in :func:`find_run`.
+        CoordinatorUnreachable: no coordinator runs on the run directory.
     """
     run_dir = find_run(args, environment)
     if run_dir is None:
@@ -87,11 +87,11 @@ def find_security(
     role: Role = Role.OPERATOR,
     environment: Mapping[str, str] = os.environ,
 ) -> Security:
-    """Finds the credentials for a coordinator: those of the options and the environment, otherwise
-    the certificates that the run made for itself.
+    """Finds the credentials for a coordinator: those that the options or the environment name, or
+    else the certificates that the run made for itself.
 
     Raises:
-        InvalidArgument: options that contradict each other, or files that cannot be used.
+        InvalidArgument: options contradict each other, or files cannot be used.
     """
     asked = from_arguments(role, args, environment)
     run_dir = find_run(args, environment)
@@ -105,7 +105,7 @@ def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
     none, or is served without them now.
 
     Raises:
-        InvalidArgument: they cannot be used.
+        InvalidArgument: the certificates cannot be used.
     """
     from psrpc.security.credentials import Security
 
@@ -115,10 +115,11 @@ def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
 
 
 def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnreachable:
-    """Returns the error for ``run_dir`` without a coordinator, with the state of the run.
+    """Returns the error for a ``run_dir`` without a running coordinator; it describes the state of
+    the run.
 
     Args:
-        cause: what is in the way to the address that its last coordinator had.
+        cause: why the address of its last coordinator could not be read or reached.
     """
     ending = read_ending(run_dir)
     if ending:

@@ -1,4 +1,4 @@
-"""The options by which every command authenticates itself. Imports nothing slow."""
+"""The options with which every command authenticates itself. Importing this module is fast."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Arguments = argparse.Namespace | SecurityOptions
 
 
 def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
-    """Adds ``--certs``, ``--token-file`` and ``--insecure``, for a command without a file.
+    """Adds ``--certs``, ``--token-file`` and ``--insecure``, for a command without ``--config``.
 
     Args:
-        listens: whether the command serves, too.
+        listens: whether the command also listens.
     """
     declaring = ListenerSecurityOptions if listens else SecurityOptions
     add_options(parser, declaring)
@@ -45,8 +45,8 @@ def from_arguments(
     name.
 
     Raises:
-        InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
-            it has a setting that there is not.
+        InvalidArgument: see :meth:`Security.from_options`; also if a variable is not a boolean, or
+            if the environment has an unknown setting.
     """
     from psrpc.security.credentials import CredentialOptions, Security
 
@@ -65,8 +65,7 @@ def from_arguments(
 
 
 def _asked(args: Arguments, key: str, variable: str) -> str:
-    """Names the source of a setting, empty without one: ``--certs``, ``--certs
-    (PSERVER_CERTS)``."""
+    """Names the source of a setting for messages: ``--certs``, or ``--certs (PSERVER_CERTS)``."""
     flag = "--" + key.replace("_", "-")
     where = getattr(args, "elsewhere", {}).get(key, "") if getattr(args, key) else variable
     return f"{flag} ({where})" if where else flag
@@ -75,7 +74,7 @@ def _asked(args: Arguments, key: str, variable: str) -> str:
 def certificates_directory(
     args: Arguments, environment: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Returns the directory that the options, or else the environment, name."""
+    """Returns the directory of certificates named by the options or else by the environment."""
     given: Path | None = args.certs
     return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
 
@@ -92,7 +91,7 @@ def who_asks(
 
 
 def token_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the token file that the options, or else the environment, name."""
+    """Returns the token file named by the options or else by the environment."""
     given: Path | None = args.token_file
     return given if given or args.insecure else _path(environment, TOKEN_VARIABLE)
 
@@ -104,7 +103,7 @@ def is_insecure(args: Arguments, environment: Mapping[str, str] = os.environ) ->
         said = bool(text) and flag_from_text(text)
     except NotThis as expected:
         raise InvalidArgument(f"{INSECURE_VARIABLE}={text!r}; expected {expected}") from None
-    # Options that say how to be secure say that this is not meant.
+    # Options for certificates or a token override the variable.
     return bool(args.insecure) or (said and args.certs is None and args.token_file is None)
 
 

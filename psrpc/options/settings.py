@@ -1,7 +1,8 @@
 """Every option of ``coordinator serve``, ``pserver serve`` and ``worker run``, declared once.
 
-One environment and one TOML file serve a whole cluster, so each command must tell another
-command's setting from a misspelt one: all declarations are here. Imports nothing slow.
+A whole cluster shares one environment and one TOML file. So each command must be able to tell
+another command's setting from a misspelt one, and all declarations are in this module. Importing it
+is fast.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GPUS = "auto|none|all|I,J"
 """How ``--help`` shows a choice of GPUs."""
 
 OFF = "off"
-"""In place of an address: not at all."""
+"""Stands in place of an address or port that is not used."""
 
 METRICS = "127.0.0.1:0"
 """Default of ``--metrics``: every process is observable, only from its own machine, and processes
@@ -42,7 +43,7 @@ TRACE_HELP = (
 """Help of ``--trace``."""
 
 DASHBOARD_PORT = 5080
-"""Where ``--dashboard`` names a host without a port."""
+"""The port if ``--dashboard`` names only a host."""
 
 _SECURITY = "security"
 
@@ -61,7 +62,8 @@ class SecurityOptions:
     """How a process authenticates itself.
 
     Attributes:
-        elsewhere: where settings were set that the command line does not have, by key.
+        elsewhere: key -> where the setting was set, for settings that are not from the command
+            line.
     """
 
     certs: Path | None = option(
@@ -273,5 +275,5 @@ SETTINGS_OF: Mapping[str, type[ProcessOptions]] = {
     "pserver": ShardOptions,
     "worker": WorkerOptions,
 }
-"""The class that declares the settings of each section; ``[common]``, which takes all, is left
-out."""
+"""Section -> the class that declares its settings. Does not list ``[common]``, which may have any
+setting."""
