@@ -10,7 +10,7 @@ class Clock(Protocol):
     """A source of time."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Returns the seconds since some fixed moment; never goes back."""
 
 
 class MonotonicClock:

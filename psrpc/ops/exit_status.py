@@ -18,12 +18,14 @@ BAD_INPUT = 2
 """The same command would fail again."""
 
 DRAINED = 75
-"""SIGTERM before the job was done; the same command resumes. EX_TEMPFAIL of sysexits.h."""
+"""The process got SIGTERM before the job was done; the same command resumes it. EX_TEMPFAIL of
+sysexits.h."""
 
 INTERRUPTED = 130
 """A person stopped the process or the job (Ctrl-C)."""
 
 
 def after_signal(number: int) -> int:
-    """The exit status of a process that leaves an unfinished job on this signal."""
+    """Returns the exit status of a process that leaves an unfinished job because of signal
+    ``number``."""
     return INTERRUPTED if number == signal.SIGINT else DRAINED

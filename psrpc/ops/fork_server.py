@@ -2,9 +2,10 @@
 
 A request is one byte on a socket that all clients share, with four descriptors: a file that holds
 the request as JSON, the control socket of the new process, its standard output and its standard
-error. The new process, or the server in its place, answers on the control socket; the process
-waits there until the client says :data:`GO`, and ends if the client closes the socket instead. So
-a client that gave up never gets a late process. The server itself is ``worker.cli.fork_server``.
+error. The new process, or the server if it cannot fork, answers on the control socket. The process
+then waits there until the client sends :data:`GO`, and ends if the client closes the socket
+instead. So a client that has given up never gets a late process. The server itself is
+``worker.cli.fork_server``.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ IMPORT_S = 120.0
 
 
 class ForkFailed(Exception):
-    """The fork server started no process; the message says why. A fresh process may do."""
+    """The fork server started no process; the message says why. The caller may start a fresh
+    process instead."""
 
 
 class ForkServerLost(ForkFailed):
-    """The fork server does not answer, and will not answer the next time."""
+    """The fork server does not answer, and will not answer later requests either."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,12 @@ class ForkRequest:
     """A process to fork.
 
     Attributes:
-        module: what ``python -m`` would run.
-        command: the whole command line of a fresh process, which ``ps`` shows of the fork too.
-        arguments: those of ``module``.
+        module: the module that ``python -m`` would run.
+        command: the whole command line of a fresh process; ``ps`` shows it for the fork, too.
+        arguments: the arguments of ``module``.
         group: the process group to join; 0 for one of its own.
-        attended: the control socket reports the exit status. Otherwise the process becomes a child
-            of the server's parent, which must be a child subreaper.
+        attended: whether the control socket reports the exit status. If not, the process becomes a
+            child of the server's parent, which must be a child subreaper.
     """
 
     module: str
@@ -88,7 +90,7 @@ class ForkRequest:
 
 
 _WORDS = 4
-"""Words of a command before the arguments of its module."""
+"""Number of words in a command before the arguments of its module."""
 
 
 def module_of(command: Sequence[str]) -> str:
@@ -103,13 +105,14 @@ class ForkClient:
     def __init__(self, requests: socket.socket) -> None:
         """Takes over ``requests``, a connected SOCK_SEQPACKET socket."""
         self._requests = requests
-        # A full queue is a failure: nothing here waits without a deadline.
+        # So that a full queue raises an error: nothing here may wait without a deadline.
         requests.setblocking(False)
 
     @classmethod
     def inherited(cls, environment: MutableMapping[str, str]) -> ForkClient | None:
-        """Returns the client of the server that the parent offers; None without an offer, which it
-        takes out of ``environment``: children do not inherit the socket."""
+        """Returns the client of the server that the parent process offers in ``environment``; None
+        if it offers none. Removes the offer from ``environment``, because children do not inherit
+        the socket."""
         handle = environment.pop(FORK_SERVER, "")
         if not handle.isdecimal():
             return None
@@ -124,11 +127,12 @@ class ForkClient:
         return self._requests.fileno()
 
     def close(self) -> None:
-        """Closes this process's end; the server ends when no process holds one."""
+        """Closes this process's end of the socket. The server ends when no process has it open any
+        more."""
         self._requests.close()
 
     def ask(self, request: ForkRequest, stdout: int, stderr: int) -> PendingFork:
-        """Sends a request; the caller keeps owning ``stdout`` and ``stderr``.
+        """Sends a request. The caller still has to close ``stdout`` and ``stderr``.
 
         Raises:
             ForkServerLost: the server has ended, or does not take requests.
@@ -151,7 +155,7 @@ class PendingFork:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
-        """Non-blocking. Its first message is for :meth:`accept`."""
+        """The control socket, non-blocking. Pass its first message to :meth:`accept`."""
         control.setblocking(False)
 
     def __enter__(self) -> PendingFork:
@@ -169,7 +173,7 @@ class PendingFork:
 
         Raises:
             ForkFailed: the server refuses.
-            ForkServerLost: it has ended, or does not answer within ``seconds``.
+            ForkServerLost: the server has ended, or does not answer within ``seconds``.
         """
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
@@ -190,7 +194,7 @@ class PendingFork:
         """Lets the process run.
 
         Raises:
-            ForkFailed: it has ended meanwhile.
+            ForkFailed: the process has ended meanwhile.
         """
         try:
             self.control.send(GO)
@@ -206,8 +210,9 @@ def _received(control: socket.socket) -> bytes:
 
 
 def status_in(message: bytes) -> int:
-    """Returns the exit status in the last message of an attended process, -N for signal N. A
-    message that is missing counts as SIGKILL, which took what reports it along."""
+    """Returns the exit status in the last message of an attended process, -N for signal N. If the
+    message is empty, returns the status of SIGKILL, since a process killed by that cannot report
+    it."""
     return int(json.loads(message)["status"]) if message else -signal.SIGKILL
 
 
@@ -229,7 +234,7 @@ class ForkedProcess:
         """Waits for the end and returns the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
+            subprocess.TimeoutExpired: the process has not ended within ``timeout`` seconds.
         """
         if timeout is None:
             status = self._waited(0)
@@ -250,8 +255,8 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal; does nothing once the end was reported. Until then the number is taken,
-        so no other process gets the signal."""
+        """Sends a signal; does nothing after the exit status was read. Until then the system does
+        not reuse the process id, so no other process can get the signal."""
         if self.returncode is None:
             os.kill(self.pid, number)
 

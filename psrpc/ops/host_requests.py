@@ -1,6 +1,7 @@
-"""The requests to ``coordinator.launch.host``, which serves one after the other for its caller.
+"""The requests to ``coordinator.launch.host``, which serves its caller's requests one after the
+other.
 
-A request is a line of JSON, and the reply to each a line with an exit status.
+A request is a line of JSON; its reply is a line with an exit status.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class UpRequest:
-    """A run of ``coordinator up``: its ``arguments``, and the file that gets its ``output``."""
+    """Requests a run of ``coordinator up`` with ``arguments``; ``output`` is the file for its
+    output."""
 
     arguments: Sequence[str]
     output: str
@@ -20,8 +22,8 @@ class UpRequest:
 
 @dataclass(frozen=True)
 class PartsRequest:
-    """The ``count`` processes of an ``evaluate`` or ``predict``, whose folder is ``folder``;
-    ``output`` is the file that says why they failed."""
+    """Requests the ``count`` processes of an ``evaluate`` or ``predict`` that uses ``folder``;
+    ``output`` is the file for the reasons of failures."""
 
     folder: str
     count: int

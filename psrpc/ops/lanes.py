@@ -1,4 +1,4 @@
-"""Work on many rows, shared between the cores of a machine."""
+"""Divides work on many rows between the cores of a machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import pairwise
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 BLOCK = 1 << 17
-"""Elements per call of NumPy in a lane. Shorter calls spend most of their time on handing over the
-interpreter's lock: updates of 65,536 rows of 64 in calls of 2^15 elements took 9.3 ms in four
-lanes, 5.7 in two and 4.5 in one; of 2^17 elements 4.4, 4.1 and 4.4."""
+"""Number of elements per NumPy call in a lane. Shorter calls spend most of their time on passing on
+the interpreter lock: updates of 65,536 rows of 64 elements took 9.3 ms in four lanes, 5.7 in two
+and 4.5 in one with 2^15 elements per call, but 4.4, 4.1 and 4.4 ms with 2^17."""
 
 WORTH_BYTES = 1 << 20
-"""Bytes of rows from which waking a second thread takes less time than it saves."""
+"""Minimum bytes of rows for a second thread: with less, waking it takes more time than it saves."""
 
 LANES = min(2, _CORES)
-"""Threads that share a piece of work; more would wait for each other."""
+"""Number of threads that share a piece of work; more would wait for each other."""
 
 _pool = ThreadPoolExecutor(max(1, LANES - 1), "rows")
 

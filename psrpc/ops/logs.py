@@ -1,4 +1,4 @@
-"""Structured logs on standard error, for people or for machines."""
+"""Writes structured logs to standard error, for people or for machines."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def configure(log_format: LogFormat, role: str) -> None:
 
 
 def make_printing_safe() -> None:
-    """Makes standard output and error drop what they cannot write: a full disk or a closed pipe
-    must not end a process that only prints."""
+    """Makes standard output and error drop data that they cannot write, because a full disk or a
+    closed pipe must not end a process."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # Leave replaced streams, such as those of tests, alone.
@@ -71,7 +71,7 @@ def _never_failing(stream: TextIO) -> TextIO:
 
 
 def set_role(role: str) -> None:
-    """Renames this process in its logs, e.g. once a worker has its id."""
+    """Changes the name of this process in its logs, for example when a worker has got its id."""
     _process["role"] = role
 
 

@@ -21,8 +21,9 @@ MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-"""Keeps large buffers in the heap. Without it each takes fresh pages, whose page faults cost as
-much as the copy (64 MB over gRPC: 30 ms instead of up to 57)."""
+"""Environment variables that make glibc keep large buffers in the heap. Otherwise each buffer takes
+fresh pages, and their page faults take as long as the copy (64 MB over gRPC: up to 57 ms instead of
+30)."""
 
 PARENT_PID = "PSRPC_PARENT_PID"
 """Environment variable with the parent's process id, for a child with --die-with-parent."""
@@ -50,7 +51,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     if str(_PACKAGES) not in site.getsitepackages():
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         if paths[0] != str(_PACKAGES):
-            # Once only: a child of a child must have the same environment.
+            # Inserts the path only once, so that a child of a child has the same environment.
             paths.insert(0, str(_PACKAGES))
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return found
@@ -74,8 +75,9 @@ def quiet_grpc() -> None:
 
 
 def tensorflow_has_begun() -> bool:
-    """Whether TensorFlow's runtime has begun in this process: with the first operation, or look at
-    the devices. Until then devices and threads can be chosen, and the process may be forked."""
+    """Whether TensorFlow's runtime has started in this process, which the first operation or the
+    first query of devices does. Until then devices and threads can be chosen, and the process may
+    be forked."""
     context = sys.modules.get("tensorflow.python.eager.context")
     return getattr(context, "_context", None) is not None
 
@@ -84,20 +86,21 @@ _preloaded = {"here": False}
 
 
 def mark_preloaded() -> None:
-    """Records that this process is a fork in which TensorFlow is imported and has not begun."""
+    """Records that this process is a fork in which TensorFlow is imported but has not started."""
     _preloaded["here"] = True
 
 
 def may_choose_devices() -> bool:
-    """Whether a process that needs TensorFlow for one purpose may hide devices from it: it is not
-    imported yet, or a fork has found it imported. In any other process it is the user's."""
+    """Whether this process may hide devices from TensorFlow. It may if TensorFlow is not imported
+    yet, or if this is a fork in which it was imported but has not started. Otherwise the user's
+    code has imported it for its own use."""
     if "tensorflow" not in sys.modules:
         return True
     return _preloaded["here"] and not tensorflow_has_begun()
 
 
 def resident_nbytes() -> int:
-    """Returns the resident memory of this process; 0 where the system does not tell."""
+    """Returns the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
@@ -106,8 +109,8 @@ def resident_nbytes() -> int:
 
 
 def available_nbytes() -> int:
-    """Returns the kernel's estimate of memory available without swapping; ``sys.maxsize`` where
-    there is none."""
+    """Returns the kernel's estimate of the memory available without swapping, in bytes;
+    ``sys.maxsize`` if there is no estimate."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
@@ -121,7 +124,7 @@ def die_with_parent() -> None:
     """
     if sys.platform != "linux":
         return
-    # Removed, so that children of this process do not inherit it.
+    # Removes the variable, so that children of this process do not inherit it.
     parent = int(os.environ.pop(PARENT_PID, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -169,7 +172,7 @@ def leave(status: int) -> NoReturn:
 
 
 class StopSignals:
-    """The stop signals of a process; filters repeated SIGHUPs. Not thread-safe.
+    """Knows which signals stop the process, and ignores SIGHUP after another one. Not thread-safe.
 
     SIGHUP, which a closed terminal sends, is a stop signal unless the process started with it
     ignored, as under ``nohup``. A second signal means "stop at once", and a SIGHUP never counts as
@@ -191,10 +194,11 @@ class StopSignals:
 def on_stop_signals(stop: Callable[[int], object]) -> None:
     """Calls ``stop`` with each of :class:`StopSignals` in a new thread; for the main thread only.
 
-    A Python signal handler would not do. It interrupts the main thread anywhere, even inside a
-    lock: setting an event that the main thread is about to wait for would deadlock on the event's
-    lock. And it runs only once the main thread executes bytecode: not during a wait, if the signal
-    arrives just before the wait begins, or in another thread.
+    A Python signal handler cannot do this, for two reasons. It interrupts the main thread anywhere,
+    even while that holds a lock: setting an event that the main thread is about to wait for would
+    deadlock on the event's lock. And it runs only when the main thread executes bytecode: if the
+    signal arrives just before a wait, or in another thread, the handler does not run during the
+    wait.
     """
     heard, tell = socket.socketpair()
     tell.setblocking(False)

@@ -47,7 +47,7 @@ class GaveUp:
 
     Attributes:
         last: the error of the last try.
-        tries: their number.
+        tries: the number of tries.
         spent_s: time since the first try.
         sent: whether an unanswered try may have reached the peer and taken effect.
     """

@@ -1,8 +1,9 @@
 """OpenTelemetry spans of the parts of a step: pull, push, push_pull, apply, checkpoint.
 
 Without :func:`tracing`, which needs the extra ``tf-pserver[otel]``, a process does not import
-OpenTelemetry, and a span costs a function call. Workers and shards share no trace, since a standing
-exchange carries many steps; the batch, an attribute of both, relates their spans.
+OpenTelemetry, and a span costs a function call. Workers and shards do not share traces, since one
+standing exchange carries many steps. Their spans can be matched by the batch, which is an attribute
+of both.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def span(name: str, **attributes: object) -> AbstractContextManager[Any]:
     """Measures the block within the context; records an exception that leaves it.
 
     Args:
-        name: of the operation, e.g. ``"push"``.
+        name: the name of the operation, e.g. ``"push"``.
         attributes: e.g. ``batch``; ignored without :func:`tracing`.
     """
     if _tracer is None:
@@ -50,7 +51,7 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
 
     Args:
         endpoint: OTLP over HTTP, ``http://HOST:4318/v1/traces``; empty for no spans.
-        process: its kind, e.g. ``"shard"``.
+        process: the kind of process, e.g. ``"shard"``.
         exporter: receives the spans instead of ``endpoint``.
 
     Raises:
@@ -75,7 +76,7 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
         yield
     finally:
         _tracer = None
-        # In a thread, since the exporter retries beyond its time limit.
+        # Flushes in a thread, since the exporter retries for longer than its time limit.
         flushing = threading.Thread(target=provider.force_flush, args=(FLUSH_MS,), daemon=True)
         flushing.start()
         flushing.join(FLUSH_MS / 1000)
