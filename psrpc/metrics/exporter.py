@@ -1,6 +1,6 @@
 """``/metrics`` of a process, for Prometheus.
 
-Collects on request the figures that a process keeps anyway, so training pays nothing for it. The
+Collects on request the figures that a process keeps anyway, so it does not slow down training. The
 endpoint is read-only and serves figures and names, never values of parameters. It serves plain HTTP
 on loopback. Elsewhere it serves HTTPS to clients with a certificate of a role that may read it
 (:func:`psrpc.security.identity.may_read_metrics`), or plain HTTP with ``--insecure``."""
@@ -51,7 +51,7 @@ class MetricsServer:
         security: Security = PLAINTEXT,
         bounds: Bounds = BOUNDS,
     ) -> None:
-        """Takes ``address`` as HOST:PORT, with port 0 for any, or ``"off"`` to serve nothing."""
+        """``address`` is HOST:PORT, with port 0 for any, or ``"off"`` to serve nothing."""
         self._requested = address
         self._collect = collect
         self._security = security
@@ -115,7 +115,7 @@ class _Collector(Collector):
             raise
 
     def describe(self) -> Iterable[Family]:
-        # Otherwise registering would collect, before there are figures.
+        # Without this method, registering would collect figures before there are any.
         return ()
 
 
@@ -145,8 +145,9 @@ class _Pages:
         self._registry.register(_Collector(lambda: [*collect(), *certificate_families(security)]))
         self._security = security
         self._encrypted = encrypted
-        # In plaintext a page of another site can point its own name here. With certificates it
-        # cannot, as the browser has none; there, scrapers use names of their network.
+        # Checks names only in plaintext, where a page of another site can point its own name here.
+        # With certificates it cannot, since the browser has none; and scrapers may use any name of
+        # their network.
         self._names = None if encrypted else {host, socket.gethostname()}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._collecting = asyncio.Lock()
@@ -186,7 +187,7 @@ class _Pages:
         if objection is not None:
             return objection.coded
         identity = peer.identity
-        # All members of the job may read health, as with gRPC.
+        # All roles of the job may read the health, as with gRPC.
         alive = head.path == HEALTH and identity is not None and identity.job == me.job
         if alive or may_read_metrics(identity, me):
             return ""
@@ -202,7 +203,7 @@ class _Pages:
 
     async def _collected(self) -> list[Family]:
         async with self._collecting:
-            # Later requests want newer figures.
+            # Requests that arrive from now on need newer figures.
             self._next = None
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: list(self._registry.collect()))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 HEALTH = "/healthz"
-"""Path beside ``/metrics`` that returns the process's role without collecting figures."""
+"""Path that returns the process's role without collecting figures."""
 
 _LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}|\*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
@@ -51,7 +51,8 @@ def parse_head(data: bytes) -> Head:
             hosts.append(value)
         elif name == b"accept":
             accept = value
-    # Browsers, which a foreign page can direct here, always send one.
+    # Requiring the header is safe: browsers always send it, and the check is against pages of other
+    # sites.
     if len(hosts) > 1 or (not hosts and start[3] == b"1"):
         raise BadRequest(400, "expected one Host header")
     path = start[2].decode().partition("?")[0]

@@ -1,9 +1,11 @@
 """A small read-only server of HTTP/1 or HTTPS, with one answer per connection.
 
-Slow or numerous clients do not lock others out: one thread serves all connections; TLS handshake
-and request head share a deadline, the answer has another; and a new connection replaces the oldest
-one without a request. uvicorn, which serves the dashboard, has no deadline before the first answer,
-and answers 503 to all when it has too many connections."""
+Slow or numerous clients do not lock others out. One thread serves all connections. The TLS
+handshake and the request head share a deadline, and the answer has another. If there are too many
+connections, a new one replaces the oldest connection without a request.
+
+uvicorn, which serves the dashboard, is not used here: it has no deadline before the first answer,
+and answers 503 to all clients when it has too many connections."""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Bounds:
         head_s: deadline for TLS handshake and request head.
         answer_s: deadline for making and sending the answer.
         head_bytes: size of a request head.
-        connections: concurrent ones, at most ``of_one_address`` of them from one address.
+        connections: maximum number of concurrent connections; at most ``of_one_address`` of them
+            may be from one address.
     """
 
     head_s: float = 5.0
@@ -51,7 +54,7 @@ BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response; HEAD gets no ``body``."""
+    """An HTTP response. ``body`` is not sent in reply to HEAD."""
 
     status: int
     body: bytes = b""
@@ -73,8 +76,8 @@ class HttpServer:
         bounds: Bounds = BOUNDS,
         name: str = "http",
     ) -> None:
-        """Runs ``respond`` in the event loop of a thread called ``name``. Gets the TLS context of
-        each connection from ``context``; without it, serves plain HTTP."""
+        """``respond`` runs in the event loop of a thread called ``name``. ``context`` returns the
+        TLS context of each connection; if it is None, serves plain HTTP."""
         self._respond = respond
         self._context = context
         self._bounds = bounds
@@ -140,7 +143,7 @@ class HttpServer:
             task.add_done_callback(functools.partial(self._left, connection))
 
     def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        # Closed here too, for a task that was cancelled before it began.
+        # Closes the socket here, too, because the task may have been cancelled before it began.
         connection.close()
         self._seats.leave(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -163,7 +166,7 @@ class HttpServer:
                 async with asyncio.timeout(self._bounds.answer_s):
                     await self._answer(head, writer)
         finally:
-            # Not `close`, which waits for clients that do not read.
+            # `abort`, because `close` would wait for clients that do not read.
             if transport is not None:
                 transport.abort()
             else:
@@ -214,17 +217,18 @@ def _encoded(answer: Answer, bodiless: bool) -> bytes:
 
 
 class Seats:
-    """Up to ``most`` connections, ``most_of_one`` of them from one address. Not thread-safe.
+    """Decides which connections stay: at most ``most``, and at most ``most_of_one`` from one
+    address. Not thread-safe.
 
-    A new connection always gets a seat, so silent clients lock no others out: it replaces the
-    oldest connection without a request, or the oldest one where all have sent a request. An address
-    at its limit loses one of its own connections.
+    A new connection always gets a seat, so that silent clients cannot lock others out. If all seats
+    are taken, it replaces the oldest connection without a request, or the oldest one if all have
+    sent a request. If its address is at its limit, it replaces one of that address.
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most, self._most_of_one = most, most_of_one
         self._seats: dict[Hashable, tuple[str, bool]] = {}
-        """Address and whether it has sent its request, by connection, oldest first."""
+        """Connection -> its address, and whether it has sent its request; oldest first."""
 
     def __len__(self) -> int:
         return len(self._seats)
