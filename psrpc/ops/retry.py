@@ -1,4 +1,4 @@
-"""Retries of calls, and log lines about waits."""
+"""Retries calls, and decides when to log waits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ FIRST_S = 3.0
 """Seconds before the first announcement of a wait."""
 
 LONGEST_S = 60.0
-"""Most seconds between two announcements of one wait."""
+"""Maximum seconds between two announcements of one wait."""
 
 BUILDING, COMPILING = "building", "compiling"
-"""First words of reasons for which a worker is busy itself and waits for no other process."""
+"""First words of reasons that describe a worker's own work, not a wait for another process."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Pauses double from ``first_s`` to ``longest_s``, each shortened at random by up to a half.
+    """The pauses between tries and the total time. Pauses double from ``first_s`` to ``longest_s``;
+    each is shortened at random by up to a half.
 
     ``budget_s`` bounds the total time, including the first try.
     """
@@ -116,9 +117,10 @@ def waiting_words(reason: str) -> str:
 
 
 class Announcer:
-    """Decides when to log a wait: after ``every_s``, then whenever its duration has doubled, and at
-    least every :data:`LONGEST_S`; a changed reason after ``every_s``. Pure: callers pass the time.
-    Not thread-safe."""
+    """Decides when to log a wait. Pure: callers pass the time. Not thread-safe.
+
+    Logs a wait after ``every_s``, then whenever its duration has doubled, but at least every
+    :data:`LONGEST_S`. Logs a changed reason after ``every_s``."""
 
     def __init__(self, say: Callable[[str, float], object], every_s: float = FIRST_S) -> None:
         """Calls ``say(reason, waited_s)`` for each log line."""
@@ -129,7 +131,8 @@ class Announcer:
         self._said = ""
 
     def waiting(self, reason: str, now: float) -> None:
-        """Records that the wait goes on; callers may call this as often as they like."""
+        """Records that the caller still waits for ``reason``, and logs that if it is time to. May
+        be called as often as the caller likes."""
         if self._since is None:
             self._since = self._said_at = now
             self._said = ""

@@ -1,4 +1,5 @@
-"""Threads, with their locks, clock and random numbers."""
+"""Makes threads, locks and random numbers, and reads the clock, in one place that the simulator can
+replace."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 _RANDOM = random.Random()
-"""Separate from Python's global one, which a job seeds alike in every process for its layers."""
+"""A generator of its own, because a job seeds Python's global one, for its layers, alike in every
+process."""
 
 os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 class Threads:
-    """Makes threads and locks; the simulator replaces them by ones that take turns."""
+    """Makes threads and locks. The simulator replaces this object by one whose threads take
+    turns."""
 
     def thread(self, target: Callable[[], object], name: str) -> threading.Thread:
         """Makes a daemon thread, not started yet."""
