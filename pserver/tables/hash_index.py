@@ -129,8 +129,8 @@ class HashIndex:
         while (size := self._size_for(rows)) > self._size:
             self._split(size, keys)
         while not self._tidied(ids, keys):
-            # Practically never happens: a segment has no room for its ids. Doubles the segments
-            # until they have, which a single segment for all ids does at the latest.
+            # Practically never happens: a segment has no room for its ids. Doubles the size of
+            # segments until each has room; a single segment for all ids always has.
             segment = 2 * self._segment
             self._lay_out(max(segment, 1 << (self._size - 1).bit_length()), segment, keys)
 

@@ -53,8 +53,7 @@ class ByteStream(Protocol):
     """Sends and receives bytes. One thread may use it at a time."""
 
     def send(self, views: list[memoryview]) -> None:
-        """Sends contiguous bytes, one view after another, and empties or shortens the list. Raises
-        OSError."""
+        """Sends contiguous bytes, one view after another. May change the list. Raises OSError."""
 
     def fill(self, view: memoryview, progress: TransferProgress | None = None) -> int:
         """Receives into ``view``; returns the number of bytes received, which is less than its

@@ -72,8 +72,9 @@ class RoundsAhead:
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
     """The clock of a worker that others wait for (ssp). ``entry`` is the number of the change since
-    which they wait for it, and ``steps`` the minimum number of steps that it has done, in the count
-    of the others. ``proof`` proves that the coordinator issued the clock, if a worker brings it."""
+    which they wait for it. ``steps`` is a lower bound of its steps, in the same count as those of
+    the other workers. ``proof`` proves that the coordinator issued the clock, if a worker brings
+    it."""
 
     worker: str
     entry: int

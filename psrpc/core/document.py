@@ -17,7 +17,7 @@ Check = Callable[[Any, str], Any]
 
 LARGEST = 192 << 20
 """Maximum bytes of a document. A checkpoint's document for the largest plan that fits a message is
-smaller, and a manifest of 100 shards and 10 000 variables has a 60th of it."""
+smaller, and a manifest of 100 shards and 10 000 variables is a 60th of it."""
 
 MOST_CONTAINERS = 1 << 21
 """Maximum number of objects and arrays. Each takes about 100 bytes of memory, however short its

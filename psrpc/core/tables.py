@@ -26,7 +26,8 @@ Eviction = Literal["age", "frequency"]
 IdKind = Literal["numbers", "strings", "both"]
 
 FULL_EVERY = 16
-"""Every how many checkpoints a table's rows are all written, by default."""
+"""Default for how often all rows of a table are written: in one of this many checkpoints. The
+others have only changed rows."""
 
 MAX_IDS = 1 << 19
 """Maximum number of ids per message, over all tables: 4 MiB of a message's 8 MiB."""

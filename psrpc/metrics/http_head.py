@@ -51,8 +51,8 @@ def parse_head(data: bytes) -> Head:
             hosts.append(value)
         elif name == b"accept":
             accept = value
-    # Requiring the header is safe: browsers always send it, and the check is against pages of other
-    # sites.
+    # HTTP/1.0 may omit the header. That is safe: browsers, which a page of another site could
+    # direct here, always send it.
     if len(hosts) > 1 or (not hosts and start[3] == b"1"):
         raise BadRequest(400, "expected one Host header")
     path = start[2].decode().partition("?")[0]

@@ -183,8 +183,8 @@ def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _check_file(what: str, call: ast.Call, modules: Sequence[ast.Module]) -> None:
-    """Raises InvalidData if the call names a missing data file. Does not if the name, perhaps
-    without suffix, occurs in another place, since that code may create the file."""
+    """Raises InvalidData if the call names a missing data file. Raises nothing if the name, perhaps
+    without suffix, also occurs elsewhere, since that code may create the file."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name not in _FILES:
         return
