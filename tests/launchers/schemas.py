@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from typing import Any, get_args, get_origin
 
-import kubernetes_validate
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
-from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import (
-    TrainerV1alpha1TrainingRuntime,
-)
-
 VERSION = "1.37"
 
 
 def check(document: Any) -> None:
-    """Checks an object of Kubernetes itself, or of JobSet or Kubeflow with the Jobs in it."""
+    """Checks an object of Kubernetes itself, or of JobSet or Kubeflow with the Jobs in it.
+
+    Imports here, since tests are collected where scripts/setup-launchers has not run.
+    """
+    from kubeflow_trainer_api import models
+
     if document["kind"] == "JobSet":
-        check_model(JobsetV1alpha2JobSet, document)
+        check_model(models.JobsetV1alpha2JobSet, document)
         check_jobs(document["spec"])
     elif document["kind"] == "TrainJob":
-        check_model(TrainerV1alpha1TrainJob, document)
+        check_model(models.TrainerV1alpha1TrainJob, document)
     elif document["kind"] == "TrainingRuntime":
-        check_model(TrainerV1alpha1TrainingRuntime, document)
+        check_model(models.TrainerV1alpha1TrainingRuntime, document)
         check_jobs(document["spec"]["template"]["spec"])
     else:
-        kubernetes_validate.validate(document, VERSION, strict=True)
+        _check_core(document)
 
 
 def check_jobs(spec: Any) -> None:
     """Checks the Jobs of a JobSet's spec by the stricter schema of their own."""
     for each in spec["replicatedJobs"]:
-        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": each["name"]}}
-        kubernetes_validate.validate({**job, **each["template"]}, VERSION, strict=True)
+        template = each["template"]
+        metadata = {**template.get("metadata", {}), "name": each["name"]}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
+        _check_core({**job, "spec": template["spec"]})
+
+
+def _check_core(document: Any) -> None:
+    import kubernetes_validate
+
+    kubernetes_validate.validate(document, VERSION, strict=True)
 
 
 def check_model(model: Any, document: Any) -> None:

@@ -28,10 +28,7 @@ def has_kubectl() -> bool:
     return (int(version["major"]), int(version["minor"].strip("+"))) >= (1, 25)
 
 
-pytestmark = [
-    pytest.mark.launchers,
-    pytest.mark.skipif(not has_kubectl(), reason="needs kubectl 1.25 or newer"),
-]
+pytestmark = pytest.mark.launchers
 
 JOB = EXAMPLES / "mnist_dnn.py"
 NAMESPACE = "namespaces/lab"
@@ -40,6 +37,8 @@ JOB_SETS = f"apis/jobset.x-k8s.io/v1alpha2/{NAMESPACE}/jobsets"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    if not has_kubectl():
+        pytest.skip("needs kubectl 1.25 or newer")
     with api_server() as state:
         config = tmp_path / "config"
         config.write_text(
