@@ -81,6 +81,7 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
+    ("coordinator/launchers/kubernetes/job_set.py", "yaml"): "writes manifests, and reads nothing",
     ("worker/stored/objects.py", "cloudpickle"): OF_THE_CALLER,
     ("worker/stored/objects.py", "pickle"): OF_THE_CALLER,
     ("worker/handover/models.py", "keras.saving.load_model"): HANDED_OVER,

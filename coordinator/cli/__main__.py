@@ -31,7 +31,7 @@ COMMANDS = {
     "up": ("coordinator.cli.up", "run a job with shards and workers on this machine"),
     "launch": (
         "coordinator.launchers.cli",
-        "run a job on a cluster of Slurm, MPI or Ray",
+        "run a job on a cluster of Slurm, MPI, Kubernetes or Ray",
     ),
     "status": ("coordinator.cli.status", "show what a running job does"),
     "dashboard": ("coordinator.cli.dashboard", "show a job that runs elsewhere to browsers here"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from coordinator.launch.restarts import MAX_RESTARTS
-from coordinator.launchers.plan import ClusterOptions, LaunchPlan
+from coordinator.launchers.kubernetes.cluster import KubernetesOptions
+from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_of
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.exit_status import DRAINED, INTERRUPTED
 from psrpc.options.config import add_options
-from psrpc.options.declaration import positive
+from psrpc.options.declaration import options_of, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another option of sbatch, such as account=vision; may be repeated",
     )
     add_options(slurm, ClusterOptions)
+    _add_kubernetes(engines)
     _add_ray(engines)
+
+
+def _add_kubernetes(engines: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for engine, what in _ON_KUBERNETES.items():
+        parser = engines.add_parser(engine, help=f"submit the cluster as a {what}")
+        parser.add_argument("job", type=Path, metavar="JOB", help="the job file, of 1 MB at most")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print the manifest without keys; submit nothing"
+        )
+        add_options(parser, KubernetesOptions)
+        add_options(parser, ClusterOptions, _NOTES)
 
 
 def _add_ray(engines: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,22 +91,14 @@ def _add_ray(engines: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submits the cluster, or prints what would be submitted; returns 0.
+    """Submits the cluster, or prints what would be submitted; returns the exit status.
 
     Raises:
         PsError: it cannot be submitted.
     """
-    from coordinator.launchers.plan import plan_of
-    from psrpc.options.declaration import options_of
-
-    names = {each.name for each in options_of(ClusterOptions)}
-    said = {name: value for name, value in vars(args).items() if name in names}
-    if "run_dir" not in said:
-        raise InvalidArgument("--run-dir is missing: name a directory that all nodes see")
-    said["run_dir"] = said["run_dir"].absolute()
-    said["overrides"] = tuple(said.get("overrides", ()))
-    plan = plan_of(args.job, ClusterOptions(**said))
-    return {"slurm": _run_slurm, "ray": _run_ray}[args.engine](plan, args)
+    if args.engine in _ON_KUBERNETES:
+        return _run_kubernetes(args)
+    return {"slurm": _run_slurm, "ray": _run_ray}[args.engine](_plan(args), args)
 
 
 def _run_slurm(plan: LaunchPlan, args: argparse.Namespace) -> int:
@@ -139,6 +145,61 @@ def _run_ray(plan: LaunchPlan, args: argparse.Namespace) -> int:
     print(f"{done.run_dir} is done, {done.steps} steps")  # noqa: T201
     return 0
 
+
+def _run_kubernetes(args: argparse.Namespace) -> int:
+    from coordinator.launchers.kubernetes import job_set, kubectl
+    from coordinator.launchers.kubernetes.cluster import KubernetesCluster
+
+    said = _said(args, KubernetesOptions)
+    if "image" not in said:
+        raise InvalidArgument("--image is missing: name an image that docker/Dockerfile makes")
+    options = KubernetesOptions(**said)
+    shared = ClusterOptions(**_said_of_cluster(args))
+    plan = plan_of(args.job, shared, elsewhere=options.in_image)
+    cluster = KubernetesCluster(plan, options, kubeflow=args.engine == "kubeflow")
+    if args.dry_run:
+        print(job_set.printed(cluster), end="")  # noqa: T201
+        return 0
+    kubectl.submit_objects(cluster)
+    print(  # noqa: T201
+        f"submitted {cluster.kind} {cluster.name}; its coordinator writes to: "
+        f"kubectl logs --follow job/{cluster.name}-coordinator-0",
+        flush=True,
+    )
+    try:
+        missing = kubectl.wait_for_pods(cluster)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if missing:
+        print(f"after {options.wait:g} s: {missing}")  # noqa: T201
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> LaunchPlan:
+    said = _said_of_cluster(args)
+    return plan_of(args.job, ClusterOptions(**{**said, "run_dir": said["run_dir"].absolute()}))
+
+
+def _said_of_cluster(args: argparse.Namespace) -> dict[str, Any]:
+    said = _said(args, ClusterOptions)
+    if "run_dir" not in said:
+        raise InvalidArgument("--run-dir is missing: name a directory that all nodes see")
+    return said
+
+
+def _said(args: argparse.Namespace, declaring: type) -> dict[str, Any]:
+    """Returns what the command line says of the options that a class declares."""
+    given = {each.name: getattr(args, each.name, None) for each in options_of(declaring)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+_NOTES = {"run_dir": "; here: a directory of the claim, as first", "port": "; here: 5000"}
+
+_ON_KUBERNETES = {"kubernetes": "JobSet", "kubeflow": "TrainJob of Kubeflow"}
 
 _SBATCH = ("partition", "time", "nodes", "cpus-per-task")
 

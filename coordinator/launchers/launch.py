@@ -81,6 +81,57 @@ def ray(
     return run(plan, RayOptions(address, strategy, resources or {}, max_restarts, place_s))
 
 
+def kubernetes(job: str | Path, *, run_dir: str | Path, image: str, **options: object) -> str:
+    """Submits a cluster to Kubernetes, as ``coordinator launch kubernetes`` does.
+
+    Args:
+        job: the job file, or with ``in_image=True`` its path in the image.
+        run_dir: a directory of the claim; the same call again goes on with its run.
+        image: the image of all processes.
+        options: fields of `KubernetesOptions` and `ClusterOptions`, such as ``workers=4,
+            memory="4Gi", certs="certs"``.
+
+    Returns:
+        The name of the JobSet.
+
+    Raises:
+        PsError: an option is wrong, or Kubernetes refuses the cluster; has its words.
+    """
+    return _submitted(job, run_dir, image, options, kubeflow=False)
+
+
+def kubeflow(job: str | Path, *, run_dir: str | Path, image: str, **options: object) -> str:
+    """Submits a cluster to Kubeflow Trainer; arguments and errors are those of `kubernetes`.
+
+    Returns:
+        The name of the TrainJob.
+    """
+    return _submitted(job, run_dir, image, options, kubeflow=True)
+
+
+def _submitted(
+    job: str | Path,
+    run_dir: str | Path,
+    image: str,
+    options: Mapping[str, object],
+    *,
+    kubeflow: bool,
+) -> str:
+    from coordinator.launchers.kubernetes import kubectl
+    from coordinator.launchers.kubernetes.cluster import KubernetesCluster, KubernetesOptions
+
+    own = {each.name for each in options_of(KubernetesOptions)}
+    given = {name: value for name, value in options.items() if name in own}
+    said = KubernetesOptions(**checked(KubernetesOptions, {**given, "image": image}))
+    shared = {name: value for name, value in options.items() if name not in own}
+    values = {**checked(ClusterOptions, shared, *own), "run_dir": Path(run_dir)}
+    plan = plan_of(Path(job), ClusterOptions(**values), elsewhere=said.in_image)
+    cluster = KubernetesCluster(plan, said, kubeflow)
+    kubectl.submit_objects(cluster)
+    kubectl.wait_for_pods(cluster)
+    return cluster.name
+
+
 def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object]) -> LaunchPlan:
     """Checks options as they are given in Python: paths as text, too, and lists.
 
@@ -89,12 +140,26 @@ def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object
         InvalidArgument: there is no such option, named with the nearest one, or it takes no such
             value, or the cluster would be open to others and the user has not said so.
     """
-    declared = {each.name: each for each in options_of(ClusterOptions) if each.name != "run_dir"}
+    values = {**checked(ClusterOptions, options), "run_dir": Path(run_dir).absolute()}
+    return plan_of(Path(job), ClusterOptions(**values))
+
+
+def checked(declaring: type, options: Mapping[str, object], *others: str) -> dict[str, Any]:
+    """Converts options as they are given in Python to fields of the class that declares them.
+
+    Args:
+        others: names of options that are declared elsewhere, for the advice.
+
+    Raises:
+        InvalidArgument: see `plan_from`.
+    """
+    declared = {each.name: each for each in options_of(declaring) if each.name != "run_dir"}
     said: dict[str, Any] = {}
     for name, value in options.items():
         if name not in declared:
-            near = get_close_matches(name, declared, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(declared)}"
+            known = [*declared, *others]
+            near = get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
             raise InvalidArgument(f"a cluster has no option {name!r}; {advice}")
         if value is None:
             continue
@@ -103,4 +168,4 @@ def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object
             said[name] = declared[name].from_toml(str(value) if isinstance(value, Path) else plain)
         except NotThis as expected:
             raise InvalidArgument(f"{name} is {value!r}; expected {expected}") from None
-    return plan_of(Path(job), ClusterOptions(run_dir=Path(run_dir).absolute(), **said))
+    return said

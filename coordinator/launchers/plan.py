@@ -106,8 +106,11 @@ class LaunchPlan:
         return said + ["--insecure"] * options.insecure
 
 
-def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
+def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> LaunchPlan:
     """Checks what can be checked on this machine.
+
+    Args:
+        elsewhere: the job file is not on this machine, but in an image.
 
     Raises:
         InvalidJob: there is no such job file.
@@ -115,7 +118,7 @@ def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
         InvalidArgument: the cluster would be open to others and the user has not said so; names
             the options.
     """
-    if not job.is_file():
+    if not (elsewhere or job.is_file()):
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
     for said in options.overrides:
         key, equals, _ = said.partition("=")
@@ -137,4 +140,4 @@ def plan_of(job: Path, options: ClusterOptions) -> LaunchPlan:
             "a cluster on several machines needs --certs DIR (coordinator certs init DIR makes "
             "them), or --insecure where everybody on the network may change the model"
         )
-    return LaunchPlan(job.absolute(), options)
+    return LaunchPlan(job if elsewhere else job.absolute(), options)

@@ -30,7 +30,7 @@ def test_options_of_python_are_those_of_the_command(tmp_path: Path) -> None:
         ({"workers": 0}, "workers is 0; expected a whole number"),
         ({"workers": "many"}, "workers is 'many'; expected a whole number"),
         ({"mode": "fast"}, "mode is 'fast'; expected async or sync or ssp"),
-        ({"gpu": "first"}, "gpu is 'first'; expected a text (auto|none|INDEX)"),
+        ({"gpu": "first"}, "gpu is 'first'; expected a text (auto|none|all|I,J)"),
         ({"overrides": ["seed"]}, "--set seed: expected key=value"),
         ({"overrides": "seed=1"}, "overrides is 'seed=1'; expected a list of texts"),
         ({}, "a cluster on several machines needs --certs DIR"),

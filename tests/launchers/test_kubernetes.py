@@ -1,0 +1,172 @@
+"""The manifest of ``coordinator launch kubernetes``: against the schemas of Kubernetes and JobSet,
+and its pods as podman runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.launchers.kubernetes.cluster import KubernetesCluster, KubernetesOptions
+from coordinator.launchers.kubernetes.job_set import objects, printed, secrets
+from coordinator.launchers.plan import ClusterOptions, plan_of
+from tests.docker.engine import ROOT, base_image, run
+from tests.e2e.cluster import EXAMPLES, command, until
+from tests.launchers.podman_engine import Ended, PodmanCluster, podman, podman_network
+from tests.launchers.schemas import check
+
+pytestmark = [pytest.mark.launchers, pytest.mark.timeout(1800)]
+
+IMAGE = "tf-pserver:launchers"
+JOB = Path("examples/mnist_dnn.py")
+"""In the image."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for podman, which has the project's image."""
+    folder = tmp_path_factory.mktemp("podman")
+    with podman_network(folder, "launchers"):
+        with base_image() as arguments:
+            words = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+            run(
+                [
+                    "docker",
+                    "build",
+                    "-q",
+                    "-f",
+                    ROOT / "docker/Dockerfile",
+                    "--target",
+                    "worker",
+                    "-t",
+                    IMAGE,
+                    *words,
+                    ROOT,
+                ]
+            )
+            podman(folder, "pull", "-q", f"docker-daemon:{IMAGE}")
+        try:
+            yield folder
+        finally:
+            # It has 2.6 GB, and the next one would leave it without a name.
+            podman(folder, "rmi", "-f", IMAGE)
+
+
+@pytest.fixture
+def certs(tmp_path: Path) -> Path:
+    made = tmp_path / "certs"
+    subprocess.run(command("coordinator", "certs", "init", made), check=True, capture_output=True)
+    return made
+
+
+def cluster(certs: Path, in_image: bool = True, **more: Any) -> KubernetesCluster:
+    said = {"run_dir": Path("first"), "shards": 2, "workers": 2, "certs": certs, **more}
+    job = JOB if in_image else EXAMPLES / JOB.name
+    plan = plan_of(job, ClusterOptions(**said), elsewhere=in_image)
+    options = KubernetesOptions(image=f"docker.io/library/{IMAGE}", in_image=in_image)
+    return KubernetesCluster(plan, options)
+
+
+def test_the_manifest_follows_the_schemas(certs: Path) -> None:
+    described = cluster(certs)
+    options = replace(
+        described.options,
+        cpus="500m",
+        memory="2Gi",
+        gpus=1,
+        pull_policy="Always",
+        pull_secret="registry",
+        storage_class="nfs",
+        data_claim="data",
+        in_image=False,
+    )
+    job = EXAMPLES / "mnist_dnn.py"
+    plan = replace(
+        described.plan,
+        job=job,
+        options=replace(described.plan.options, token_file=certs / "ca.key"),
+    )
+    for each in (
+        described,
+        KubernetesCluster(plan, options),
+        KubernetesCluster(plan, options, kubeflow=True),
+    ):
+        found = [*secrets(each), *objects(each)]
+        kinds = {document["kind"] for document in found}
+        assert {"Secret", "PersistentVolumeClaim", "NetworkPolicy", each.kind} <= kinds
+        for document in found:
+            check(document)
+
+
+def test_the_check_of_schemas_finds_what_is_wrong(certs: Path) -> None:
+    found = objects(cluster(certs))[-1]
+    found["spec"]["replicatedJobs"][2]["template"]["spec"]["completion"] = 2
+    with pytest.raises(AssertionError, match=r"replicatedJobs\[2\].template.spec.completion'"):
+        check(found)
+
+
+def test_killed_and_evicted_pods_come_back_and_cost_no_batch(
+    engine: Path, certs: Path, tmp_path: Path
+) -> None:
+    described = cluster(certs, overrides=("epochs=8",), mode="sync")
+    documents = [*secrets(described), *yaml.safe_load_all(printed(described))]
+    pods = PodmanCluster(engine, tmp_path, documents, "launchers")
+    try:
+        pods.start()
+        until(lambda: epochs(pods) > 0, "the first epoch")
+        roles = [("coordinator", 0), ("shard", 0), ("shard", 1), ("worker", 0), ("worker", 1)]
+        assert [each for each in roles if not pods.healthy(*each)] == []
+        pods.kill("shard", 1)
+        pods.scale("worker", 3)
+        another_epoch(pods, "a shard was killed")
+        pods.kill("worker", 0)
+        pods.stop("coordinator", 0)
+        another_epoch(pods, "a worker was killed and the coordinator evicted")
+        pods.scale("worker", 2)
+        assert pods.wait() == "completed", pods.ended
+        summary = json.loads((pods.runs / "first" / "summary.json").read_text())
+        assert summary["phase"] == "done"
+        found = summary["counted"]
+        assert (found["counted"], found["twice"], found["skipped"]) == (found["batches"], 0, 0)
+        ends = [
+            (each.role, each.index, each.code) for each in pods.ended if each.then == "replaced"
+        ]
+        assert {("shard", 1, 137), ("worker", 0, 137), ("coordinator", 0, 75)} <= set(ends)
+        assert Ended("worker", 2, 75, "removed") in pods.ended
+    finally:
+        pods.delete()
+
+
+def another_epoch(pods: PodmanCluster, what: str) -> None:
+    seen = epochs(pods)
+    until(lambda: epochs(pods) > seen, f"an epoch after {what}")
+
+
+def epochs(pods: PodmanCluster) -> int:
+    """Returns how many epochs are done."""
+    assert pods.state == "running", (pods.state, pods.ended)
+    history = pods.runs / "first" / "history.csv"
+    return len(history.read_text().splitlines()) - 1 if history.exists() else 0
+
+
+def test_a_refused_command_ends_all_and_is_not_repeated(
+    engine: Path, certs: Path, tmp_path: Path
+) -> None:
+    # With the job file of a ConfigMap.
+    described = cluster(certs, in_image=False, overrides=("epoch=1",))
+    pods = PodmanCluster(engine, tmp_path, [*secrets(described), *objects(described)], "launchers")
+    try:
+        pods.start()
+        assert pods.wait() == "failed", pods.ended
+        assert pods.ended[0].code == 2
+        [log] = tmp_path.glob("first-coordinator-*.log")
+        assert "there is no epoch; did you mean epochs?" in log.read_text()
+        assert {each.then for each in pods.ended} <= {"failed", "lost", "removed"}
+    finally:
+        pods.delete()
