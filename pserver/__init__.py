@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from worker.data.arrays import Arrays, Npz
     from worker.data.csv import Csv
     from worker.data.function import Function
+    from worker.data.parquet import Parquet
     from worker.data.ragged import Ragged
     from worker.data.source import Batch, DataSource
     from worker.data.tfrecord import TfRecords
@@ -40,6 +41,7 @@ __all__ = [
     "Function",
     "Job",
     "Npz",
+    "Parquet",
     "Ragged",
     "Role",
     "RowReader",
@@ -61,6 +63,7 @@ _HOMES = {
     "Function": "worker.data.function",
     "Job": "worker.job.job",
     "Npz": "worker.data.arrays",
+    "Parquet": "worker.data.parquet",
     "Ragged": "worker.data.ragged",
     "Role": "psrpc.security.identity",
     "RowReader": "pserver.client.lookup",
