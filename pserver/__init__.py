@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from worker.fit.cluster import Cluster
     from worker.job.job import Job
     from worker.job.loader import setting
+    from worker.predict.frames import predictions
 
 __all__ = [
     "Arrays",
@@ -49,6 +50,7 @@ __all__ = [
     "Security",
     "TfRecords",
     "launch",
+    "predictions",
     "setting",
     "string_ids",
 ]
@@ -71,6 +73,7 @@ _HOMES = {
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
     "launch": "coordinator.launchers",
+    "predictions": "worker.predict.frames",
     "setting": "worker.job.loader",
     "string_ids": "worker.embedding.embedding",
 }

@@ -48,15 +48,20 @@ class ColumnReader:
         Raises:
             InvalidData: it lacks one, named with the nearest one, or has one of another type.
         """
+        self.check_names(schema.names, columns)
         for column in columns:
-            if column not in schema.names:
-                near = get_close_matches(column, schema.names, 1)
+            self._check_type(column, schema.field(column).type)
+
+    def check_names(self, names: Sequence[str], columns: Sequence[str]) -> None:
+        """Checks that ``columns`` are among ``names``; raises InvalidData with the nearest one."""
+        for column in columns:
+            if column not in names:
+                near = get_close_matches(column, names, 1)
                 raise InvalidData(
                     f"{self.name}: {self.file} has no column {column!r}; "
                     + (f"did you mean {near[0]!r}? " if near else "")
-                    + f"it has {', '.join(schema.names)}"
+                    + f"it has {', '.join(names)}"
                 )
-            self._check_type(column, schema.field(column).type)
 
     def _check_type(self, column: str, found: Any) -> None:
         from pyarrow import types
