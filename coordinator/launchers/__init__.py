@@ -1,1 +1,1 @@
-"""Starts clusters on engines that own the machines: Slurm, MPI and Ray."""
+"""Starts clusters on engines that own the machines: Slurm, MPI, Ray and Spark."""
