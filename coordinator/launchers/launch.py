@@ -126,10 +126,10 @@ def spark(
     plan = replace(plan, options=replace(plan.options, overrides=(*plan.options.overrides, *more)))
     first_look(plan.job, plan.options.overrides)
     context = engine.context_of(spark)
-    engine.check_slots(context, plan)
+    engine.await_slots(context, plan)
     for name, each in frames.items():
         if not isinstance(each, str | Path):
-            spark_data.stored(each, Path(places[name]))
+            spark_data.write_frame(each, Path(places[name]))
     return engine.run(context, plan)
 
 

@@ -15,7 +15,7 @@ from coordinator.launchers.plan import LaunchPlan
 from coordinator.launchers.spark_job import (
     MARK,
     REFUSED,
-    ChildProcess,
+    EchoedProcess,
     MemberTask,
     SparkJob,
 )
@@ -86,7 +86,7 @@ def context_of(spark: Any) -> Any:
     return context
 
 
-def check_slots(context: Any, plan: LaunchPlan) -> None:
+def await_slots(context: Any, plan: LaunchPlan) -> None:
     """Waits until all shards and workers find a slot, as long as executors still register.
 
     Raises:
@@ -150,7 +150,7 @@ class _Cluster:
         bind = _setting(context, "spark.driver.bindAddress", host)
         here, launch = str(Path.cwd()), secrets.token_hex(8)
         arguments = [*plan.coordinator, "--bind", f"{bind}:{plan.port}", "--die-with-parent"]
-        self._coordinator = ChildProcess(module_command("coordinator.cli", *arguments), here)
+        self._coordinator = EchoedProcess(module_command("coordinator.cli", *arguments), here)
         self._task = MemberTask(plan, launch, f"{host}:{plan.port}", here)
         self._job = SparkJob(context, self._task)
 

@@ -29,11 +29,11 @@ def frames_of(data: object) -> dict[str, object]:
 
 
 def place(run_dir: Path, setting: str, data: object) -> str:
-    """Returns where the data of a setting lies, or will lie once it is :func:`stored`."""
+    """Returns where the data of a setting lies, or will lie once it is written."""
     return str(data) if isinstance(data, str | Path) else str(run_dir / "spark-data" / setting)
 
 
-def stored(frame: Any, path: Path) -> None:
+def write_frame(frame: Any, path: Path) -> None:
     """Writes a frame as a directory of Parquet files, unless an earlier launch has.
 
     Raises:

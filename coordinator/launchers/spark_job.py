@@ -64,7 +64,7 @@ class MemberTask:
                 "lie on a file system that the driver and all executors share"
             )
         name, command = self._member(index)
-        process = ChildProcess(command, self.directory)
+        process = EchoedProcess(command, self.directory)
         status = process.run()
         why = process.reason or f"{name} on {host} ended with status {status}"
         if status == BAD_INPUT:
@@ -83,7 +83,7 @@ class MemberTask:
         return f"worker {index - shards}", module_command("worker.cli", *plan.worker, *common)
 
 
-class ChildProcess:
+class EchoedProcess:
     """A process whose output goes to the standard error of this one. It ends with this process, or
     with the thread that has started it.
 

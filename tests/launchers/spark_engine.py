@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +20,24 @@ def spark(folder: Path, executors: int) -> Iterator[Any]:
     settings = {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYTHONPATH": str(ROOT),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
+        import pyspark
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
         session = builder.config("spark.ui.enabled", "false").getOrCreate()
+        # Where executors log, and nothing can change that.
+        logs = Path(pyspark.__file__).parent / "work" / session.sparkContext.applicationId
         try:
             yield session
         finally:
             session.stop()
+            shutil.rmtree(logs)
 
 
 def executor_of(pid: int) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.launchers import spark as engine
 from pserver import launch, predictions
 from psrpc.core.errors import LaunchFailed
-from tests.e2e.cluster import ended, members, processes_of, until, wait_until_gone
+from tests.e2e.cluster import EXAMPLES, ended, members, processes_of, until, wait_until_gone
 from tests.launchers.spark_engine import executor_of, spark
 from tests.launchers.test_slurm import counted, epochs
 
@@ -28,7 +29,7 @@ pytestmark = [
 ]
 
 EXECUTORS = 3
-RECORDS, BATCH, EPOCHS = 4096, 16, 20
+RECORDS, BATCH, EPOCHS = 4096, 16, 40
 
 JOB = f"""
 import keras, tensorflow as tf
@@ -92,6 +93,11 @@ def test_lost_executors_stops_and_cancelled_jobs_cost_no_record(
 
     def interrupt() -> None:
         until(lambda: epochs(run) > done, "an epoch of the second launch")
+        [coordinator] = members(run, "coordinator")
+        os.kill(coordinator, signal.SIGKILL)
+        wait_until_gone([coordinator])
+        later = epochs(run)
+        until(lambda: epochs(run) > later, "an epoch with another coordinator")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = meanwhile(interrupt)
@@ -112,3 +118,29 @@ def test_lost_executors_stops_and_cancelled_jobs_cost_no_record(
     found = np.array(new["prediction"].to_pylist())
     worth = np.array(new["worth"].to_pylist())
     assert found.tolist() == np.stack([EPOCHS * worth] * 2, axis=1).tolist()
+
+
+def test_a_process_that_refuses_its_command_ends_the_call(tmp_path: Path, session: Any) -> None:
+    """No executor has a GPU of this number."""
+    options: dict[str, Any] = {"shards": 1, "workers": 2, "insecure": True, "gpu": "7"}
+    with pytest.raises(LaunchFailed, match=r"--gpu 7") as refused:
+        launch.spark(session, EXAMPLES / "mnist_dnn.py", run_dir=tmp_path / "run", **options)
+    assert refused.value.code != "PS140"
+    assert not processes_of(tmp_path / "run")
+
+
+def test_more_processes_than_slots_are_refused(
+    tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "SETTLE_S", 0.1)
+    says = r"1 shard and 3 workers, .* and Spark has 3 slots \(1 of spark.task.cpus each\); ask for"
+    options: dict[str, Any] = {"shards": 1, "workers": 3, "insecure": True}
+    with pytest.raises(LaunchFailed, match=says):
+        launch.spark(session, EXAMPLES / "mnist_dnn.py", run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_value_that_is_missing_from_a_frame_is_named(tmp_path: Path, session: Any) -> None:
+    frame = session.sql("select float(null) a")
+    with pytest.raises(Exception, match="a row of the frame has no value in column 'a'"):
+        predictions(frame, lambda: None, x=["a"]).collect()

@@ -59,7 +59,7 @@ class Context:
 def test_executors_may_register_late(plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "TICK_S", 0)
     context = Context([0, 1, 1, 3, 4, 99])
-    spark.check_slots(context, plan)
+    spark.await_slots(context, plan)
     assert context.maxNumConcurrentTasks(None) == 99
 
 
@@ -68,7 +68,7 @@ def test_too_few_slots_are_refused(plan: LaunchPlan, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spark, "SETTLE_S", 0)
     says = r"2 shards and 2 workers, .* Spark has 3 slots \(1 of spark.task.cpus each\); ask for "
     with pytest.raises(LaunchFailed, match=says):
-        spark.check_slots(Context([3] * 9), plan)
+        spark.await_slots(Context([3] * 9), plan)
     most = {
         "spark_dynamicAllocation_enabled": "true",
         "spark_dynamicAllocation_maxExecutors": "3",
@@ -76,8 +76,8 @@ def test_too_few_slots_are_refused(plan: LaunchPlan, monkeypatch: pytest.MonkeyP
         "spark_task_cpus": "4",
     }
     with pytest.raises(LaunchFailed, match=r"Spark has 3 slots \(4 of spark.task.cpus each\)"):
-        spark.check_slots(Context(**most), plan)
-    spark.check_slots(Context(**most | {"spark_task_cpus": "2"}), plan)
+        spark.await_slots(Context([], **most), plan)
+    spark.await_slots(Context([], **most | {"spark_task_cpus": "2"}), plan)
 
 
 def run_task(plan: LaunchPlan, index: int, launch: str = "a") -> None:
