@@ -97,15 +97,11 @@ class _Predictor:
 
         predict = None
         for batch in batches:
-            if not predict:
-                self.reader.check(batch.schema, column_names(self.x))
-                predict = (
-                    _of_file(self.model, self.model.stat().st_mtime_ns)
-                    if isinstance(self.model, Path) and _seen(self.model)
-                    else _compiled(self.model())  # type: ignore[operator]
-                )
+            # Before the model, whose loading takes seconds.
+            self.reader.check(batch.schema, column_names(self.x))
             x = self.reader.read(pa.Table.from_batches([batch]), self.x, self.x_dtype)
             inputs = x if self.map is None else self.map(x)
+            predict = predict or self._loaded()
             found = [
                 predict(map_arrays(partial(_tensor, low=low, high=low + self.batch_size), inputs))
                 for low in range(0, batch.num_rows, self.batch_size)
@@ -113,6 +109,17 @@ class _Predictor:
             if found:
                 column = self._column(np.concatenate(found), batch.num_rows)
                 yield batch.append_column(self.output, column)
+
+    def _loaded(self) -> Callable[[Any], Array]:
+        if not isinstance(self.model, Path):
+            return _compiled(self.model())
+        if not self.model.is_file():
+            raise LaunchFailed(
+                f"predictions: an executor does not see {str(self.model)!r}; the model has to lie "
+                "on a file system that all executors share",
+                code="PS141",
+            )
+        return _of_file(self.model, self.model.stat().st_mtime_ns)
 
     def _column(self, values: Array, rows: int) -> Any:
         import pyarrow as pa
@@ -132,16 +139,6 @@ class _Predictor:
 
 def _tensor(array: Any, low: int, high: int) -> Any:
     return as_tensor(part(array, low, min(high, len(array))))
-
-
-def _seen(path: Path) -> bool:
-    if not path.is_file():
-        raise LaunchFailed(
-            f"predictions: an executor does not see {str(path)!r}; the model has to lie on a file "
-            "system that all executors share",
-            code="PS141",
-        )
-    return True
 
 
 @lru_cache(maxsize=1)
