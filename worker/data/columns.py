@@ -115,18 +115,18 @@ class ColumnReader:
 
         chunks = table.column(column).chunks
         values = pa.concat_arrays(chunks) if chunks else pa.array([], table.field(column).type)
-        self._check_nulls(column, values, np.arange(len(values)))
+        each = np.arange(len(values) + 1)
+        self._check_nulls(column, values, each)
         if not is_list(values.type):
-            return self._array(column, values, dtype, np.arange(len(values)))
+            return self._array(column, values, dtype, each)
         if pa.types.is_fixed_size_list(values.type):
-            splits = np.arange(len(values) + 1) * values.type.list_size
+            splits = each * values.type.list_size
         else:
             splits = values.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
             splits -= splits[0]
-        rows = np.repeat(np.arange(len(values)), np.diff(splits))
         inner = values.flatten()
-        self._check_nulls(column, inner, rows)
-        flat = self._array(column, inner, dtype, rows)
+        self._check_nulls(column, inner, splits)
+        flat = self._array(column, inner, dtype, splits)
         if column in self.ragged:
             return Ragged(flat, splits)
         lengths = np.diff(splits)
@@ -140,18 +140,18 @@ class ColumnReader:
             )
         return flat.reshape(len(values), expected)
 
-    def _check_nulls(self, column: str, values: Any, rows: npt.NDArray[np.int64]) -> None:
+    def _check_nulls(self, column: str, values: Any, splits: npt.NDArray[np.int64]) -> None:
         if values.null_count:
             at = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise InvalidData(
-                f"{self.name}: {self.row_name(int(rows[at]))} has no value in column {column!r}: "
+                f"{self.name}: {self._row(at, splits)} has no value in column {column!r}: "
                 "fill it or leave the row out where the data is written"
             )
 
     def _array(
-        self, column: str, values: Any, dtype: np.dtype[Any] | None, rows: npt.NDArray[np.int64]
+        self, column: str, values: Any, dtype: np.dtype[Any] | None, splits: npt.NDArray[np.int64]
     ) -> Array:
-        """Returns ``[values]``; ``rows`` says which row each value belongs to."""
+        """Returns ``[values]``; row i has those from ``splits[i]`` to ``splits[i + 1]``."""
         import pyarrow as pa
 
         if pa.types.is_dictionary(values.type):
@@ -176,12 +176,16 @@ class ColumnReader:
         exact = dtype.kind in "iub"
         wrong = np.flatnonzero(cast != found) if exact else np.empty(0, np.int64)
         if len(wrong):
-            value = found[wrong[0]]
+            at = int(wrong[0])
             raise InvalidData(
-                f"{self.name}: {self.row_name(int(rows[wrong[0]]))} has {value} in column "
-                f"{column!r}; expected {dtype}: give a dtype that holds it, such as 'float32'"
+                f"{self.name}: {self._row(at, splits)} has {found[at]} in column {column!r}; "
+                f"expected {dtype}: give a dtype that holds it, such as 'float32'"
             )
         return cast
+
+    def _row(self, at: int, splits: npt.NDArray[np.int64]) -> str:
+        """Returns how messages name the row with value ``at``."""
+        return self.row_name(int(np.searchsorted(splits, at, side="right")) - 1)
 
 
 def column_names(columns: Columns) -> list[str]:
