@@ -15,7 +15,7 @@ help:
 	@echo "make test-fast    those that take no time"
 	@echo "make test-fit     fit on a cluster: scripts, every callback, the notebook"
 	@echo "make test-docker  build the image and train on it"
-	@echo "make test-launchers  clusters under a real Slurm, under mpirun, in Ray, and as pods"
+	@echo "make test-launchers  clusters under a real Slurm, under mpirun, in Ray, on Spark, and as pods"
 	@echo "make test-versions the oldest and the newest TensorFlow and Keras, and none, in environments of their own"
 	@echo "make test-browser look at the dashboard with a real browser"
 	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"

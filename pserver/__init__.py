@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from worker.data.arrays import Arrays, Npz
     from worker.data.csv import Csv
     from worker.data.function import Function
+    from worker.data.parquet import Parquet
     from worker.data.ragged import Ragged
     from worker.data.source import Batch, DataSource
     from worker.data.tfrecord import TfRecords
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from worker.fit.cluster import Cluster
     from worker.job.job import Job
     from worker.job.loader import setting
+    from worker.predict.frames import predictions
 
 __all__ = [
     "Arrays",
@@ -40,6 +42,7 @@ __all__ = [
     "Function",
     "Job",
     "Npz",
+    "Parquet",
     "Ragged",
     "Role",
     "RowReader",
@@ -47,6 +50,7 @@ __all__ = [
     "Security",
     "TfRecords",
     "launch",
+    "predictions",
     "setting",
     "string_ids",
 ]
@@ -61,6 +65,7 @@ _HOMES = {
     "Function": "worker.data.function",
     "Job": "worker.job.job",
     "Npz": "worker.data.arrays",
+    "Parquet": "worker.data.parquet",
     "Ragged": "worker.data.ragged",
     "Role": "psrpc.security.identity",
     "RowReader": "pserver.client.lookup",
@@ -68,6 +73,7 @@ _HOMES = {
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
     "launch": "coordinator.launchers",
+    "predictions": "worker.predict.frames",
     "setting": "worker.job.loader",
     "string_ids": "worker.embedding.embedding",
 }

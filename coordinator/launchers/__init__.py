@@ -1,1 +1,1 @@
-"""Starts clusters on engines that own the machines: Slurm, MPI, Kubernetes and Ray."""
+"""Starts clusters on engines that own the machines: Slurm, MPI, Kubernetes, Ray and Spark."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_of
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.declaration import NotThis, options_of
+from psrpc.options.job_source import first_look
 
 if TYPE_CHECKING:
     from coordinator.launchers.ray import RayResult
@@ -130,6 +132,56 @@ def _submitted(
     kubectl.submit_objects(cluster)
     kubectl.wait_for_pods(cluster)
     return cluster.name
+
+
+def spark(
+    spark: Any,
+    job: str | Path,
+    *,
+    run_dir: str | Path,
+    data: object = None,
+    **options: object,
+) -> dict[str, Any]:
+    """Trains on the executors of Spark, and waits for the end.
+
+    The coordinator is a child of this process, and each shard and worker the process of a task,
+    which Spark starts again as often as ``spark.task.maxFailures`` says. Ctrl-C stops the job with
+    a checkpoint, SIGTERM drains it; the same call goes on with the run.
+
+    Args:
+        spark: a ``SparkSession`` or ``SparkContext``, not of Spark Connect.
+        job: the job file, which driver and executors see.
+        run_dir: a directory that driver and executors see.
+        data: a ``DataFrame``, which is written once to the run directory as Parquet, or the path
+            or URL of data that lies somewhere; the job has it in ``setting("data", "")``. A dict
+            has several, by the names of their settings.
+        options: fields of `ClusterOptions`, such as ``shards=2, workers=4, certs="certs"``.
+
+    Returns:
+        The run's ``summary.json``: its ``phase`` is ``done``, or ``stopped`` if a person has
+        stopped it.
+
+    Raises:
+        PsError: an option is wrong, there are too few slots, a process refuses its command, or the
+            job fails; has the reason.
+        KeyboardInterrupt: the job was stopped by Ctrl-C.
+    """
+    from coordinator.launchers import spark as engine
+    from coordinator.launchers import spark_data
+
+    frames = spark_data.frames_of(data)
+    plan = plan_from(job, run_dir, options)
+    run = plan.options.run_dir
+    places = {name: spark_data.place(run, name, each) for name, each in frames.items()}
+    more = tuple(f"{name}={path}" for name, path in places.items())
+    plan = replace(plan, options=replace(plan.options, overrides=(*plan.options.overrides, *more)))
+    first_look(plan.job, plan.options.overrides)
+    context = engine.context_of(spark)
+    engine.await_slots(context, plan)
+    for name, each in frames.items():
+        if not isinstance(each, str | Path):
+            spark_data.write_frame(each, Path(places[name]))
+    return engine.run(context, plan)
 
 
 def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object]) -> LaunchPlan:

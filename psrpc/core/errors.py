@@ -122,7 +122,7 @@ class JobMismatch(PsError):
 
 
 class LaunchFailed(PsError):
-    """An engine cannot start the cluster. Nothing was started."""
+    """An engine cannot start the cluster, or has given it up."""
 
     code = "PS140"
 

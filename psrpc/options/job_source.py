@@ -26,7 +26,7 @@ from psrpc.options.job_keys import (
 )
 
 _HARMLESS = """
-    h5py keras matplotlib ml_dtypes numpy pandas PIL pyarrow scipy sklearn tensorflow
+    h5py keras matplotlib ml_dtypes numpy pandas PIL pserver pyarrow scipy sklearn tensorflow
     tensorflow_datasets worker
 """
 _LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy", "subprocess"}

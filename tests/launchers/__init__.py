@@ -1,1 +1,1 @@
-"""Clusters that real engines start: Slurm, MPI and Ray."""
+"""Clusters that real engines start: Slurm, MPI, Ray and Spark."""

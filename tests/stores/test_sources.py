@@ -14,7 +14,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
 from psrpc.files import remote
 from tests.stores.conftest import Bucket
-from worker import Csv, Npz, TfRecords
+from worker import Csv, Npz, Parquet, TfRecords
 from worker.data import csv as data_csv
 from worker.data import files as data_files
 from worker.data.tfrecord import masked_crc32c
@@ -81,6 +81,27 @@ def test_csv_gives_the_lines_that_a_local_file_gives(
         np.testing.assert_array_equal(ours[0], theirs[0])
         np.testing.assert_array_equal(ours[1], theirs[1])
     here.close()
+
+
+def test_parquet_gives_the_records_that_local_files_give(tmp_path: Path, bucket: Bucket) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for part in range(2):
+        numbers = list(range(part * 20, part * 20 + 20))
+        path = tmp_path / f"part-{part}.parquet"
+        pq.write_table(pa.table({"a": numbers, "y": numbers}), path, row_group_size=7)
+        bucket.put(f"data/{path.name}", path.read_bytes())
+    here = Parquet(tmp_path, y="y", mix=1)
+    there = Parquet(bucket.url("data/"), y="y", mix=1)
+    assert there.num_records == 40
+    assert there.fingerprint() == here.fingerprint()
+    for first in (0, 20):
+        ours, theirs = (source.read(3, BatchId(0, first, 20)) for source in (there, here))
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    here.close()
+    bucket.put("data/part-1.parquet", b"PAR1")
+    with pytest.raises(InvalidData, match="it was changed since it was opened"):
+        there.read_range(20, 40)
 
 
 def test_npz_is_read_by_way_of_a_copy_that_is_removed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
@@ -52,11 +53,33 @@ class RecordOrder:
         key = (seed, epoch)
         with self._lock:
             if key not in self._epochs:
-                self._epochs[key] = permutation(self._records, *key)
+                self._epochs[key] = self._permuted(*key)
                 while len(self._epochs) > KEPT_EPOCHS:
                     self._epochs.popitem(last=False)
             self._epochs.move_to_end(key)
             return self._epochs[key][first:stop]
+
+    def _permuted(self, *key: int) -> npt.NDArray[np.int64]:
+        return permutation(self._records, *key)
+
+
+class GroupOrder(RecordOrder):
+    """An order for files that are read by groups of records: permutes the groups, takes ``mix`` of
+    them at a time, and permutes the records of these."""
+
+    def __init__(self, sizes: Sequence[int], mix: int) -> None:
+        super().__init__(sum(sizes))
+        self._ends = np.cumsum([0, *sizes])
+        self._mix = mix
+
+    def _permuted(self, *key: int) -> npt.NDArray[np.int64]:
+        groups = permutation(len(self._ends) - 1, *key)
+        found = [np.empty(0, np.int64)]
+        for at in range(0, len(groups), self._mix):
+            some = groups[at : at + self._mix]
+            records = np.concatenate([np.arange(*self._ends[each : each + 2]) for each in some])
+            found.append(records[permutation(len(records), *key, at)])
+        return np.concatenate(found)
 
 
 class BlockOrder:

@@ -217,6 +217,6 @@ def check_source(name: str, value: object) -> None:
         for part in ("num_records", "read", "read_range", "fingerprint", "close")
     ):
         raise InvalidSetting(
-            f"{name} is {show(value)}; expected a data source: Arrays, Npz, TfRecords, Csv or "
-            "Function"
+            f"{name} is {show(value)}; expected a data source: Arrays, Npz, TfRecords, Csv, "
+            "Parquet or Function"
         )

@@ -1,1 +1,1 @@
-"""Divides ``evaluate`` and ``predict`` over processes, and joins their results."""
+"""Divides ``evaluate`` and ``predict`` over processes, joins their results; predicts for Spark."""

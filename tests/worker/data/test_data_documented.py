@@ -12,10 +12,10 @@ import pytest
 
 import pserver
 from tests.test_architecture import ROOT
-from worker import Arrays, Csv, Function, Npz, TfRecords
+from worker import Arrays, Csv, Function, Npz, Parquet, TfRecords
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
-SOURCES: list[type[Any]] = [Arrays, Npz, Csv, TfRecords, Function]
+SOURCES: list[type[Any]] = [Arrays, Npz, Csv, Parquet, TfRecords, Function]
 
 
 def as_called(source: type[Any]) -> str:
@@ -45,7 +45,7 @@ def test_the_readme_points_to_the_table() -> None:
 def test_the_example_reads_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("flats.csv").write_text("size,city,rent\n50,Bern,1.5\n80,Basel,2.25\n")
-    [code] = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    [code, parquet] = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     with closing(names["train"]) as train:
@@ -53,3 +53,12 @@ def test_the_example_reads_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert x["city"].tolist() == [1, 0]
     assert x["size"].tolist() == [50, 80]
     assert (y.tolist(), str(y.dtype)) == ([1.5, 2.25], "float32")
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"size": [1.5, 2], "floor": [0, 1], "tags": [[1], [2, 3]], "rent": [4.0, 5.0]}
+    pq.write_table(pa.table(columns), "flats.parquet")
+    exec(parquet, names)
+    with closing(names["train"]) as train:
+        x, y = train.read_range(0, 2)
+    assert x["numbers"].tolist() == [[1.5, 0], [2, 1]]
+    assert x["tags"].values.tolist() == [1, 2, 3]
+    assert y.tolist() == [4, 5]

@@ -24,7 +24,7 @@ from psrpc.core.errors import InvalidData, InvalidJob, PsError
 from tests.worker.described_jobs import described
 from tests.worker.flat_jobs import FEATURES, RECORDS, JobStepper, make_job, noisy_model
 from tests.worker.stored.test_arguments import Squares, of_sizes
-from worker import Arrays, Csv, DataSource, Function, Job, Npz, TfRecords
+from worker import Arrays, Csv, DataSource, Function, Job, Npz, Parquet, TfRecords
 from worker.data.source import arrays_of
 from worker.stored.arguments import FitData, prediction_data, training_data
 from worker.stored.stored_data import open_stored, store
@@ -273,6 +273,7 @@ def records_in(folder: Path) -> dict[str, DataSource]:
             writer.write(bytes([i]))
     return {
         "csv": Csv(folder / "data.csv", y="y"),
+        "parquet": Parquet(folder / "data.parquet", y="y"),
         "tfrecords": TfRecords(
             folder / "data.tfrecord",
             parse=lambda data: (tf.io.decode_raw(data, tf.uint8)[0], 1),
@@ -281,8 +282,12 @@ def records_in(folder: Path) -> dict[str, DataSource]:
     }
 
 
-@pytest.mark.parametrize("kind", ["csv", "tfrecords", "function"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tfrecords", "function"])
 def test_sources_arrive_after_they_have_been_read(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pq = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").table({"x": range(10), "y": range(10)})
+        pq.write_table(table, tmp_path / "data.parquet", row_group_size=3)
     given = records_in(tmp_path)[kind]
     expected = given.read(SEED, BatchId(0, 0, 10))
     _, source = kept(tmp_path, training_data(given)[0])

@@ -1,0 +1,260 @@
+"""The Spark job of a cluster: shards and workers, each the process of one task."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from coordinator.launchers.plan import LaunchPlan
+from psrpc.core.errors import LaunchFailed
+from psrpc.core.text import counted
+from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
+from psrpc.ops.process import PARENT_PID, child_environment, module_command
+
+MARK = "launch.spark"
+"""In the run directory: names the launch, for tasks that look whether they see the directory."""
+
+REFUSED = "launch.spark.refused"
+"""In the run directory: why a process will not start, however often it is tried."""
+
+_ERROR = re.compile(r"^error (PS\d{3}: .*)")
+_ENDED = re.compile(r"MemberEnded: (.*)")
+_ABORTED = re.compile(r"Task (\d+) in stage \S+ failed (\d+) times, most recent failure: (.*)")
+_NOT_INSTALLED = re.compile(r"No module named '(?:coordinator|psrpc)")
+
+
+class MemberEnded(Exception):
+    """The process of a task has ended and is to be started again, which is up to Spark."""
+
+
+@dataclass(frozen=True)
+class MemberTask:
+    """Runs a shard or a worker to its end; Spark's tasks call it. The first tasks are the shards.
+
+    Attributes:
+        launch: the content of :data:`MARK`.
+        coordinator: its ``HOST:PORT``.
+        directory: the driver's working directory; processes run there where it exists.
+    """
+
+    plan: LaunchPlan
+    launch: str
+    coordinator: str
+    directory: str
+
+    def __call__(self, index: int, _: Iterable[object]) -> Iterator[str]:
+        """Runs the process of task ``index``; yields nothing.
+
+        Raises:
+            MemberEnded: the process has to be started again, or the run directory is not here.
+        """
+        run_dir, host = self.plan.options.run_dir, socket.gethostname()
+        if _text(run_dir / MARK) != self.launch:
+            raise MemberEnded(
+                f"PS141: the executor on {host} does not see {run_dir}; the run directory has to "
+                "lie on a file system that the driver and all executors share"
+            )
+        name, command = self._member(index)
+        process = EchoedProcess(command, self.directory)
+        status = process.run()
+        why = process.reason or f"{name} on {host} ended with status {status}"
+        if status == BAD_INPUT:
+            (run_dir / REFUSED).write_text(why)
+        elif status not in (DONE, INTERRUPTED):
+            raise MemberEnded(why)
+        yield from ()
+
+    def _member(self, index: int) -> tuple[str, list[str]]:
+        """Returns name and command of the process of a task."""
+        plan, shards = self.plan, self.plan.options.shards
+        common = ["--coordinator", self.coordinator, "--die-with-parent"]
+        if index < shards:
+            arguments = [*plan.shard, "--shard", str(index), *common]
+            return f"shard {index}", module_command("pserver.cli", *arguments)
+        return f"worker {index - shards}", module_command("worker.cli", *plan.worker, *common)
+
+
+class EchoedProcess:
+    """A process whose output goes to the standard error of this one. It ends with this process, or
+    with the thread that has started it.
+
+    Attributes:
+        reason: the newest line of its output that names an error, from its code on; else empty.
+    """
+
+    def __init__(self, command: list[str], directory: str) -> None:
+        self.reason = ""
+        self._command = command
+        self._directory = directory if Path(directory).is_dir() else None
+
+    def run(self) -> int:
+        """Runs it to its end; returns its status, -N after signal N."""
+        self._start()
+        self._copy()
+        return self._process.wait()
+
+    def start(self) -> None:
+        """Starts it, in a session of its own: Ctrl-C in a terminal does not reach it."""
+        self._start(start_new_session=True)
+        self._copier = Thread(target=self._copy, name="output", daemon=True)
+        self._copier.start()
+
+    def wait(self, limit_s: float) -> int | None:
+        """Waits for its end; returns its status, or None if it still runs."""
+        try:
+            status = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        self._copier.join(limit_s)
+        return status
+
+    def send(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def _start(self, start_new_session: bool = False) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=self._directory,
+            env=child_environment({**os.environ, PARENT_PID: str(os.getpid())}),
+            start_new_session=start_new_session,
+        )
+
+    def _copy(self) -> None:
+        assert self._process.stdout
+        with self._process.stdout as output:
+            for line in output:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+                if found := _ERROR.match(line):
+                    self.reason = found[1]
+
+
+class SparkJob:
+    """A job of one task for each shard and worker, which a thread waits for.
+
+    Tasks need no barrier: the coordinator's address is known before, and it tells workers where
+    the shards are. So Spark may start each of them again by itself.
+    """
+
+    def __init__(self, context: Any, task: MemberTask) -> None:
+        self._context, self._task = context, task
+        self._group = f"launch-{task.launch}"
+        self._error: Exception | None = None
+        self._begun = time.monotonic()
+        self._all_started = False
+
+    def start(self) -> None:
+        """Submits the job."""
+        from pyspark import InheritableThread
+
+        self._thread = InheritableThread(target=self._run, name="spark-job", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    @property
+    def failed(self) -> bool:
+        """Whether Spark has given it up."""
+        return self._error is not None
+
+    def join(self, limit_s: float) -> None:
+        """Waits for its end."""
+        self._thread.join(limit_s)
+
+    def cancel(self, limit_s: float) -> None:
+        """Ends all tasks, and with them their processes."""
+        if not self.over:
+            self._context.cancelJobGroup(self._group)
+            self.join(limit_s)
+
+    def check_started(self, limit_s: float) -> None:
+        """Checks that all tasks have found a slot within ``limit_s`` of the submission.
+
+        Raises:
+            LaunchFailed: some have not: others hold the slots.
+        """
+        if self._all_started:
+            return
+        running, needed = self._running(), self._task.plan.tasks - 1
+        self._all_started = running == needed
+        if not self._all_started and time.monotonic() - self._begun > limit_s:
+            raise LaunchFailed(
+                f"Spark runs {running} of {counted(needed, 'task')} after {limit_s:g} s: other "
+                "jobs of this application hold the slots; end them, or ask for fewer --workers"
+            )
+
+    def failure(self) -> LaunchFailed:
+        """Returns why it has ended before the training."""
+        if self._error is None:
+            return LaunchFailed("all tasks of the Spark job have ended before the training")
+        return LaunchFailed(reason_of(str(self._error)))
+
+    def _run(self) -> None:
+        plan = self._task.plan
+        # Without interrupts: they would leave the processes of killed tasks behind.
+        self._context.setJobGroup(self._group, f"train {plan.job.name}", interruptOnCancel=False)
+        tasks = plan.tasks - 1
+        try:
+            self._context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(
+                self._task
+            ).collect()
+        except Exception as error:  # py4j's, which has the words of Java
+            self._error = error
+
+    def _running(self) -> int:
+        tracker = self._context.statusTracker()
+        found = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            stages = [tracker.getStageInfo(each) for each in info.stageIds] if info else []
+            found += sum(each.numActiveTasks + each.numCompletedTasks for each in stages if each)
+        return found
+
+
+def reason_of(words: str) -> str:
+    """Returns the reason in one line, with its code if it has one, of Spark's words on a job that
+    has failed."""
+    if _NOT_INSTALLED.search(words):
+        return (
+            "the Python of Spark's executors has no tf-pserver; install it there, or name another "
+            "in PYSPARK_PYTHON"
+        )
+    if "cancelled" in words and not _ABORTED.search(words):
+        return "the Spark job was cancelled; the same call goes on with the run"
+    ended: list[str] = _ENDED.findall(words)
+    aborted = _ABORTED.search(words)
+    if aborted is None:
+        return ended[-1] if ended else f"Spark gave the job up: {words.strip().splitlines()[0]}"
+    task, times, last = aborted.groups()
+    if ended and ended[-1].startswith("PS141"):
+        return ended[-1]
+    reason = ended[-1] if ended else last
+    code = "".join(re.findall(r"^PS\d{3}: ", reason))
+    reason = reason.removeprefix(code)
+    return f"{code}Spark gave the job up: task {task} failed {times} times, at last with: {reason}"
+
+
+def _text(path: Path) -> str:
+    """Returns the content of a file; empty if there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
