@@ -15,7 +15,7 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
-from coordinator.launch.warm_start import ChildProcess, WarmStart, start_fresh
+from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
 from psrpc.core.names import ADDRESS
@@ -137,7 +137,7 @@ class Fleet:
         self,
         cluster: ClusterCommands,
         run_dir: Path,
-        warm_start: WarmStart | None = None,
+        warm_start: ForkSource | None = None,
         note: Callable[[str], object] = lambda _line: None,
     ) -> None:
         """``warm_start`` is started already and outlives the fleet; ``note`` gets its messages."""

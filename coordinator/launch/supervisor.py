@@ -14,7 +14,7 @@ from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
 from coordinator.launch.process_health import COORDINATOR
 from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
-from coordinator.launch.warm_start import WarmStart
+from coordinator.launch.warm_start import ForkSource
 from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
@@ -59,7 +59,7 @@ class Supervisor:
         run_dir: Path,
         screen: Screen,
         max_restarts: int = MAX_RESTARTS,
-        warm_start: WarmStart | None = None,
+        warm_start: ForkSource | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._screen = screen
