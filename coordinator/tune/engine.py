@@ -125,8 +125,10 @@ class StudyEngine:
         return status, reason
 
     def _go(self) -> tuple[int, str]:
-        while not self._stop_requests:
+        while True:
             self._look()
+            if self._stop_requests:
+                return INTERRUPTED, "stopped; the same command goes on with the study"
             step = next_step(self._limits, self._counts(), time.monotonic() > self._until)
             match step:
                 case EndStudy():
@@ -139,7 +141,6 @@ class StudyEngine:
                 case AwaitTrials():
                     self._screen.show(self._study.records(), self._running)
                     self._wake.wait(POLL_S)
-        return INTERRUPTED, "stopped; the same command goes on with the study"
 
     def _counts(self) -> StudyCounts:
         records = self._study.records()

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import optuna
-from optuna.storages.journal import JournalFileBackend
-
 from coordinator.search.points import Point, Space
 from coordinator.search.space import RealRange, WholeRange
 from coordinator.search.trials import Direction, TrialValue
@@ -21,13 +18,13 @@ from coordinator.tune.options import Pruner, Sampler
 TrialEnd = Literal["complete", "pruned", "failed"]
 TrialPhase = Literal["running", "complete", "pruned", "failed"]
 
-_STATES = {
-    optuna.trial.TrialState.RUNNING: "running",
-    optuna.trial.TrialState.COMPLETE: "complete",
-    optuna.trial.TrialState.PRUNED: "pruned",
-    optuna.trial.TrialState.FAIL: "failed",
+_PHASES: Mapping[str, TrialPhase] = {
+    "RUNNING": "running",
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
 }
-_ENDS = {phase: state for state, phase in _STATES.items()}
+"""By the name of Optuna's state."""
 
 _VERDICT, _REASON = "verdict", "reason"
 """User attributes of a trial. Load-bearing: studies go on with other versions."""
@@ -90,6 +87,9 @@ class OptunaStudy:
 
         Hyperband draws a trial's bracket from ``name``.
         """
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._rules = rules
         with _quiet():
@@ -118,10 +118,12 @@ class OptunaStudy:
     def take_up(self, number: int) -> TrialRecord:
         """Goes on with a trial that an earlier process has begun; chooses what is missing of its
         point."""
+        from optuna.trial import Trial
+
         self._choose_sampler(number)
         frozen = self._study.get_trials(deepcopy=False)[number]
         with _quiet():
-            trial = optuna.trial.Trial(self._study, frozen._trial_id)
+            trial = Trial(self._study, frozen._trial_id)
         return self._complete(trial)
 
     def _complete(self, trial: Any) -> TrialRecord:
@@ -154,10 +156,13 @@ class OptunaStudy:
         self, number: int, end: TrialEnd, value: float | None = None, reason: str = ""
     ) -> None:
         """Ends a trial, with a ``value`` if it is complete."""
+        from optuna.trial import TrialState
+
         trial = self._trials.pop(number)
         if reason:
             trial.set_user_attr(_REASON, reason)
-        self._study.tell(trial, value, state=_ENDS[end])
+        name = next(name for name, phase in _PHASES.items() if phase == end)
+        self._study.tell(trial, value, state=TrialState[name])
 
     def _record(self, number: int) -> TrialRecord:
         return _record(self._study.get_trials(deepcopy=False)[number])
@@ -165,23 +170,24 @@ class OptunaStudy:
     def _choose_sampler(self, number: int) -> None:
         """Makes the sampler of a trial. Its seed follows from the trial's number, so that a study
         that goes on draws no point twice."""
+        from optuna import samplers
+
         point = self._rules.point(number)
         seed = zlib.crc32(f"{self._rules.seed} {number}".encode())
         with _quiet():
             if point:
-                base = optuna.samplers.RandomSampler(seed=seed)
-                self._study.sampler = optuna.samplers.PartialFixedSampler(dict(point), base)
+                base = samplers.RandomSampler(seed=seed)
+                self._study.sampler = samplers.PartialFixedSampler(dict(point), base)
             else:
-                self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+                self._study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def _record(frozen: Any) -> TrialRecord:
     values = sorted(frozen.intermediate_values.items())
     attributes: Mapping[str, Any] = frozen.user_attrs
-    phase: Any = _STATES[frozen.state]
     return TrialRecord(
         number=frozen.number,
-        phase=phase,
+        phase=_PHASES[frozen.state.name],
         point=dict(frozen.params),
         values=tuple(TrialValue(epoch, value) for epoch, value in values),
         value=frozen.value,
@@ -192,14 +198,18 @@ def _record(frozen: Any) -> TrialRecord:
 
 
 def _pruner(rules: StudyRules) -> Any:
+    from optuna import pruners
+
     if rules.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(1, rules.epochs, REDUCTION)
-    return optuna.pruners.MedianPruner() if rules.pruner == "median" else optuna.pruners.NopPruner()
+        return pruners.HyperbandPruner(1, rules.epochs, REDUCTION)
+    return pruners.MedianPruner() if rules.pruner == "median" else pruners.NopPruner()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps Optuna's warnings about its own young features away from users."""
+    from optuna.exceptions import ExperimentalWarning
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.simplefilter("ignore", ExperimentalWarning)
         yield
