@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.search.space import Alternatives, Range, Value
 from coordinator.tune.directory import JOURNAL, new_study_directory
 from coordinator.tune.options import TuneArguments
-from psrpc.core.errors import InvalidArgument, JobFailed, PsError
+from psrpc.core.errors import InvalidArgument, JobFailed
 from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
 from psrpc.ops.extras import missing
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
@@ -46,7 +46,7 @@ def tune(
         The ``optuna.Study``, whose ``best_params`` and ``trials`` are those of the runs.
 
     Raises:
-        PsError: an option, the space or the job cannot be used; nothing was started.
+        InvalidArgument: an option, the space or the job cannot be used; nothing was started.
         JobFailed: more trials failed than ``max_failures``.
         KeyboardInterrupt: Ctrl-C; trials under way are saved, and the same call goes on.
     """
@@ -71,7 +71,8 @@ def load_study(run_dir: str | Path) -> Any:
     if not journal.is_file():
         raise InvalidArgument(f"{run_dir} holds no study (it has no {JOURNAL})")
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-    return optuna.load_study(study_name=None, storage=storage)
+    [name] = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage)
 
 
 def _arguments(space: SearchSpace | None, options: Mapping[str, object]) -> list[str]:
@@ -138,4 +139,6 @@ def _run_command(arguments: Sequence[str]) -> None:
     said = next((line for line in reversed(lines) if line.startswith("error ")), "")
     code, _, words = said.removeprefix("error ").partition(": ")
     words = words or f"`coordinator tune` ended with status {status}"
-    raise (PsError(words, code=code) if status == BAD_INPUT else JobFailed(words))
+    if status == BAD_INPUT:
+        raise InvalidArgument(words, code=code)
+    raise JobFailed(words, code=code)

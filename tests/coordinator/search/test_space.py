@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.search.points import Space, overrides_of, read_space, split_options
+from coordinator.search.points import Point, Space, overrides_of, read_space, split_options
 from coordinator.search.space import (
     Alternatives,
     RealRange,
@@ -84,7 +84,7 @@ def test_options_are_split_at_the_first_equals_sign() -> None:
 
 
 def test_a_point_is_written_as_settings() -> None:
-    point = {"a": 1e-4, "b": 32, "c": "relu", "d": True, "e": None}
+    point: Point = {"a": 1e-4, "b": 32, "c": "relu", "d": True, "e": None}
     assert overrides_of(point) == ("a=0.0001", "b=32", "c=relu", "d=true", "e=none")
 
 

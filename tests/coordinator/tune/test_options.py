@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_python_has_the_options_of_the_command() -> None:
         ({"shm": "no"}, "shm is 'no'; expected True or False"),
     ],
 )
-def test_python_refuses_before_anything_starts(options: dict[str, object], words: str) -> None:
+def test_python_refuses_before_anything_starts(options: dict[str, Any], words: str) -> None:
     pytest.importorskip("optuna")
     with pytest.raises(InvalidArgument) as refused:
         study.tune("job.py", None, **options)
