@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.core.lifecycle import STOPPED
+from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.display.screen import Screen
 from coordinator.launch.children import Exited
 from coordinator.launch.commands import ClusterCommands
@@ -35,9 +35,6 @@ get SIGTERM."""
 
 LOG_LINES = 15
 """Number of lines shown of a dead process's log."""
-
-_ENDED = ("done", "failed")
-"""Phases after which the job needs no process any more."""
 
 _NO_ROOM = "error PS502: "
 
@@ -77,6 +74,10 @@ class Supervisor:
         """Ends the job with a checkpoint; a second call kills. For signal handlers."""
         self._stop_requests += 1
 
+    def end_early(self) -> None:
+        """Ends the job as done; see :meth:`Fleet.end_early`. Thread-safe."""
+        self._fleet.end_early()
+
     def run(self) -> Outcome:
         """Blocks until the job has ended and no child is left.
 
@@ -107,7 +108,7 @@ class Supervisor:
         now = time.monotonic()
         self._expect_coordinator(now)
         self._read_look()
-        if self._status.phase in _ENDED:
+        if self._status.phase in ENDED:
             return self._overdue(now)
         self._ended_at = None
         if self._status.phase == "stopping":

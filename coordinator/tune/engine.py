@@ -198,7 +198,10 @@ class StudyEngine:
     def _judge(self, trial: RunningTrial, verdict: TrialEnd, reason: str) -> None:
         self._study.give_verdict(trial.number, verdict, reason)
         trial.judged = True
-        trial.run.stop()
+        if verdict == "pruned":
+            trial.run.end_early()
+        else:
+            trial.run.stop()
 
     def _ended(self, trial: RunningTrial, end: RunEnd) -> None:
         if trial.judged:

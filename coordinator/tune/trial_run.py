@@ -113,6 +113,12 @@ class TrialRun:
             if self._supervisor is not None:
                 self._supervisor.stop()
 
+    def end_early(self) -> None:
+        """Ends the run as done, with a checkpoint of what it has trained."""
+        with self._lock:
+            if self._supervisor is not None:
+                self._supervisor.end_early()
+
     def look(self) -> RunEnd | None:
         """Returns how the run has ended, once no process of it is left; None while there is one."""
         if self._thread.ident is None or not self._thread.is_alive():

@@ -68,7 +68,7 @@ class PlayedRun:
         self._rows = [f"{epoch},0.5,{value}" for epoch, value in enumerate(values, 1)]
         self._end = end
         self._shown = 0
-        self.started = self.stopped = False
+        self.started = self.stopped = self.pruned = False
 
     def start(self) -> None:
         self.started = True
@@ -76,7 +76,12 @@ class PlayedRun:
     def stop(self) -> None:
         self.stopped = True
 
+    def end_early(self) -> None:
+        self.pruned = True
+
     def look(self) -> RunEnd | None:
+        if self.pruned:
+            return RunEnd(DONE, "")
         if self.stopped:
             return RunEnd(INTERRUPTED, "stopped by a signal")
         if self._shown == len(self._rows):
@@ -187,7 +192,7 @@ def test_what_diverges_fails_and_a_bad_trial_is_pruned(tmp_path: Path) -> None:
     assert (six.phase, six.reason) == ("pruned", "after epoch 1")
     assert seven.phase == "failed"
     assert seven.reason == "it has diverged: accuracy or loss is not finite after epoch 2"
-    assert played.runs[6].stopped
+    assert played.runs[6].pruned
     assert played.runs[7].stopped
 
 
