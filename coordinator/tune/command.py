@@ -21,6 +21,7 @@ from coordinator.launch.up import check_local, run_credentials
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import DescribeFailed
 from coordinator.process.result import export_command
+from coordinator.records.tensorboard import EventWriter
 from coordinator.search.points import Point, overrides_of
 from coordinator.search.trials import StudyMetric
 from coordinator.tune.directory import (
@@ -131,7 +132,10 @@ class _Trials:
     def launch(self, number: int, point: Point, slot: int) -> tuple[TrialRun, Path]:
         """See :data:`coordinator.tune.engine.Launcher`. Raises PsError or OSError."""
         options, run_dir = self._options, self._directory.trial(number)
-        ensure_directory(run_dir.absolute())
+        if not run_dir.exists():
+            ensure_directory(run_dir.absolute())
+            with EventWriter(run_dir / "tensorboard") as writer:
+                writer.hparams(point)
         said: dict[str, Any] = {
             each.name: getattr(options, each.name) for each in options_of(LocalArguments)
         }

@@ -155,14 +155,20 @@ class OptunaStudy:
     def tell(
         self, number: int, end: TrialEnd, value: float | None = None, reason: str = ""
     ) -> None:
-        """Ends a trial, with a ``value`` if it is complete."""
+        """Ends a trial, with a ``value`` if it is complete.
+
+        To Optuna a trial that has failed is a pruned one. Samplers leave out what Optuna takes for
+        failed, and would try the same learning rates again.
+        """
         from optuna.trial import TrialState
 
         trial = self._trials.pop(number)
         if reason:
             trial.set_user_attr(_REASON, reason)
-        name = next(name for name, phase in _PHASES.items() if phase == end)
-        self._study.tell(trial, value, state=TrialState[name])
+        if end == "failed":
+            trial.set_user_attr(_VERDICT, end)
+        state = TrialState.COMPLETE if end == "complete" else TrialState.PRUNED
+        self._study.tell(trial, value, state=state)
 
     def _record(self, number: int) -> TrialRecord:
         return _record(self._study.get_trials(deepcopy=False)[number])
@@ -185,12 +191,15 @@ class OptunaStudy:
 def _record(frozen: Any) -> TrialRecord:
     values = sorted(frozen.intermediate_values.items())
     attributes: Mapping[str, Any] = frozen.user_attrs
+    phase = _PHASES[frozen.state.name]
+    if phase == "pruned" and attributes.get(_VERDICT) == "failed":
+        phase = "failed"
     return TrialRecord(
         number=frozen.number,
-        phase=_PHASES[frozen.state.name],
+        phase=phase,
         point=dict(frozen.params),
         values=tuple(TrialValue(epoch, value) for epoch, value in values),
-        value=frozen.value,
+        value=frozen.value if phase != "failed" else None,
         verdict=str(attributes.get(_VERDICT, "")),
         reason=str(attributes.get(_REASON, "")),
         seconds=None if frozen.duration is None else frozen.duration.total_seconds(),
