@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,9 @@ def test_a_grid_is_searched_pruned_and_survives_what_diverges(tmp_path: Path) ->
     done = ended("coordinator", *said)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     rows = table(study)
-    assert [float(row["optimizer.learning_rate"]) for row in rows] == [0.1, 0.01, 1e-3, 1e-4, 1e6]
+    assert [float(row["optimizer.learning_rate"]) for row in rows] == [0.1, 1e-4, 1e6]
     states = [row["state"] for row in rows]
-    assert states[0] == "complete"
-    assert "pruned" in states
-    assert states[-1] == "failed"
+    assert states == ["complete", "pruned", "failed"]
     for row in rows:
         epochs = int(row["epochs"])
         assert (epochs == 9) == (row["state"] == "complete")
@@ -67,9 +64,10 @@ def test_a_grid_is_searched_pruned_and_survives_what_diverges(tmp_path: Path) ->
     assert not processes_of(study), "a process outlived the study"
 
 
-def tuned(study: Path, more: Sequence[str] = ()) -> Process:
-    said = ("--sampler", "random", "--pruner", "none", "--trials", "3", "--set", "epochs=40", *more)
-    return Process("tune", "coordinator", "tune", SEARCHED, "--run-dir", study, *said)
+def tuned(study: Path) -> Process:
+    said = ("--sampler", "random", "--pruner", "none", "--trials", "2", "--set", "epochs=40")
+    space = ("--space", "optimizer.learning_rate=uniform(0.01, 0.1)")
+    return Process("tune", "coordinator", "tune", SEARCHED, "--run-dir", study, *space, *said)
 
 
 def test_a_killed_study_goes_on_and_counts_every_batch_once(tmp_path: Path) -> None:
@@ -88,9 +86,9 @@ def test_a_killed_study_goes_on_and_counts_every_batch_once(tmp_path: Path) -> N
     os.kill(members(study, "worker")[0], signal.SIGKILL)
     assert again.wait() == 0, again.text()
     again.end()
-    assert [row["state"] for row in table(study)] == ["complete"] * 3
+    assert [row["state"] for row in table(study)] == ["complete"] * 2
     assert summary(study, 0) == first, "trained twice"
-    for trial in range(3):
+    for trial in range(2):
         found = summary(study, trial)
         counted = found["counted"]
         assert (counted["batches"], counted["counted"], counted["twice"]) == (1600, 1600, 0)
