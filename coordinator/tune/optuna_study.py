@@ -30,8 +30,9 @@ _VERDICT, _REASON = "verdict", "reason"
 """User attributes of a trial. Load-bearing: studies go on with other versions."""
 
 REDUCTION = 4
-"""Hyperband trains a quarter of the trials on at each rung, as in Li et al., "A System for Massively
-Parallel Hyperparameter Tuning" (MLSys 2020). With 3 and a few epochs most brackets prune late."""
+"""Hyperband trains a quarter of the trials on at each rung, as in Li et al., "A System for
+Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs prune
+late."""
 
 
 @dataclass(frozen=True)
