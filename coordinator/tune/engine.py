@@ -27,7 +27,7 @@ from coordinator.tune.trial_run import RunEnd, TrialHistory, TrialRun
 from psrpc.core.text import sanitize
 from psrpc.ops.exit_status import DONE, INTERRUPTED
 
-POLL_S = 0.05
+POLL_S = 0.1
 """Longest delay before the engine notices an evaluation, or the end of a run."""
 
 REASON_CHARS = 300

@@ -66,7 +66,8 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
         first_look(Path(job), (*args.overrides, *overrides_of(space.corners[0])))
     check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
-    first = describe_points(job, args, [space.corners[0] if space else {}], warm_start)[0]
+    # Without what every trial has, which a job without evaluations refuses.
+    first = describe_points(job, args.overrides, args, [_first(space)], warm_start)[0]
     if space is None:
         found = first.document.get("search")
         if not isinstance(found, dict) or not found:
@@ -80,7 +81,7 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
     check_metric(metric, first.metrics, first.eval_records > 0)
     check_for_shards(first, args.shards)
     points = space.corners[len(described) : CORNERS]
-    described += describe_points(job, args, points, warm_start)
+    described += describe_points(job, trial_overrides(args), args, points, warm_start)
     pruner = next((each for each in PRUNERS if each == args.pruner), _default_pruner(args))
     rules = StudyRules(
         space,
@@ -140,10 +141,18 @@ def _check_counts(args: TuneArguments, space: Space) -> None:
             )
 
 
+def _first(space: Space | None) -> Point:
+    return space.corners[0] if space is not None else {}
+
+
 def describe_points(
-    job: str, args: TuneArguments, points: Sequence[Point], warm_start: WarmStart | None
+    job: str,
+    overrides: Sequence[str],
+    args: TuneArguments,
+    points: Sequence[Point],
+    warm_start: WarmStart | None,
 ) -> list[JobDescription]:
-    """Describes the job at ``points``. Raises DescribeFailed."""
+    """Describes the job at ``points``, with ``overrides`` before them. Raises DescribeFailed."""
     environment = cluster_environment(os.environ)
     client = warm_start.client if warm_start is not None else None
 
@@ -151,8 +160,8 @@ def describe_points(
         found = []
         # One after the other: as many imports at once as there are points would take longer.
         for point in points:
-            overrides = (*trial_overrides(args), *overrides_of(point))
-            command = describe_command(Path(job), args.mode, args.replicas, overrides)
+            said = (*overrides, *overrides_of(point))
+            command = describe_command(Path(job), args.mode, args.replicas, said)
             found.append(await describe_job(command, environment, client))
         return found
 

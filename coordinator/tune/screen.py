@@ -22,6 +22,9 @@ from psrpc.core.text import sanitize
 SHOWN = 5
 """Best trials in the table on a terminal."""
 
+DRAW_S = 0.5
+"""Pause before the table is drawn anew."""
+
 
 def headline(records: Sequence[TrialRecord], metric: StudyMetric, limits: StudyLimits) -> str:
     """Returns counts, the best value so far and the time left, in one line."""
@@ -102,7 +105,8 @@ class StudyTable(_Screen):
 
     def __init__(self, console: Console, metric: StudyMetric, limits: StudyLimits) -> None:
         super().__init__(console, metric, limits)
-        self._live = Live(console=console, refresh_per_second=2, transient=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn = -DRAW_S
 
     def begun(self, trial: RunningTrial, went_on: bool) -> None:
         """See :class:`coordinator.tune.engine.StudyScreen`: the table shows it."""
@@ -112,13 +116,17 @@ class StudyTable(_Screen):
 
     def show(self, records: Sequence[TrialRecord], running: Sequence[RunningTrial]) -> None:
         """See :class:`coordinator.tune.engine.StudyScreen`."""
+        now = time.monotonic()
+        if now - self._drawn < DRAW_S:
+            return
+        self._drawn = now
         table = Table("trial", "state", "epoch", self._metric.name, "seconds", "settings")
         for trial in running:
             status = trial.run.status
             value = figure(trial.values[-1].value) if trial.values else ""
             epoch = f"{status.epoch}/{status.epochs}" if status.epochs else ""
             state = "ends" if trial.judged else status.phase or "starts"
-            took = f"{time.monotonic() - trial.began:.0f}"
+            took = f"{now - trial.began:.0f}"
             settings = settings_words(trial.point)
             table.add_row(str(trial.number), state, epoch, value, took, settings)
         done = [each for each in records if each.phase == "complete" and each.value is not None]
@@ -130,7 +138,7 @@ class StudyTable(_Screen):
             settings = settings_words(each.point)
             table.add_row(str(each.number), each.phase, epoch, value, seconds, settings)
         self._live.start()
-        self._live.update(Group(Text(self._head(records)), table))
+        self._live.update(Group(Text(self._head(records)), table), refresh=True)
 
     def close(self) -> None:
         """See :class:`coordinator.tune.engine.StudyScreen`."""

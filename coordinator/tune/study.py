@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,18 +111,28 @@ def _option(declared: Option, value: Any) -> list[str]:
     return said
 
 
+def _show(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
 def _run_command(arguments: Sequence[str]) -> None:
     """Runs the command, which ends with this process. A Ctrl-C is passed on to it once."""
     child = subprocess.Popen(
         module_command("coordinator.cli", "tune", *arguments),
         env={**child_environment(os.environ), PARENT_PID: str(os.getpid())},
         stdin=subprocess.DEVNULL,
+        # In place of a terminal, such as a notebook, the caller's own stream shows it.
+        stdout=None if sys.stdout.isatty() else subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
     )
     assert child.stderr is not None
     with child:
+        shown = threading.Thread(target=_show, args=(child.stdout or (),), daemon=True)
+        shown.start()
         lines: list[str] = []
         try:
             for line in child.stderr:
@@ -132,6 +143,8 @@ def _run_command(arguments: Sequence[str]) -> None:
             child.send_signal(signal.SIGINT)
             child.wait()
             raise
+        finally:
+            shown.join()
     if status == DONE:
         return
     if status == INTERRUPTED:
