@@ -189,9 +189,9 @@ def check_gpus(args: TuneArguments, gpus: int) -> None:
         return
     room = gpus if args.gpu == "auto" else 1
     if args.parallel > room:
-        which = counted(gpus, "GPU") if args.gpu == "auto" else f"--gpu {args.gpu}, one"
+        which = f"have {counted(gpus, 'GPU')}" if args.gpu == "auto" else f"share --gpu {args.gpu}"
         raise InvalidArgument(
-            f"--parallel is {args.parallel}, and the trials have {which}; say --parallel {room}, "
+            f"--parallel is {args.parallel}, and the trials {which}; say --parallel {room}, "
             "--gpu none, or --gpu-memory-fraction for trials that share one"
         )
 

@@ -110,7 +110,7 @@ def test_trials_share_no_gpu_unless_the_user_says_so() -> None:
     check_gpus(TuneArguments(parallel=3), 0)
     with pytest.raises(InvalidArgument, match="--parallel is 3, and the trials have 2 GPUs"):
         check_gpus(TuneArguments(parallel=3), 2)
-    with pytest.raises(InvalidArgument, match="the trials have --gpu 1, one; say --parallel 1"):
+    with pytest.raises(InvalidArgument, match="the trials share --gpu 1; say --parallel 1"):
         check_gpus(TuneArguments(parallel=2, gpu="1"), 2)
     assert [gpu_of(TuneArguments(), slot, 2) for slot in range(3)] == ["0", "1", "0"]
     assert gpu_of(TuneArguments(), 1, 0) == "auto"
