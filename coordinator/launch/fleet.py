@@ -16,10 +16,10 @@ from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
 from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
-from coordinator.process.signals import EARLY_SIGNAL
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
 from psrpc.core.names import ADDRESS
+from psrpc.ops.process import EARLY_SIGNAL
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, WorkerStatus
 

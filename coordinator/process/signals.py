@@ -9,12 +9,9 @@ from typing import Any, TypeVar
 
 from coordinator.job.job_run import JobRun
 from psrpc.ops.exit_status import DONE, after_signal
-from psrpc.ops.process import StopSignals
+from psrpc.ops.process import EARLY_SIGNAL, StopSignals
 
 Result = TypeVar("Result")
-
-EARLY_SIGNAL = signal.SIGUSR1
-"""Ends a job that trains as done, with what it has trained."""
 
 
 class JobSignals:

@@ -168,6 +168,10 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+EARLY_SIGNAL = signal.SIGUSR1
+"""Tells a coordinator to end a job that trains as done, with what it has trained."""
+
+
 class StopSignals:
     """The stop signals of a process; filters repeated SIGHUPs. Not thread-safe.
 
