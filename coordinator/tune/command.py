@@ -82,6 +82,7 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
             directory.settle(prepared.identity)
             return _run(options, job, prepared, directory, asked, warm_start)
     except KeyboardInterrupt:
+        print_error("stopped; no trial was started")
         return INTERRUPTED
     except DescribeFailed as error:
         print_error(str(error))
