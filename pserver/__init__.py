@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from coordinator.launchers import launch
+    from coordinator.search import space
+    from coordinator.tune.study import tune
     from pserver.client.lookup import RowReader
     from psrpc.security.credentials import Security
     from psrpc.security.identity import Role
@@ -52,7 +54,9 @@ __all__ = [
     "launch",
     "predictions",
     "setting",
+    "space",
     "string_ids",
+    "tune",
 ]
 
 _HOMES = {
@@ -75,7 +79,9 @@ _HOMES = {
     "launch": "coordinator.launchers",
     "predictions": "worker.predict.frames",
     "setting": "worker.job.loader",
+    "space": "coordinator.search",
     "string_ids": "worker.embedding.embedding",
+    "tune": "coordinator.tune.study",
 }
 
 _PACKAGES = Path(__file__).resolve().parents[1]

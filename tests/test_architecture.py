@@ -45,6 +45,7 @@ PURE = {
     "coordinator.core",
     "coordinator.membership",
     "coordinator.schedule",
+    "coordinator.search",
     "psrpc.core",
     "worker.protocol",
 }
@@ -64,6 +65,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "coordinator.rpc.status",
     "coordinator.records.tensorboard",
     "coordinator.launch.up",
+    "coordinator.tune.directory",
     "psrpc.security.credentials",
 }
 """For names and stamps that people read."""
@@ -192,6 +194,8 @@ def test_rooms_are_small() -> None:
 TWO_MEANINGS = {
     # The interface of a command, which its module is imported for.
     *("add_arguments", "main", "make_parser", "run"),
+    # The check of a document, and a range of a search.
+    "choice",
     # The same word on both sides of the wire: what is described, and what a shard computes.
     "RowwiseAdagrad",
     *("count", "families", "serve"),

@@ -17,6 +17,9 @@ FORMING: tuple[Phase, ...] = ("waiting", "recovering")
 STOPPED = "stopped by a signal"
 """The reason of a job that a user has stopped. It is not a failure of any process."""
 
+ENDED_EARLY = "stopped early on request"
+"""The reason of a job that is done by request, with what it has trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.checkpoints.disk import DiskWork
-from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
+from coordinator.core.lifecycle import ENDED, ENDED_EARLY, STOPPED, Facts, Phase, next_phase
 from coordinator.core.run import Run
 from coordinator.core.work import Report
 from coordinator.membership.members import WorkerSilent
@@ -91,11 +91,11 @@ class JobRun(JobState):
         self._waits.look(self.held_up(), now)
         self.advance()
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, phase: Phase = "failed") -> None:
         """Ends the job for all processes."""
         if self.phase not in ENDED:
             self.reason = reason
-            self._enter("failed", reason)
+            self._enter(phase, reason)
 
     def stop(self) -> None:
         """Stops the job for a user, once the work under way is finished and saved; a second call
@@ -109,6 +109,11 @@ class JobRun(JobState):
             self.fail(STOPPED)
         else:
             self._stop(Stopping(self.now()), STOPPED)
+
+    def end_early(self) -> None:
+        """Ends a job that trains as done, once the work under way is finished and saved."""
+        if self.phase == "training" and self.stopping is None:
+            self._stop(Stopping(self.now(), early=True), ENDED_EARLY)
 
     def drain(self) -> None:
         """Makes the coordinator leave, once the work under way is finished and saved; the next one
@@ -131,8 +136,7 @@ class JobRun(JobState):
         self.advance()
 
     def _leave(self) -> None:
-        """Leaves without storing anything: to the next coordinator, shards and workers it looks as
-        if this one had been killed just after a checkpoint."""
+        """Leaves without storing anything, as if killed just after a checkpoint."""
         self.drained = True
         self.bell.ring()
 
@@ -148,8 +152,7 @@ class JobRun(JobState):
 
     @property
     def everyone_knows(self) -> bool:
-        """Whether all connected shards and workers, and the attendant, know that the job is
-        over."""
+        """Whether all connected shards, workers and the attendant know that the job is over."""
         present = self.members.places.present(self.now()) or self.members.active_workers
         return self.holding.told and not present
 
@@ -247,7 +250,7 @@ class JobRun(JobState):
             if self.stopping.drains:
                 self._leave()
             else:
-                self.fail(STOPPED)
+                self.fail(*self.stopping.end)
         self.bell.ring()
 
     def _begin(self) -> None:

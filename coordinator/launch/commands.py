@@ -29,6 +29,7 @@ class UpOptions(UpArguments):
         job: the job file, as the user wrote it.
         run_dir_given: the user chose ``run_dir``.
         dashboard: HOST:PORT for browsers; None for no dashboard.
+        goes_on: begin or go on with the run of ``run_dir``, whichever it is.
         security: the credentials of an operator; all processes use the same files.
     """
 
@@ -36,6 +37,7 @@ class UpOptions(UpArguments):
     run_dir: Path = field(kw_only=True)
     run_dir_given: bool = field(default=False, kw_only=True)
     dashboard: str | None = field(default=None, kw_only=True)
+    goes_on: bool = field(default=False, kw_only=True)
     security: Security = field(default=PLAINTEXT, kw_only=True)
 
 
@@ -125,6 +127,8 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
     command += ["--bind", address]
     if options.resume:
         command.append("--resume")
+    elif options.goes_on:
+        command += ["--resume", "auto"]
     if options.attended:
         command.append("--attended")
     if options.dashboard is not None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +36,24 @@ class Earlier(NamedTuple):
     summary: Mapping[str, Any] = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class Completed:
+    """A run that has ended, with its summary.
+
+    Attributes:
+        status: the exit status.
+        reason: why it is not 0; ``details`` are further lines, ``before`` comes before the reason.
+        served: the summary is that of an earlier start: nothing was left to train.
+    """
+
+    status: int
+    reason: str
+    details: list[str]
+    before: str
+    summary: Mapping[str, Any]
+    served: bool
+
+
 def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
@@ -44,6 +63,26 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
             # Nothing was trained, and a run directory would suggest otherwise.
             shutil.rmtree(run_dir)
         return outcome.exit_status
+    ended = complete_summary(outcome, options, earlier)
+    status, summary = ended.status, ended.summary
+    if summary.get("global_step"):
+        show_result(summary, run_dir)
+    if ended.served and not status:
+        print_error(f"nothing was left to train; {_more_of_it(summary)}")
+    if status:
+        print_error("\n".join(ended.details))
+        interrupted = status == INTERRUPTED
+        error = JobFailed(ended.reason)
+        print_error(ended.reason if interrupted else error_line(error, ended.before))
+    if status == INTERRUPTED:
+        print_error(_lost(summary))
+        print_error(_how_to_go_on(options))
+    return status
+
+
+def complete_summary(outcome: Outcome, options: UpOptions, earlier: Earlier) -> Completed:
+    """Adds to the summary of a run that was not refused what its coordinator does not know."""
+    run_dir = options.run_dir
     summary = read_summary(run_dir)
     if stamp(run_dir / SUMMARY) == earlier.stamp:
         # The summary belongs to an earlier run, or was never written.
@@ -65,24 +104,13 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     if summary and not served:
         _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
         summary = read_summary(run_dir)
-    if summary.get("global_step"):
-        show_result(summary, run_dir)
-    if served and not status:
-        print_error(f"nothing was left to train; {_more_of_it(summary)}")
-    if status:
-        print_error("\n".join(details))
-        interrupted = status == INTERRUPTED
-        print_error(reason if interrupted else error_line(JobFailed(reason), before))
-    if status == INTERRUPTED:
-        print_error(_lost(summary))
-        print_error(_how_to_go_on(options))
-    return status
+    return Completed(status, reason, details, before, summary, served)
 
 
 def _more_of_it(summary: Mapping[str, Any]) -> str:
     """Returns how a run that is done can still be continued."""
     reason = str(summary.get("reason") or "")
-    if reason.startswith("stopped early"):
+    if reason.startswith("stopped early at "):
         return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"
     return "--set epochs=N, of all epochs, goes on"
 

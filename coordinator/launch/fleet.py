@@ -15,10 +15,11 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
-from coordinator.launch.warm_start import ChildProcess, WarmStart, start_fresh
+from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
 from psrpc.core.names import ADDRESS
+from psrpc.ops.process import EARLY_SIGNAL
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, WorkerStatus
 
@@ -137,7 +138,7 @@ class Fleet:
         self,
         cluster: ClusterCommands,
         run_dir: Path,
-        warm_start: WarmStart | None = None,
+        warm_start: ForkSource | None = None,
         note: Callable[[str], object] = lambda _line: None,
     ) -> None:
         """``warm_start`` is started already and outlives the fleet; ``note`` gets its messages."""
@@ -152,6 +153,7 @@ class Fleet:
         self._address: Stamp | None = None
         self._dead_workers: dict[int, str] = {}
         self._sampled = -SAMPLE_S
+        self._ends_early = False
         self.newest: Look | None = None
         """The last status from any coordinator."""
 
@@ -242,6 +244,9 @@ class Fleet:
             return None
         self.newest = look
         self._vitals.answered(look.status, look.began)
+        if self._ends_early and look.status.phase == "training":
+            # Again until it is obeyed: a coordinator may have been started anew.
+            self._children.send(COORDINATOR, EARLY_SIGNAL)
         for pid, how in self._dead_workers.items():
             for worker in registrations(look.status, pid):
                 if worker.state != "left":
@@ -253,6 +258,10 @@ class Fleet:
         the run, which at SIGTERM it would leave to a successor."""
         number = signal.SIGINT if name == COORDINATOR else signal.SIGTERM
         self._children.send(name, number)
+
+    def end_early(self) -> None:
+        """Ends the job as done, with what it has trained, as soon as it trains. Thread-safe."""
+        self._ends_early = True
 
     def _died(self, exited: Exited, how: str) -> Death:
         now = time.monotonic()

@@ -18,25 +18,16 @@ ANYWHERE = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpArguments(ListenerSecurityOptions):
-    """The options of ``coordinator up``, without the job and the dashboard; None leaves a choice to
-    the job."""
+class LocalArguments(ListenerSecurityOptions):
+    """The options of every command that runs clusters on this machine; None leaves a choice to the
+    job."""
 
     shards: int = option("default: 1", 1, metavar="K")
     workers: int = option("default: 1", 1, metavar="N")
-    run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
     replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")
     overrides: tuple[str, ...] = option(
         "override a field of the job; may be repeated", (), flag="--set", metavar="KEY=VALUE"
-    )
-    attended: bool = option(
-        "hold before the first step, and wherever the process that keeps standard input open says; "
-        "at the end of standard input, stop at once",
-        default=False,
-    )
-    resume: bool = option(
-        "go on from the newest checkpoint of --run-dir, or of the job's newest run", default=False
     )
     gpu: str = option("for the workers; default: auto", "auto", convert=gpu_choice, metavar=GPUS)
     devices: str | None = option(
@@ -86,6 +77,21 @@ class UpArguments(ListenerSecurityOptions):
         "of the processes' logs in RUN_DIR/logs; default: console", "console"
     )
     trace: str = option(TRACE_HELP, "", metavar="URL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpArguments(LocalArguments):
+    """The options of ``coordinator up``, without the job and the dashboard."""
+
+    run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
+    attended: bool = option(
+        "hold before the first step, and wherever the process that keeps standard input open says; "
+        "at the end of standard input, stop at once",
+        default=False,
+    )
+    resume: bool = option(
+        "go on from the newest checkpoint of --run-dir, or of the job's newest run", default=False
+    )
 
 
 def add_up_arguments(parser: argparse.ArgumentParser) -> None:

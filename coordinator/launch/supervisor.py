@@ -7,14 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.core.lifecycle import STOPPED
+from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.display.screen import Screen
 from coordinator.launch.children import Exited
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
 from coordinator.launch.process_health import COORDINATOR
 from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
-from coordinator.launch.warm_start import WarmStart
+from coordinator.launch.warm_start import ForkSource
 from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
@@ -36,9 +36,6 @@ get SIGTERM."""
 LOG_LINES = 15
 """Number of lines shown of a dead process's log."""
 
-_ENDED = ("done", "failed")
-"""Phases after which the job needs no process any more."""
-
 _NO_ROOM = "error PS502: "
 
 _UNTRAINED = ("", "waiting", "initializing")
@@ -59,7 +56,7 @@ class Supervisor:
         run_dir: Path,
         screen: Screen,
         max_restarts: int = MAX_RESTARTS,
-        warm_start: WarmStart | None = None,
+        warm_start: ForkSource | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._screen = screen
@@ -76,6 +73,10 @@ class Supervisor:
     def stop(self) -> None:
         """Ends the job with a checkpoint; a second call kills. For signal handlers."""
         self._stop_requests += 1
+
+    def end_early(self) -> None:
+        """Ends the job as done; see :meth:`Fleet.end_early`. Thread-safe."""
+        self._fleet.end_early()
 
     def run(self) -> Outcome:
         """Blocks until the job has ended and no child is left.
@@ -107,7 +108,7 @@ class Supervisor:
         now = time.monotonic()
         self._expect_coordinator(now)
         self._read_look()
-        if self._status.phase in _ENDED:
+        if self._status.phase in ENDED:
             return self._overdue(now)
         self._ended_at = None
         if self._status.phase == "stopping":

@@ -17,13 +17,13 @@ from rich.console import Console
 
 from coordinator.certificates.authority import RENEW_BEFORE, certificates_of_run
 from coordinator.certificates.members import member_of_run
-from coordinator.display.screen import open_screen
+from coordinator.display.screen import Screen, open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters, reserved_address, with_metrics
 from coordinator.launch.conclusion import Earlier, conclude, print_error, say_refused
 from coordinator.launch.fleet import stamp
-from coordinator.launch.options import ANYWHERE, UpArguments
+from coordinator.launch.options import ANYWHERE, LocalArguments, UpArguments
 from coordinator.launch.supervisor import Supervisor
-from coordinator.launch.warm_start import WarmStart
+from coordinator.launch.warm_start import ForkSource, WarmStart
 from coordinator.membership.membership import MAX_ACTIVE
 from coordinator.process.resume_checks import check_ledger
 from coordinator.records.run_directory import (
@@ -110,7 +110,8 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
         _check(args)
         asked = from_arguments(Role.OPERATOR, args)
         made, run_dir = make_run_directory(args)
-        options = _options(args, run_dir, _security(asked, args.job, run_dir, args.workers))
+        security = run_credentials(asked, args.job, run_dir, args.workers)
+        options = _options(args, run_dir, security)
     except PsError as error:
         if isinstance(error, UserCodeFailed):
             print_error(error.user_traceback.rstrip())
@@ -120,15 +121,12 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
     screen = open_screen(Console())
     try:
         with ExitStack() as held:
-            address = held.enter_context(reserved_address())
             options = held.enter_context(reserved_dashboard(options))
-            processes = cluster(options, os.environ, os.cpu_count() or 1, address)
-            processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
-            supervisor = Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
+            cores = os.cpu_count() or 1
+            supervisor = held.enter_context(supervised(options, screen, warm_start, cores))
             on_stop_signals(lambda _number: supervisor.stop())
             alone = stop_at_end_of_input(supervisor) if options.attended else Event()
             screen.note(f"run directory {run_dir}")
-            cores = os.cpu_count() or 1
             for line in crowded(options.shards, options.workers, cores, available_nbytes()):
                 screen.note(f"warning: {line}")
             left = None if args.run_dir or args.resume else unfinished_run(Path(args.job).stem)
@@ -146,8 +144,44 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
     return conclude(outcome, options, earlier, made)
 
 
+@contextmanager
+def supervised(
+    options: UpOptions, screen: Screen, warm_start: ForkSource | None, cores: int
+) -> Iterator[Supervisor]:
+    """Yields the supervisor of a cluster, whose addresses are reserved within the block.
+
+    Args:
+        cores: cores that its workers share.
+
+    Raises:
+        OSError: there is no port left, or the run directory cannot be written to.
+    """
+    with ExitStack() as held:
+        address = held.enter_context(reserved_address())
+        processes = cluster(options, os.environ, cores, address)
+        name, run_dir = Path(options.job).stem, options.run_dir
+        processes = held.enter_context(with_metrics(processes, name, run_dir))
+        yield Supervisor(processes, run_dir, screen, options.max_restarts, warm_start)
+
+
 def _check(args: argparse.Namespace) -> None:
     """Refuses invalid options before anything is made, touched or started."""
+    check_local(args)
+    if args.dashboard not in (None, ANYWHERE):
+        # Only here: the web server takes long to import.
+        from coordinator.dashboard.server import check_address
+
+        check_address(args.dashboard, is_insecure(args))
+    first_look(Path(args.job), args.overrides)
+    if args.run_dir is not None:
+        if args.resume:
+            check_holds_run(args.run_dir)
+        check_free(args.run_dir)
+        check_ledger(args.run_dir, resume=args.resume)
+
+
+def check_local(args: argparse.Namespace | LocalArguments) -> None:
+    """Raises InvalidArgument for options of a cluster on this machine that cannot be meant."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -164,20 +198,9 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout_s:g}; expected seconds above 0"
         )
-    if args.dashboard not in (None, ANYWHERE):
-        # Only here: the web server takes long to import.
-        from coordinator.dashboard.server import check_address
-
-        check_address(args.dashboard, is_insecure(args))
-    first_look(Path(args.job), args.overrides)
-    if args.run_dir is not None:
-        if args.resume:
-            check_holds_run(args.run_dir)
-        check_free(args.run_dir)
-        check_ledger(args.run_dir, resume=args.resume)
 
 
-def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Security:
+def run_credentials(asked: Security, job: str, run_dir: Path, workers: int) -> Security:
     """Returns the requested credentials, or certificates that this run makes for itself. Each
     worker, which runs the job's code, has its own in a directory without the authority's key.
 

@@ -56,6 +56,23 @@ Launch = Callable[[Sequence[str], Mapping[str, str], int], ChildProcess]
 """Starts a process: its command line, its environment, and the descriptor of its output."""
 
 
+class ForkSource(Protocol):
+    """Starts the processes of one cluster; see :class:`WarmStart`."""
+
+    def waits(self, command: Sequence[str], run_dir: Path) -> bool: ...
+
+    def start_process(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        run_dir: Path,
+        note: Callable[[str], object],
+    ) -> ChildProcess: ...
+
+    def reap(self, known: Collection[int]) -> None: ...
+
+
 def start_fresh(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -103,6 +120,11 @@ class WarmStart:
         self._reaps = False
         self.ready = False
         """Whether the server has imported TensorFlow; see :meth:`look`."""
+
+    @property
+    def client(self) -> ForkClient | None:
+        """The client of the server; None without one."""
+        return self._client
 
     def __enter__(self) -> WarmStart:
         self.start()

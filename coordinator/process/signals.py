@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from coordinator.job.job_run import JobRun
 from psrpc.ops.exit_status import DONE, after_signal
-from psrpc.ops.process import StopSignals
+from psrpc.ops.process import EARLY_SIGNAL, StopSignals
 
 Result = TypeVar("Result")
 
@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 class JobSignals:
     """Handles signals: SIGTERM and SIGHUP drain the job, SIGINT stops it. Before there is a
     :class:`JobRun`, each cancels the work in progress. One that comes while there is neither is
-    kept for the next work, which it cancels, or for the JobRun."""
+    kept for the next work, which it cancels, or for the JobRun. SIGUSR1 ends a job that trains as
+    done."""
 
     def __init__(self) -> None:
         self.status = DONE
@@ -33,6 +34,7 @@ class JobSignals:
         loop = asyncio.get_running_loop()
         for number in self._signals.numbers:
             loop.add_signal_handler(number, self._heard, number)
+        loop.add_signal_handler(EARLY_SIGNAL, self._end_early)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result | None:
         """Returns the result of ``work``, or None if a signal came before this method returns."""
@@ -52,6 +54,10 @@ class JobSignals:
         self._course = course
         if self._came is not None:
             self._signalled(self._came)
+
+    def _end_early(self) -> None:
+        if self._course is not None:
+            self._course.end_early()
 
     def _heard(self, number: int) -> None:
         if self._signals.says(number):

@@ -10,16 +10,20 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from psrpc.v1.tensorboard_pb2 import TensorBoardEvent as Event
+from psrpc.v1.tensorboard_pb2 import TensorBoardHparams as Hparams
 from psrpc.v1.tensorboard_pb2 import TensorBoardSummary as Summary
 
 FRAME_NBYTES = 16
 """Bytes of a record's length and two checksums. Load-bearing: TFRecord's."""
 
+
+_HPARAMS = "_hparams_/session_start_info"
+"""Load-bearing: TensorBoard's name for the settings of a run."""
 
 _DT_STRING = 7
 """TensorFlow's number of the type. Load-bearing."""
@@ -69,6 +73,21 @@ class EventWriter:
         metadata = Summary.Metadata(plugin_data=Summary.PluginData(plugin_name="text"))
         tensor = Summary.Strings(dtype=_DT_STRING, string_val=[text.encode()])
         self._add(Summary.Value(tag=tag, tensor=tensor, metadata=metadata), step)
+
+    def hparams(self, values: Mapping[str, str | float | bool | None]) -> None:
+        """Adds the settings of a run, by which the HParams page compares it with others."""
+        start = Hparams.SessionStart()
+        for name, value in values.items():
+            if isinstance(value, bool):
+                start.hparams[name].bool_value = value
+            elif value is None or isinstance(value, str):
+                start.hparams[name].string_value = str(value).lower() if value is None else value
+            else:
+                start.hparams[name].number_value = value
+        content = Hparams(session_start_info=start).SerializeToString()
+        plugin = Summary.PluginData(plugin_name="hparams", content=content)
+        metadata = Summary.Metadata(plugin_data=plugin)
+        self._add(Summary.Value(tag=_HPARAMS, metadata=metadata), 0)
 
     def flush(self) -> None:
         """Hands everything written so far to the operating system."""

@@ -133,5 +133,7 @@ class JobState:
 
     def end(self) -> Ended:
         """Returns the last message to every process. A stop by a user is not a failure, so
-        supervisors must not restart a process that ends with it."""
-        return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)
+        supervisors must not restart a process that ends with it; after a job that is done,
+        stopped early or not, processes end with success."""
+        failed = self.phase == "failed"
+        return Ended(failed and self.reason != STOPPED, self.reason if failed else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.checkpoints.cadence import checkpoint_pause_s
+from coordinator.core.lifecycle import ENDED_EARLY, STOPPED, Phase
 from coordinator.core.wording import step_of
 from coordinator.training.job_state import JobState
 from coordinator.training.training import Training
@@ -19,9 +20,11 @@ SAVE_S = 60.0
 class Stopping:
     """The time between the signal and the end. Not thread-safe."""
 
-    def __init__(self, now: float, drains: bool = False) -> None:
+    def __init__(self, now: float, drains: bool = False, early: bool = False) -> None:
         self.drains = drains
         """Whether only the coordinator leaves, and another one continues the run."""
+        self.end: tuple[str, Phase] = (ENDED_EARLY, "done") if early else (STOPPED, "failed")
+        """Reason and phase of the job after that."""
         self._finish_by = now + FINISH_S
         self._begin_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S

@@ -171,6 +171,10 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+EARLY_SIGNAL = signal.SIGUSR1
+"""Tells a coordinator to end a job that trains as done, with what it has trained."""
+
+
 class StopSignals:
     """Knows which signals stop the process, and ignores SIGHUP after another one. Not thread-safe.
 

@@ -22,27 +22,36 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apsrpc/v1/tensorboard.proto\x12\x08psrpc.v1\"\x84\x01\n\x10TensorBoardEvent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0c\x66ile_version\x18\x03 \x01(\tH\x00\x12/\n\x07summary\x18\x05 \x01(\x0b\x32\x1c.psrpc.v1.TensorBoardSummaryH\x00\x42\x06\n\x04what\"\xc0\x04\n\x12TensorBoardSummary\x12\x31\n\x05value\x18\x01 \x03(\x0b\x32\".psrpc.v1.TensorBoardSummary.Value\x1a!\n\nPluginData\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x1aH\n\x08Metadata\x12<\n\x0bplugin_data\x18\x01 \x01(\x0b\x32\'.psrpc.v1.TensorBoardSummary.PluginData\x1a,\n\x07Strings\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x1az\n\tHistogram\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x01\x12\x0b\n\x03sum\x18\x04 \x01(\x01\x12\x13\n\x0bsum_squares\x18\x05 \x01(\x01\x12\x14\n\x0c\x62ucket_limit\x18\x06 \x03(\x01\x12\x0e\n\x06\x62ucket\x18\x07 \x03(\x01\x1a\xdf\x01\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x37\n\x08metadata\x18\t \x01(\x0b\x32%.psrpc.v1.TensorBoardSummary.Metadata\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12\x37\n\x05histo\x18\x05 \x01(\x0b\x32&.psrpc.v1.TensorBoardSummary.HistogramH\x00\x12\x36\n\x06tensor\x18\x08 \x01(\x0b\x32$.psrpc.v1.TensorBoardSummary.StringsH\x00\x42\x07\n\x05valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apsrpc/v1/tensorboard.proto\x12\x08psrpc.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x84\x01\n\x10TensorBoardEvent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0c\x66ile_version\x18\x03 \x01(\tH\x00\x12/\n\x07summary\x18\x05 \x01(\x0b\x32\x1c.psrpc.v1.TensorBoardSummaryH\x00\x42\x06\n\x04what\"\xd1\x04\n\x12TensorBoardSummary\x12\x31\n\x05value\x18\x01 \x03(\x0b\x32\".psrpc.v1.TensorBoardSummary.Value\x1a\x32\n\nPluginData\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x1aH\n\x08Metadata\x12<\n\x0bplugin_data\x18\x01 \x01(\x0b\x32\'.psrpc.v1.TensorBoardSummary.PluginData\x1a,\n\x07Strings\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x1az\n\tHistogram\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x01\x12\x0b\n\x03sum\x18\x04 \x01(\x01\x12\x13\n\x0bsum_squares\x18\x05 \x01(\x01\x12\x14\n\x0c\x62ucket_limit\x18\x06 \x03(\x01\x12\x0e\n\x06\x62ucket\x18\x07 \x03(\x01\x1a\xdf\x01\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x37\n\x08metadata\x18\t \x01(\x0b\x32%.psrpc.v1.TensorBoardSummary.Metadata\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12\x37\n\x05histo\x18\x05 \x01(\x0b\x32&.psrpc.v1.TensorBoardSummary.HistogramH\x00\x12\x36\n\x06tensor\x18\x08 \x01(\x0b\x32$.psrpc.v1.TensorBoardSummary.StringsH\x00\x42\x07\n\x05value\"\x8e\x02\n\x12TensorBoardHparams\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x45\n\x12session_start_info\x18\x03 \x01(\x0b\x32).psrpc.v1.TensorBoardHparams.SessionStart\x1a\x9f\x01\n\x0cSessionStart\x12G\n\x07hparams\x18\x01 \x03(\x0b\x32\x36.psrpc.v1.TensorBoardHparams.SessionStart.HparamsEntry\x1a\x46\n\x0cHparamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'psrpc.v1.tensorboard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSORBOARDEVENT']._serialized_start=41
-  _globals['_TENSORBOARDEVENT']._serialized_end=173
-  _globals['_TENSORBOARDSUMMARY']._serialized_start=176
-  _globals['_TENSORBOARDSUMMARY']._serialized_end=752
-  _globals['_TENSORBOARDSUMMARY_PLUGINDATA']._serialized_start=249
-  _globals['_TENSORBOARDSUMMARY_PLUGINDATA']._serialized_end=282
-  _globals['_TENSORBOARDSUMMARY_METADATA']._serialized_start=284
-  _globals['_TENSORBOARDSUMMARY_METADATA']._serialized_end=356
-  _globals['_TENSORBOARDSUMMARY_STRINGS']._serialized_start=358
-  _globals['_TENSORBOARDSUMMARY_STRINGS']._serialized_end=402
-  _globals['_TENSORBOARDSUMMARY_HISTOGRAM']._serialized_start=404
-  _globals['_TENSORBOARDSUMMARY_HISTOGRAM']._serialized_end=526
-  _globals['_TENSORBOARDSUMMARY_VALUE']._serialized_start=529
-  _globals['_TENSORBOARDSUMMARY_VALUE']._serialized_end=752
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART_HPARAMSENTRY']._loaded_options = None
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART_HPARAMSENTRY']._serialized_options = b'8\001'
+  _globals['_TENSORBOARDEVENT']._serialized_start=71
+  _globals['_TENSORBOARDEVENT']._serialized_end=203
+  _globals['_TENSORBOARDSUMMARY']._serialized_start=206
+  _globals['_TENSORBOARDSUMMARY']._serialized_end=799
+  _globals['_TENSORBOARDSUMMARY_PLUGINDATA']._serialized_start=279
+  _globals['_TENSORBOARDSUMMARY_PLUGINDATA']._serialized_end=329
+  _globals['_TENSORBOARDSUMMARY_METADATA']._serialized_start=331
+  _globals['_TENSORBOARDSUMMARY_METADATA']._serialized_end=403
+  _globals['_TENSORBOARDSUMMARY_STRINGS']._serialized_start=405
+  _globals['_TENSORBOARDSUMMARY_STRINGS']._serialized_end=449
+  _globals['_TENSORBOARDSUMMARY_HISTOGRAM']._serialized_start=451
+  _globals['_TENSORBOARDSUMMARY_HISTOGRAM']._serialized_end=573
+  _globals['_TENSORBOARDSUMMARY_VALUE']._serialized_start=576
+  _globals['_TENSORBOARDSUMMARY_VALUE']._serialized_end=799
+  _globals['_TENSORBOARDHPARAMS']._serialized_start=802
+  _globals['_TENSORBOARDHPARAMS']._serialized_end=1072
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART']._serialized_start=913
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART']._serialized_end=1072
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART_HPARAMSENTRY']._serialized_start=1002
+  _globals['_TENSORBOARDHPARAMS_SESSIONSTART_HPARAMSENTRY']._serialized_end=1072
 # @@protoc_insertion_point(module_scope)

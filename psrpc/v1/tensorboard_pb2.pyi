@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -21,10 +22,12 @@ class TensorBoardEvent(_message.Message):
 class TensorBoardSummary(_message.Message):
     __slots__ = ("value",)
     class PluginData(_message.Message):
-        __slots__ = ("plugin_name",)
+        __slots__ = ("plugin_name", "content")
         PLUGIN_NAME_FIELD_NUMBER: _ClassVar[int]
+        CONTENT_FIELD_NUMBER: _ClassVar[int]
         plugin_name: str
-        def __init__(self, plugin_name: _Optional[str] = ...) -> None: ...
+        content: bytes
+        def __init__(self, plugin_name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
     class Metadata(_message.Message):
         __slots__ = ("plugin_data",)
         PLUGIN_DATA_FIELD_NUMBER: _ClassVar[int]
@@ -70,3 +73,23 @@ class TensorBoardSummary(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     value: _containers.RepeatedCompositeFieldContainer[TensorBoardSummary.Value]
     def __init__(self, value: _Optional[_Iterable[_Union[TensorBoardSummary.Value, _Mapping]]] = ...) -> None: ...
+
+class TensorBoardHparams(_message.Message):
+    __slots__ = ("version", "session_start_info")
+    class SessionStart(_message.Message):
+        __slots__ = ("hparams",)
+        class HparamsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: _struct_pb2.Value
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_struct_pb2.Value, _Mapping]] = ...) -> None: ...
+        HPARAMS_FIELD_NUMBER: _ClassVar[int]
+        hparams: _containers.MessageMap[str, _struct_pb2.Value]
+        def __init__(self, hparams: _Optional[_Mapping[str, _struct_pb2.Value]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_START_INFO_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    session_start_info: TensorBoardHparams.SessionStart
+    def __init__(self, version: _Optional[int] = ..., session_start_info: _Optional[_Union[TensorBoardHparams.SessionStart, _Mapping]] = ...) -> None: ...

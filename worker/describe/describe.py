@@ -174,6 +174,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
         "unsummed_metrics": unsummed,
     }
+    if loaded.search:
+        document["search"] = dict(loaded.search)
     if asked is not None:
         document["tables"] = [table.to_json() for table in tables]
         if beginning := first_rows(job, plan):

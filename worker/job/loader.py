@@ -48,6 +48,7 @@ class LoadedJob:
         sha256: of the bytes that ran, in hex.
         name: of the file, without ``.py``.
         optimizer_arguments: overrides ``optimizer.*``, as text, for ``override_optimizer``.
+        search: ranges of ``pserver.space`` as text, by setting: the file's ``search``.
     """
 
     job: Job
@@ -55,6 +56,7 @@ class LoadedJob:
     sha256: str
     name: str
     optimizer_arguments: Mapping[str, str] = field(default_factory=dict)
+    search: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
@@ -85,7 +87,11 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
         )
     unread = own_settings(path) - offered.asked
     job, arguments = override_job(job, settings, offered.asked, unread)
-    return LoadedJob(job, path, hashlib.sha256(source).hexdigest(), path.stem, arguments)
+    # Any other `search` of the file is its own.
+    found = getattr(module, "search", None)
+    search = {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    sha256 = hashlib.sha256(source).hexdigest()
+    return LoadedJob(job, path, sha256, path.stem, arguments, search)
 
 
 @contextmanager

@@ -55,6 +55,12 @@ def test_every_option_reaches_its_process() -> None:
     )
 
 
+def test_a_run_that_may_have_begun_is_begun_or_resumed() -> None:
+    options = replace(ALL, resume=False, attended=False, goes_on=True)
+    said = line(cluster(options, {}, cores=8, address="a:1").coordinator.arguments)
+    assert " --resume auto --mode sync " in said
+
+
 def test_the_last_worker_is_the_slow_one() -> None:
     members = cluster(replace(ALL, slow_down=5.0), {}, cores=8, address="a:1").members
     assert "--slow-down 5 " in line(members["worker-c"].arguments)

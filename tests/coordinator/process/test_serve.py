@@ -274,6 +274,9 @@ def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
         def drain(self) -> None:
             self.heard.append("drain")
 
+        def end_early(self) -> None:
+            self.heard.append("end early")
+
     async def work() -> int:
         return 1
 
@@ -286,6 +289,8 @@ def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
             signals.pass_on_to(cast("Any", course))
             assert course.heard == [heard]
             assert await signals.unless_stopped(work()) == 1, "it is with the course"
+            signals._end_early()
+            assert course.heard == [heard, "end early"]
 
     asyncio.run(serving())
 

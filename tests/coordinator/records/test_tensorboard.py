@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,30 @@ def test_stock_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert points["eval/accuracy"] == [[2, 1234.5, 0.75]]
     assert points["train/loss"][:2] == [[1, 1234.5, 2.5], [2**40, 1234.5, 1.5]]
     assert math.isnan(points["train/loss"][2][2])
+
+
+HPARAMS = """
+import json, sys
+sys.modules["tensorflow"] = None
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+from google.protobuf.json_format import MessageToDict
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
+print(json.dumps(MessageToDict(metadata.parse_session_start_info_plugin_data(content))["hparams"]))
+"""
+
+
+@pytest.mark.slow
+def test_stock_tensorboard_reads_the_settings_of_a_run(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rate": 0.1, "width": 32.0, "kind": "relu", "on": True, "x": None}
+    with EventWriter(tmp_path) as writer:
+        writer.hparams(settings)
+        writer.scalar("eval/accuracy", 0.75, 2)
+    read = [sys.executable, "-c", HPARAMS, str(tmp_path)]
+    found = subprocess.run(read, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == {**settings, "x": "none"}
 
 
 @pytest.mark.slow

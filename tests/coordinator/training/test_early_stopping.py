@@ -14,6 +14,7 @@ from coordinator.process.result import _rows
 from coordinator.process.summary import summarize
 from coordinator.rpc.status import write_status
 from psrpc.checkpoint.manifest import MANIFEST
+from psrpc.core.commands import Ended
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.core.shard_reports import ShardFile, SnapshotReport
 from tests.coordinator.switching_job import SSP, SYNC, again
@@ -116,6 +117,8 @@ def test_a_coordinator_that_was_restarted_decides_as_before(
     loop.worker.join()
     loop.run()
     assert loop.coordinator.course.reason.startswith("stopped early at epoch 4: ")
+    # The job is done, so its processes end with success.
+    assert loop.coordinator.course.end() == Ended(False)
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.checkpoints.cadence import REPEAT_S
 from coordinator.checkpoints.checkpoints import Checkpoints
-from coordinator.core.lifecycle import STOPPED
+from coordinator.core.lifecycle import ENDED_EARLY, STOPPED
 from coordinator.core.work import Train, Wait
 from coordinator.membership.membership import LEASE_S
 from coordinator.membership.shard_places import STARTING_S
@@ -44,6 +44,29 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     coordinator.engine.shards.replaced(0)
     with pytest.raises(NotReady):
         coordinator.engine.cluster_now(worker.name)
+
+
+def test_a_job_that_ends_early_is_done_with_what_it_has(tmp_path: Path) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    batches = worker.batches()
+    coordinator.course.end_early()
+    coordinator.course.end_early()
+    assert phase(coordinator) == "stopping"
+    worker.lease(worker.train(batches))
+    coordinator.settle()
+    assert (coordinator.course.phase, coordinator.course.reason) == ("done", ENDED_EARLY)
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.store.get(ENDED) == {"phase": "done", "reason": ENDED_EARLY}
+    assert [shard.ended for shard in coordinator.shards] == [Ended(False)] * 2
+    assert worker.lease() == Ended(False)
+
+
+def test_a_stop_outdoes_an_early_end(tmp_path: Path) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    worker.batches()
+    coordinator.course.end_early()
+    coordinator.course.stop()
+    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
 
 
 def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -210,6 +211,12 @@ def test_an_optimizer_is_given_in_many_ways(optimizer: Any) -> None:
     found = described(optimizer=optimizer)["optimizer"]
     assert found["class_name"] == "Adam"
     assert found["config"]["learning_rate"] == pytest.approx(0.001)
+
+
+def test_the_search_of_a_job_file_is_told() -> None:
+    searched = replace(loaded(make_job()), search={"width": "choice(1, 2)"})
+    assert describe(searched)["search"] == {"width": "choice(1, 2)"}
+    assert "search" not in described()
 
 
 def test_overrides_reach_the_optimizer() -> None:

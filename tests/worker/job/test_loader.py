@@ -39,6 +39,20 @@ def test_a_job_file_is_loaded_with_its_hash_and_settings(tmp_path: Path) -> None
     assert loaded.optimizer_arguments == {"momentum": "0.5"}
 
 
+def test_a_search_is_kept_as_text(tmp_path: Path) -> None:
+    search = """
+from pserver import space
+search = {"optimizer.learning_rate": space.log(1e-4, 0.1), "width": [32, 64], "loss": "choice(a)"}
+"""
+    assert load_job(write(tmp_path, JOB + search)).search == {
+        "optimizer.learning_rate": "log(0.0001, 0.1)",
+        "width": "[32, 64]",
+        "loss": "choice(a)",
+    }
+    other = JOB + "\ndef search(): ...\n"
+    assert load_job(write(tmp_path, other)).search == {}
+
+
 def test_the_bytes_that_are_hashed_are_run_never_a_cached_copy(tmp_path: Path) -> None:
     path = write(tmp_path, JOB)
     assert load_job(path).job.batch_size == 2

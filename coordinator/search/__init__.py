@@ -1,0 +1,1 @@
+"""The space of a study, its points, and what follows a trial. Pure."""

@@ -1,0 +1,177 @@
+"""What a study does next, and what the evaluations of a trial say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.text import counted
+
+Direction = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class StudyMetric:
+    """The figure that a study improves: the greatest or the least ``name``, an evaluation's."""
+
+    direction: Direction
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.direction}:{self.name}"
+
+    def best(self, values: Sequence[float]) -> float:
+        """Returns the best of at least one value."""
+        return max(values) if self.direction == "max" else min(values)
+
+
+def read_metric(text: str) -> StudyMetric:
+    """Parses ``max:accuracy``. Raises InvalidArgument."""
+    direction, colon, name = text.partition(":")
+    if direction == "max" and name:
+        return StudyMetric("max", name)
+    if direction == "min" and name:
+        return StudyMetric("min", name)
+    other = text if not colon else name or "accuracy"
+    raise InvalidArgument(
+        f"--metric is {text!r}; expected max: or min: and the name of a metric, such as "
+        f"max:{other or 'accuracy'}"
+    )
+
+
+def check_metric(metric: StudyMetric, names: Sequence[str], evaluated: bool) -> None:
+    """Checks that a job reports a metric.
+
+    Args:
+        names: those of the job's evaluations.
+        evaluated: whether the job evaluates anything.
+
+    Raises:
+        InvalidArgument: it does not; names those that it does report.
+    """
+    if not evaluated:
+        raise InvalidArgument(
+            f"--metric is {str(metric)!r}, and the job evaluates nothing; give it eval data: "
+            "eval=Arrays(x, y)"
+        )
+    if metric.name not in names:
+        near = get_close_matches(metric.name, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it reports {', '.join(names)}"
+        raise InvalidArgument(f"--metric is {str(metric)!r}, which the job does not report; {hint}")
+
+
+@dataclass(frozen=True)
+class TrialValue:
+    """The metric of an evaluation, after ``epoch`` epochs."""
+
+    epoch: int
+    value: float
+
+
+def read_history(text: str, metric: str) -> list[TrialValue]:
+    """Returns the values of a metric in the text of a ``history.csv``; skips epochs that were not
+    evaluated. An evaluation with a loss that is not finite has the value NaN."""
+    found = []
+    for row in csv.DictReader(io.StringIO(text)):
+        said = row.get(f"val_{metric}")
+        if said:
+            value = float(said)
+            loss = row.get("val_loss")
+            if loss and not math.isfinite(float(loss)):
+                value = math.nan
+            found.append(TrialValue(int(row["epoch"]), value))
+    return found
+
+
+@dataclass(frozen=True)
+class StudyLimits:
+    """The limits of a study.
+
+    Attributes:
+        trials: in all, those that failed or were pruned included.
+        parallel: at the same time.
+        max_failures: more failed trials end the study.
+    """
+
+    trials: int
+    parallel: int
+    max_failures: int
+
+
+@dataclass(frozen=True)
+class StudyCounts:
+    """The trials of a study.
+
+    Attributes:
+        begun: all of them, whatever became of them.
+        failed: those that have failed.
+        left: numbers of the trials that an earlier command left under way, in order.
+        running: trials that run now.
+    """
+
+    begun: int
+    failed: int
+    left: tuple[int, ...]
+    running: int
+
+
+@dataclass(frozen=True)
+class GoOnWith:
+    """Starts the run of trial ``number`` again, from its newest checkpoint."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class BeginTrial:
+    """Starts a new trial."""
+
+
+@dataclass(frozen=True)
+class AwaitTrials:
+    """Starts nothing before a trial ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndStudy:
+    """Ends the study: trials that run are stopped with a checkpoint.
+
+    Attributes:
+        failed: the study ends before all of its trials have been made.
+    """
+
+    reason: str
+    failed: bool = False
+
+
+NextStep = GoOnWith | BeginTrial | AwaitTrials | EndStudy
+
+
+def next_step(limits: StudyLimits, counts: StudyCounts, out_of_time: bool = False) -> NextStep:
+    """Decides what a study does next. ``out_of_time``: the time of the command is over."""
+    if counts.failed > limits.max_failures:
+        failed = counted(counts.failed, "trial has", "trials have")
+        return EndStudy(
+            f"{failed} failed; --max-failures is {limits.max_failures}, and a higher number goes "
+            "on with the study",
+            failed=True,
+        )
+    if out_of_time:
+        return EndStudy("the time of --timeout is over; the same command goes on with the study")
+    if counts.running >= limits.parallel:
+        return AwaitTrials(f"{counted(counts.running, 'trial')} of --parallel {limits.parallel}")
+    if counts.left:
+        return GoOnWith(counts.left[0])
+    if counts.begun < limits.trials:
+        return BeginTrial()
+    if counts.running:
+        return AwaitTrials("the last trials")
+    return EndStudy(f"{counted(limits.trials, 'trial')} made")

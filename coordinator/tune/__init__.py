@@ -1,0 +1,1 @@
+"""Runs a study: its trials are runs of clusters on this machine."""

@@ -1,0 +1,163 @@
+"""The directory of a study: what it is a study of, its lock and its journal."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from psrpc.core.document import anything, mapped
+from psrpc.core.errors import AlreadyExists, InvalidArgument, disk_code, disk_reason
+from psrpc.core.names import JOB, LOCK, RUNS
+from psrpc.files.durable import ensure_directory
+from psrpc.files.storage import cause_of, read_json, replace_text
+
+STUDY = "study.json"
+"""What the study is of. Load-bearing, as are the names of its trials and of the journal."""
+
+JOURNAL = "journal.log"
+
+RESULTS, BEST = "study.csv", "best.json"
+
+_FLAGS = {
+    "metric": "--metric",
+    "mode": "--mode",
+    "overrides": "--set",
+    "replicas": "--replicas",
+    "sampler": "--sampler",
+    "seed": "--seed",
+    "shards": "--shards",
+    "workers": "--workers",
+}
+
+
+def new_study_directory(job: str) -> Path:
+    """Returns the default directory of a study of the job called ``job``."""
+    first = RUNS / f"{job}-study-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    later = (first.with_name(f"{first.name}-{attempt}") for attempt in itertools.count(2))
+    return next(path for path in itertools.chain([first], later) if not path.exists())
+
+
+class StudyDirectory:
+    """A study's directory, which one process holds at a time: use it with ``with``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def __enter__(self) -> StudyDirectory:
+        """Makes the directory if there is none, and takes it.
+
+        Raises:
+            AlreadyExists: another command runs the study.
+            InvalidArgument: it cannot be made, or holds something else.
+        """
+        if (self.path / JOB).exists():
+            raise InvalidArgument(
+                f"--run-dir {self.path} holds a run, and no study; say another directory"
+            )
+        try:
+            ensure_directory(self.path.absolute())
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot use --run-dir {self.path}: {disk_reason(error)}", code=disk_code(error)
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._release()
+            raise AlreadyExists(
+                f"another `coordinator tune` runs the study in {self.path}; stop it first, or say "
+                "another --run-dir",
+                code="PS122",
+            ) from None
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def journal(self) -> Path:
+        """Optuna's journal."""
+        return self.path / JOURNAL
+
+    def trial(self, number: int) -> Path:
+        """Returns the run directory of a trial."""
+        return self.path / f"trial-{number:04d}"
+
+    def settle(self, study: Mapping[str, Any]) -> bool:
+        """Stores what the study is of, or compares it with the study that is there; returns whether
+        there is one.
+
+        Raises:
+            InvalidArgument: the directory has another study; names the first difference.
+        """
+        path = self.path / STUDY
+        try:
+            known = mapped(anything)(read_json(path), "")
+        except FileNotFoundError:
+            replace_text(path, json.dumps(study, indent=1) + "\n")
+            return False
+        except (OSError, ValueError) as error:
+            reason = cause_of(error)
+            raise InvalidArgument(
+                f"{path} cannot be read: {reason}; say another --run-dir"
+            ) from None
+        for key, value in study.items():
+            if known.get(key) != value:
+                raise InvalidArgument(_difference(self.path, key, known.get(key), value))
+        return True
+
+
+def _difference(path: Path, key: str, before: Any, now: Any) -> str:
+    other = f"the study in {path}"
+    if key == "job_sha256":
+        return (
+            f"{other} began with another version of the job file; trials of both do not compare: "
+            "begin another study with another --run-dir"
+        )
+    if key == "job":
+        return f"{other} is of the job {before}, and this is {now}; say another --run-dir"
+    if key == "space":
+        before, now = (before or {}), (now or {})
+        name = next(name for name in [*now, *before] if before.get(name) != now.get(name))
+        said = [each.get(name, "not searched") for each in (before, now)]
+        return (
+            f"{other} has another space: {name} is {said[0]} there, and {said[1]} here; say the "
+            "same again, or another --run-dir"
+        )
+    flag = _FLAGS.get(key, key)
+    return (
+        f"{other} has {flag} {_shown(before)}, and this command has {_shown(now)}; say the same "
+        "again, or another --run-dir"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "not at all"
+    return "not at all" if value is None else str(value)
+
+
+def mend_journal(path: Path) -> None:
+    """Removes what a process that was killed while it wrote has left: its lock, and the beginning
+    of a line. Only for the holder of the directory. Raises OSError."""
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink(missing_ok=True)
+    try:
+        with path.open("rb+") as journal:
+            whole = journal.read().rfind(b"\n") + 1
+            journal.truncate(whole)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,97 @@
+"""The options of ``coordinator tune``, declared once. Imports nothing slow."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from coordinator.launch.options import LocalArguments
+from psrpc.options.config import add_options
+from psrpc.options.declaration import option, positive, run_path
+
+Sampler = Literal["tpe", "grid", "random", "zip"]
+Pruner = Literal["hyperband", "median", "none"]
+PRUNERS: tuple[Pruner, ...] = get_args(Pruner)
+
+TRIALS = 20
+"""Default of ``--trials`` where the space has no end."""
+
+MAX_FAILURES = 10
+"""Default of ``--max-failures``."""
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def time_limit_s(text: str) -> float:
+    """Parses ``90``, ``90s``, ``30m``, ``2h`` or ``1d`` to seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; expected 90s, 30m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneArguments(LocalArguments):
+    """The options of ``coordinator tune``, without the job; those of a cluster are of each trial.
+
+    ``None`` leaves a choice to the job, or to the sampler.
+    """
+
+    run_dir: Path | None = option(
+        "of the study; the same command goes on with it; default: runs/<job>-study-<time>",
+        None,
+        convert=run_path,
+    )
+    space: tuple[str, ...] = option(
+        "the values of a setting: log(LOW,HIGH), uniform(LOW,HIGH), integers(LOW,HIGH) or "
+        "choice(A,B,...); may be repeated; default: the `search` of the job file",
+        (),
+        metavar="KEY=RANGE",
+    )
+    metric: str = option(
+        "what to improve, of the evaluations; default: the job's keep_best",
+        "",
+        metavar="max:NAME|min:NAME",
+    )
+    trials: int | None = option(
+        f"in all; default: {TRIALS}, or with --sampler grid and zip every point",
+        None,
+        metavar="N",
+        convert=positive,
+    )
+    parallel: int = option(
+        "trials at the same time, which share the cores; default: %(default)s",
+        1,
+        metavar="P",
+        convert=positive,
+    )
+    sampler: Sampler = option(
+        "how to choose points; zip pairs the values of lists; default: %(default)s", "tpe"
+    )
+    pruner: str | None = option(
+        "what ends trials that promise little; default: hyperband, and none with --sampler grid "
+        "and zip",
+        None,
+        choices=PRUNERS,
+    )
+    seed: int = option("of the sampler; default: %(default)s", 0, metavar="N")
+    timeout_s: float | None = option(
+        "stop then, with checkpoints; default: no limit",
+        None,
+        flag="--timeout",
+        metavar="30m",
+        convert=time_limit_s,
+    )
+    max_failures: int = option(
+        "end the study after more failed trials; default: %(default)s", MAX_FAILURES, metavar="N"
+    )
+
+
+def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the command line of ``coordinator tune``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    add_options(parser, TuneArguments)
+    parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": []})

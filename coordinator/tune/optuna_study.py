@@ -1,0 +1,226 @@
+"""A study in Optuna: asks for points, reports evaluations, tells ends."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from coordinator.search.points import Point, Space
+from coordinator.search.space import RealRange, WholeRange
+from coordinator.search.trials import Direction, TrialValue
+from coordinator.tune.options import Pruner, Sampler
+
+TrialEnd = Literal["complete", "pruned", "failed"]
+TrialPhase = Literal["running", "complete", "pruned", "failed"]
+
+_PHASES: Mapping[str, TrialPhase] = {
+    "RUNNING": "running",
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
+"""By the name of Optuna's state."""
+
+_VERDICT, _REASON = "verdict", "reason"
+"""User attributes of a trial. Load-bearing: studies go on with other versions."""
+
+REDUCTION = 4
+"""Hyperband trains a quarter of the trials on at each rung, as in Li et al., "A System for
+Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs prune
+late."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial as the storage has it.
+
+    Attributes:
+        values: of the metric, by epoch, in order.
+        verdict: what a trial that runs is to become once its run has ended; empty without one.
+        reason: why it failed or was pruned.
+        seconds: from its begin to its end; None before that.
+    """
+
+    number: int
+    phase: TrialPhase
+    point: Point
+    values: tuple[TrialValue, ...]
+    value: float | None
+    verdict: str
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class StudyRules:
+    """How a study chooses points and prunes trials.
+
+    Attributes:
+        epochs: of a trial that is not pruned.
+    """
+
+    space: Space
+    sampler: Sampler
+    pruner: Pruner
+    direction: Direction
+    seed: int
+    epochs: int
+
+    def point(self, number: int) -> Point:
+        """Returns what the rules alone say of the point of a trial; empty where earlier trials
+        matter."""
+        if self.sampler == "grid":
+            return self.space.grid_point(number)
+        if self.sampler == "zip":
+            return self.space.pair(number)
+        return self.space.random_point(self.seed, number) if self.sampler == "random" else {}
+
+
+class OptunaStudy:
+    """The study in a journal file, whose only writer this process is. Not thread-safe."""
+
+    def __init__(self, path: Path, name: str, rules: StudyRules) -> None:
+        """Opens the journal, which :func:`coordinator.tune.directory.mend_journal` has looked at.
+
+        Hyperband draws a trial's bracket from ``name``.
+        """
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._rules = rules
+        with _quiet():
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
+                study_name=name,
+                direction="maximize" if rules.direction == "max" else "minimize",
+                pruner=_pruner(rules),
+                load_if_exists=True,
+            )
+        self._trials: dict[int, Any] = {}
+
+    def records(self) -> list[TrialRecord]:
+        """Returns all trials by number."""
+        return [_record(each) for each in self._study.get_trials(deepcopy=False)]
+
+    def ask(self) -> TrialRecord:
+        """Begins the next trial; stores it with its point."""
+        number = len(self._study.get_trials(deepcopy=False))
+        self._choose_sampler(number)
+        with _quiet():
+            trial = self._study.ask()
+        assert trial.number == number, (trial.number, number)
+        return self._complete(trial)
+
+    def take_up(self, number: int) -> TrialRecord:
+        """Goes on with a trial that an earlier process has begun; chooses what is missing of its
+        point."""
+        from optuna.trial import Trial
+
+        self._choose_sampler(number)
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        with _quiet():
+            trial = Trial(self._study, frozen._trial_id)
+        return self._complete(trial)
+
+    def _complete(self, trial: Any) -> TrialRecord:
+        with _quiet():
+            for key, each in self._rules.space.ranges.items():
+                if isinstance(each, RealRange):
+                    trial.suggest_float(key, each.low, each.high, log=each.log)
+                elif isinstance(each, WholeRange):
+                    trial.suggest_int(key, each.low, each.high)
+                else:
+                    trial.suggest_categorical(key, each.values)
+        self._trials[trial.number] = trial
+        return self._record(trial.number)
+
+    def report(self, number: int, value: TrialValue) -> bool:
+        """Stores an evaluation, unless its epoch has one; returns whether the pruner would end the
+        trial there."""
+        trial = self._trials[number]
+        if value.epoch in {each.epoch for each in self._record(number).values}:
+            return False
+        trial.report(value.value, value.epoch)
+        return value.epoch < self._rules.epochs and bool(trial.should_prune())
+
+    def give_verdict(self, number: int, verdict: TrialEnd, reason: str) -> None:
+        """Stores what a trial will have become once its run has ended."""
+        self._trials[number].set_user_attr(_REASON, reason)
+        self._trials[number].set_user_attr(_VERDICT, verdict)
+
+    def tell(
+        self, number: int, end: TrialEnd, value: float | None = None, reason: str = ""
+    ) -> None:
+        """Ends a trial, with a ``value`` if it is complete.
+
+        To Optuna a trial that has failed is a pruned one. Samplers leave out what Optuna takes for
+        failed, and would try the same learning rates again.
+        """
+        from optuna.trial import TrialState
+
+        trial = self._trials.pop(number)
+        if reason:
+            trial.set_user_attr(_REASON, reason)
+        if end == "failed":
+            trial.set_user_attr(_VERDICT, end)
+        state = TrialState.COMPLETE if end == "complete" else TrialState.PRUNED
+        self._study.tell(trial, value, state=state)
+
+    def _record(self, number: int) -> TrialRecord:
+        return _record(self._study.get_trials(deepcopy=False)[number])
+
+    def _choose_sampler(self, number: int) -> None:
+        """Makes the sampler of a trial. Its seed follows from the trial's number, so that a study
+        that goes on draws no point twice."""
+        from optuna import samplers
+
+        point = self._rules.point(number)
+        seed = zlib.crc32(f"{self._rules.seed} {number}".encode())
+        with _quiet():
+            if point:
+                base = samplers.RandomSampler(seed=seed)
+                self._study.sampler = samplers.PartialFixedSampler(dict(point), base)
+            else:
+                self._study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _record(frozen: Any) -> TrialRecord:
+    values = sorted(frozen.intermediate_values.items())
+    attributes: Mapping[str, Any] = frozen.user_attrs
+    phase = _PHASES[frozen.state.name]
+    if phase == "pruned" and attributes.get(_VERDICT) == "failed":
+        phase = "failed"
+    return TrialRecord(
+        number=frozen.number,
+        phase=phase,
+        point=dict(frozen.params),
+        values=tuple(TrialValue(epoch, value) for epoch, value in values),
+        value=frozen.value if phase != "failed" else None,
+        verdict=str(attributes.get(_VERDICT, "")),
+        reason=str(attributes.get(_REASON, "")),
+        seconds=None if frozen.duration is None else frozen.duration.total_seconds(),
+    )
+
+
+def _pruner(rules: StudyRules) -> Any:
+    from optuna import pruners
+
+    if rules.pruner == "hyperband":
+        return pruners.HyperbandPruner(1, rules.epochs, REDUCTION)
+    return pruners.MedianPruner() if rules.pruner == "median" else pruners.NopPruner()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Optuna's warnings about its own young features away from users."""
+    from optuna.exceptions import ExperimentalWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield

@@ -1,0 +1,71 @@
+"""The results of a study as files: ``study.csv`` and ``best.json``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from coordinator.process.result import export_command
+from coordinator.search.points import overrides_of
+from coordinator.search.trials import StudyMetric
+from coordinator.tune.directory import BEST, RESULTS, StudyDirectory
+from coordinator.tune.optuna_study import TrialRecord
+from psrpc.files.run_paths import read_summary
+from psrpc.files.storage import replace_text
+
+
+def best_trial(records: Sequence[TrialRecord], metric: StudyMetric) -> TrialRecord | None:
+    """Returns the best of the trials that are complete, the first of equals; None without one."""
+    done = [each for each in records if each.phase == "complete" and each.value is not None]
+    if not done:
+        return None
+    best = metric.best([each.value for each in done if each.value is not None])
+    return next(each for each in done if each.value == best)
+
+
+def study_table(records: Sequence[TrialRecord], metric: StudyMetric, keys: Sequence[str]) -> str:
+    """Formats trials as CSV, a line each: number, state, the metric's last value, epochs, seconds,
+    the settings ``keys`` and why it failed or was pruned."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["trial", "state", metric.name, "epochs", "seconds", *keys, "reason"])
+    for each in records:
+        value = each.values[-1].value if each.values and each.value is None else each.value
+        writer.writerow(
+            [
+                each.number,
+                each.phase,
+                "" if value is None else value,
+                each.values[-1].epoch if each.values else 0,
+                "" if each.seconds is None else f"{each.seconds:.1f}",
+                *(each.point.get(key, "") for key in keys),
+                each.reason,
+            ]
+        )
+    return out.getvalue()
+
+
+def write_results(
+    directory: StudyDirectory,
+    records: Sequence[TrialRecord],
+    metric: StudyMetric,
+    keys: Sequence[str],
+) -> None:
+    """Writes both files. Raises OSError."""
+    replace_text(directory.path / RESULTS, study_table(records, metric, keys))
+    best = best_trial(records, metric)
+    if best is None:
+        return
+    run_dir = directory.trial(best.number)
+    document = {
+        "trial": best.number,
+        "metric": str(metric),
+        "value": best.value,
+        "settings": best.point,
+        "set": list(overrides_of(best.point)),
+        "run_dir": str(run_dir),
+        "export": export_command(read_summary(run_dir), run_dir),
+    }
+    replace_text(directory.path / BEST, json.dumps(document, indent=1) + "\n")
