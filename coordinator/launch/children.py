@@ -36,9 +36,9 @@ class Exited:
     """A child that has ended.
 
     Attributes:
-        name: e.g. ``"shard-0"``; the log file carries it too.
+        name: e.g. ``"shard-0"``; also the name of its log file.
         status: the exit status; -N when signal N killed it.
-        log: the file of its output, and of the output of earlier runs in the same directory.
+        log: the file that its output is appended to, after that of earlier processes of this name.
         log_start: the offset of its own output in ``log``, in bytes.
     """
 
@@ -112,8 +112,8 @@ class Children:
     """A set of processes that ends with the ``with`` block; not thread-safe.
 
     Each child leads a process group of its own. So a Ctrl-C at the terminal reaches only the
-    parent, which decides which child to signal, and a child's descendants end with it. Children
-    themselves handle the parent's violent death (``psrpc.ops.process.die_with_parent``).
+    parent, which decides which child to signal, and a child's descendants end with it. If the
+    parent is killed, children end by themselves (``psrpc.ops.process.die_with_parent``).
     """
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class Children:
     def send(self, name: str, number: signal.Signals) -> None:
         """Sends one child a signal; does nothing if it has ended."""
         if name in self._alive:
-            # Popen.send_signal would reap a child that has just ended. Until :meth:`_reap`, no
-            # other process has its number.
+            # Popen.send_signal would reap a child that has just ended. Until :meth:`_reap`, its
+            # process id is not reused, so this signal reaches no other process.
             os.kill(self._alive[name].process.pid, number)
 
     def stopped(self) -> list[str]:
@@ -203,7 +203,7 @@ class Children:
         return [self._reap(child) for child in list(self._alive.values())]
 
     def _reap(self, child: _Child) -> Exited:
-        # The group is killed before its leader is reaped: until then no other group has its number.
+        # Kill the group before its leader is reaped: afterwards another group may get its number.
         os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
         _kill_group(child)
         status = child.process.wait()

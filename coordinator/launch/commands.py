@@ -23,13 +23,13 @@ from psrpc.security.credentials import PLAINTEXT, Security
 
 @dataclass(frozen=True)
 class UpOptions(UpArguments):
-    """The options of ``coordinator up``, with what follows from them.
+    """The options of ``coordinator up``, and values derived from them.
 
     Attributes:
         job: the job file, as the user wrote it.
-        run_dir_given: the user chose ``run_dir``.
+        run_dir_given: whether the user chose ``run_dir``.
         dashboard: HOST:PORT for browsers; None for no dashboard.
-        goes_on: begin or go on with the run of ``run_dir``, whichever it is.
+        goes_on: resume the run of ``run_dir`` if it has begun, else begin it.
         security: the credentials of an operator; all processes use the same files.
     """
 
@@ -56,8 +56,8 @@ class ClusterCommands:
     Attributes:
         address: HOST:PORT of the coordinator, the same after each restart.
         coordinator: the coordinator, which writes ``RUN_DIR/address`` once it serves.
-        members: the other processes: ``shard-0``, …, ``worker-a``, ``worker-b``, … Letters, since
-            the coordinator numbers workers in the order of their registration.
+        members: the other processes: ``shard-0``, …, ``worker-a``, ``worker-b``, … Workers have
+            letters here because the coordinator numbers them in the order of their registration.
         security: the credentials of an operator, for calls to the coordinator.
     """
 
@@ -100,8 +100,8 @@ def resume_command(options: UpOptions) -> str:
 
 
 def start_command(options: UpOptions, *more: str) -> str:
-    """Returns the command that starts such a run, in a new run directory unless ``more`` or the
-    user names one."""
+    """Returns the command that starts a run with these options, in a new run directory unless
+    ``more`` or the user names one."""
     if options.run_dir_given and "--run-dir" not in more:
         more = (*more, "--run-dir", str(options.run_dir))
     command = ["coordinator", "up", options.job, *more]
@@ -113,7 +113,7 @@ def start_command(options: UpOptions, *more: str) -> str:
 
 
 def letters(number: int) -> str:
-    """Numbers in letters: 0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
+    """Returns a number written in letters: 0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
     text = ""
     while number >= 0:
         text = string.ascii_lowercase[number % 26] + text
@@ -165,8 +165,8 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
 
 
 def cluster_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of all processes but the workers, which have a variable more, from
-    the environment of this process."""
+    """Returns the environment of a cluster's processes, derived from ``environment``, that of this
+    process. :func:`cluster` adds a variable for workers."""
     # The command line configures a child completely; variables may describe another cluster.
     own = {
         name: value
@@ -211,8 +211,8 @@ TARGETS = "metrics.json"
 
 @contextmanager
 def with_metrics(cluster: ClusterCommands, job: str, run_dir: Path) -> Iterator[ClusterCommands]:
-    """Yields ``cluster`` with a metrics address for each process, which it keeps when it is started
-    again. ``RUN_DIR/metrics.json`` lists them meanwhile.
+    """Yields ``cluster`` with a metrics address for each process; a restarted process serves at the
+    same one. Within the block, ``RUN_DIR/metrics.json`` lists the addresses.
 
     Args:
         job: the job's name.
@@ -238,7 +238,7 @@ def with_metrics(cluster: ClusterCommands, job: str, run_dir: Path) -> Iterator[
 
 
 def as_targets(job: str, addresses: dict[str, str]) -> str:
-    """Returns the file's text: one target per process, with the labels ``job`` and ``process``."""
+    """Returns the text of ``metrics.json``: a target per process, labelled ``job``, ``process``."""
     targets = [
         {"targets": [address], "labels": {"job": job, "process": name}}
         for name, address in addresses.items()

@@ -42,8 +42,10 @@ class Completed:
 
     Attributes:
         status: the exit status.
-        reason: why it is not 0; ``details`` are further lines, ``before`` comes before the reason.
-        served: the summary is that of an earlier start: nothing was left to train.
+        reason: why ``status`` is not 0.
+        details: lines to print before the error line.
+        before: words to put before the reason in the error line, such as "job failed: ".
+        served: whether the summary is that of an earlier start, since nothing was left to train.
     """
 
     status: int
@@ -55,7 +57,11 @@ class Completed:
 
 
 def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
-    """Completes the summary and shows the result."""
+    """Completes the summary, prints the result and returns the exit status.
+
+    Args:
+        made: whether this command made the run directory; if so, a refused job removes it.
+    """
     run_dir = options.run_dir
     if outcome.refused:
         print_error("\n".join(outcome.details))
@@ -81,7 +87,8 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
 
 
 def complete_summary(outcome: Outcome, options: UpOptions, earlier: Earlier) -> Completed:
-    """Adds to the summary of a run that was not refused what its coordinator does not know."""
+    """Adds the restarts to the summary of a run that was not refused, and a failure if the
+    coordinator has not recorded it."""
     run_dir = options.run_dir
     summary = read_summary(run_dir)
     if stamp(run_dir / SUMMARY) == earlier.stamp:
@@ -99,7 +106,7 @@ def complete_summary(outcome: Outcome, options: UpOptions, earlier: Earlier) -> 
     elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
         _written(run_dir, partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
         summary = read_summary(run_dir)
-    # A summary that still holds was rewritten by the coordinator unchanged.
+    # If nothing was left to train, the coordinator has rewritten the earlier summary unchanged.
     served = bool(summary) and summary == earlier.summary
     if summary and not served:
         _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
@@ -130,7 +137,7 @@ def _how_to_go_on(options: UpOptions) -> str:
 
 
 def _written(run_dir: Path, write: Callable[[], None]) -> None:
-    """Writes the summary; a disk that refuses costs the summary, not the result."""
+    """Calls ``write`` for the summary; prints a disk error, so that it does not cost the result."""
     try:
         write()
     except OSError as error:

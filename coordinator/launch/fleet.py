@@ -24,12 +24,12 @@ from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, WorkerStatus
 
 STATUS_S = 0.5
-"""Pause between two looks at the job's status."""
+"""Pause between two polls of the job's status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A status, and the monotonic time of the request: the status itself is newer."""
+    """A status, and the monotonic time of its request; the status is at least as new as that."""
 
     status: GetJobStatusResponse
     began: float
@@ -49,7 +49,7 @@ class Lookout:
         self._wake = threading.Event()
         self._ending = False
         self._lock = threading.Lock()
-        # Worker, incarnation, reason; guarded by _lock, as is _told.
+        # Dead workers to report: name, incarnation, reason. _lock guards this list and _told.
         self._gone: list[tuple[str, int, str]] = []
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
@@ -91,7 +91,7 @@ class Lookout:
                 with contextlib.suppress(PsError):
                     self._client.revoke_worker(name, incarnation, reason, bar=False)
             began = time.monotonic()
-            # The coordinator's exit status or the supervisor's time limit shows a failure.
+            # A failed poll is no news: an exit status or a time limit of the supervisor tells more.
             with contextlib.suppress(PsError):
                 self._newest = Look(self._client.get_job_status(), began)
             self._wake.wait(self._every_s)
@@ -131,8 +131,8 @@ class Death:
 
 
 class Fleet:
-    """The children by name, and the coordinator's status of them. Not thread-safe; all children end
-    with the ``with`` block."""
+    """The child processes by name, and their status as the coordinator reports it. Not thread-safe;
+    all children end with the ``with`` block."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Fleet:
         self._sampled = -SAMPLE_S
         self._ends_early = False
         self.newest: Look | None = None
-        """The last status from any coordinator."""
+        """The last status received, from the running coordinator or an earlier one."""
 
     def __enter__(self) -> Fleet:
         return self
@@ -245,7 +245,7 @@ class Fleet:
         self.newest = look
         self._vitals.answered(look.status, look.began)
         if self._ends_early and look.status.phase == "training":
-            # Again until it is obeyed: a coordinator may have been started anew.
+            # Sent until the phase changes: a restarted coordinator does not know of it.
             self._children.send(COORDINATOR, EARLY_SIGNAL)
         for pid, how in self._dead_workers.items():
             for worker in registrations(look.status, pid):
@@ -254,13 +254,13 @@ class Fleet:
         return look
 
     def terminate(self, name: str) -> None:
-        """Asks a child to stop; does nothing if it has ended. The coordinator gets SIGINT to end
-        the run, which at SIGTERM it would leave to a successor."""
+        """Asks a child to stop; does nothing if it has ended. The coordinator gets SIGINT, which
+        ends the run; after SIGTERM, a successor would resume it."""
         number = signal.SIGINT if name == COORDINATOR else signal.SIGTERM
         self._children.send(name, number)
 
     def end_early(self) -> None:
-        """Ends the job as done, with what it has trained, as soon as it trains. Thread-safe."""
+        """Ends the job as done, trained so far or not, once it is in training. Thread-safe."""
         self._ends_early = True
 
     def _died(self, exited: Exited, how: str) -> Death:

@@ -1,8 +1,9 @@
 """Runs jobs and predictions of one caller one after the other, with one fork server for all.
 
-``python -m coordinator.launch.host REQUESTS REPLIES``, two inherited descriptors, takes the
-requests of :mod:`psrpc.ops.host_requests`. It ends once REQUESTS is at its end.
-``pserver.Cluster`` starts it (docs/design/0028-fit-on-a-cluster.md).
+``python -m coordinator.launch.host REQUESTS REPLIES`` reads requests of
+:mod:`psrpc.ops.host_requests` from one inherited descriptor and writes an exit status for each to
+the other. It ends when REQUESTS closes. ``pserver.Cluster`` starts it
+(docs/design/0028-fit-on-a-cluster.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Serves the descriptors of the command line; returns 0."""
+    """Serves the requests of the descriptors on the command line; returns 0."""
     requests, replies = map(int, sys.argv[1:])
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.warm_start import WarmStart
@@ -42,8 +43,8 @@ def main() -> int:
 
 
 def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
-    """Runs each request of ``lines`` until their end."""
-    # Imported before the first request comes: this takes half a second.
+    """Runs the requests, one per line, until ``lines`` ends; answers each with its exit status."""
+    # Imported here, before the first request arrives, because it takes half a second.
     from coordinator.launch import up
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.options import add_up_arguments
@@ -75,7 +76,7 @@ def serve(lines: TextIO, answers: TextIO, warm_start: WarmStart) -> None:
 
 @contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """Sends the output of this process to the file ``path``."""
+    """Appends the output of this process to the file ``path`` within the block."""
     streams = (sys.stdout, sys.stderr)
     before = [os.dup(stream.fileno()) for stream in streams]
     with Path(path).open("ab") as file:

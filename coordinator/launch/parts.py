@@ -27,7 +27,7 @@ _WAIT_S = 0.05
 
 
 class Parts:
-    """The processes of one request. Use it once, in the main thread."""
+    """Runs the processes of one request. Use it once, in the main thread."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Parts:
         warm_start: WarmStart,
         module: str = PART,
     ) -> None:
-        """``environment`` is that of :func:`coordinator.launch.commands.cluster_environment`;
-        ``module`` another program, for tests."""
+        """``environment`` comes from :func:`coordinator.launch.commands.cluster_environment`;
+        tests replace ``module``, the program of a part."""
         self._request = request
         self._folder = Path(request.folder)
         threads = max(1, (os.cpu_count() or 1) // request.count)
@@ -68,7 +68,8 @@ class Parts:
 
     def _run(self, waiting: dict[str, int], input_ends: select.poll) -> int:
         while waiting or self._children.alive():
-            # Without a child, this waits only for the fork server.
+            # Without a child, `Children.wait` returns at once, and the loop waits for the fork
+            # server; the pause is here then.
             pause_s = 0 if self._children.alive() else _WAIT_S
             if self._stopped or input_ends.poll(pause_s * 1000):
                 return INTERRUPTED

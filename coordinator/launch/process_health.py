@@ -12,20 +12,20 @@ LEAST_CPU_S = 0.1
 look at their clocks now and then."""
 COORDINATOR = "coordinator"
 HUNG_S = 15.0
-"""A process that is stopped or silent for so long is replaced. Longer than a lease: until then the
-job only takes it for gone, and it may come back by itself."""
+"""A process that is stopped or silent for so long is replaced. This is longer than a lease, after
+which the job goes on without the process: it may still come back by itself."""
 
 WORKER_HUNG_S = 60.0
-"""The same for a worker that is not stopped: user code may delay its heartbeats, and its work goes
-to other workers after a lease anyway."""
+"""The same limit for a worker that is silent but not stopped: user code may delay its heartbeats,
+and its work goes to other workers after a lease anyway."""
 
 IDLE_S = 120.0
 """A process that has not registered is replaced after this time without progress. Longer than user
 code should wait silently: --connect-timeout ends all other waits by then."""
 
 LATE_S = 2.0
-"""A supervisor that checks this late was suspended itself, and knows nothing of the time
-between."""
+"""A pause this long between two checks means that the supervisor itself was suspended. Processes
+are not judged by that time."""
 
 
 @dataclass(slots=True)
@@ -155,8 +155,8 @@ def _reports(member: ShardStatus | WorkerStatus) -> bool:
 
 
 def registrations(status: GetJobStatusResponse, pid: int) -> list[WorkerStatus]:
-    """Returns the registrations of a worker process, oldest first: one that comes back after it was
-    taken for gone gets a new name."""
+    """Returns the registrations of a worker process, oldest first. A worker that comes back after
+    the job went on without it registers again, under a new name."""
     return [worker for worker in status.workers if worker.pid == pid]
 
 
@@ -168,7 +168,7 @@ def _known_as(
         return next(reversed(registrations(status, pid)), None)
     index = int(name.removeprefix("shard-"))
     for shard in status.shards:
-        # The last heartbeat of its predecessor is older than the process.
+        # A heartbeat from before the start of this process is its predecessor's.
         if shard.shard == index and shard.state != "missing" and shard.silent_s < age_s:
             return shard
     return None
@@ -180,7 +180,8 @@ class Sample:
 
     Attributes:
         cpu_s: CPU seconds used so far, user and system.
-        runnable: whether it waits for a CPU or a disk, so that its idleness is not its own doing.
+        runnable: whether it runs or waits for a CPU or a disk, so that it is not stuck even if it
+            uses little CPU time.
         milestone: the last event in its log; empty if it has logged none.
     """
 

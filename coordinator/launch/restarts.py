@@ -17,7 +17,8 @@ LOOP = 3
 """Number of failed lives in a row that make a crash loop."""
 
 SAME_WORDS_S = 600.0
-"""Lives that end with the same last words repeat one fault, if each is shorter than this."""
+"""Failed lives that end with the same last words count as one fault repeated, if each is shorter
+than this."""
 
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0

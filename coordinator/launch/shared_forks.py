@@ -12,8 +12,8 @@ from coordinator.launch.warm_start import ChildProcess, WarmStart, start_fresh
 class SharedForks:
     """The fork server of clusters that run in threads of this process. Thread-safe.
 
-    A supervisor reaps every child of this process that it does not know, so those of the others
-    have to be known to it.
+    :meth:`WarmStart.reap` takes every child of this process that it is not told to leave alone. So
+    this class keeps the process ids of all clusters.
     """
 
     def __init__(self, warm_start: WarmStart | None) -> None:
@@ -24,7 +24,7 @@ class SharedForks:
         self._known: dict[ForkShare, set[int]] = {}
 
     def share(self) -> ForkShare:
-        """Returns the part of one more cluster."""
+        """Adds a cluster; returns its access to the fork server."""
         share = ForkShare(self)
         with self._lock:
             self._known[share] = set()
@@ -56,7 +56,7 @@ class SharedForks:
             return process
 
     def reap(self, share: ForkShare, known: Collection[int]) -> None:
-        """Reaps children that no cluster knows; ``known`` are those of ``share``."""
+        """Reaps children that no cluster knows; ``known`` has the process ids of ``share``."""
         with self._lock:
             self._known[share] = set(known)
             if self._warm_start is not None:
@@ -69,7 +69,7 @@ class SharedForks:
 
 
 class ForkShare:
-    """The part of one cluster in :class:`SharedForks`, as its supervisor uses it."""
+    """The access of one cluster's supervisor to :class:`SharedForks`."""
 
     def __init__(self, forks: SharedForks) -> None:
         self._forks = forks

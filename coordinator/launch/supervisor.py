@@ -168,7 +168,7 @@ class Supervisor:
             return Outcome(0)
         if recorded or (self._status.phase == "stopping" and not drained):
             return Outcome(FAILED, str(death), _last_words(exited))
-        # The next coordinator will report how the job stands.
+        # The next coordinator will report the state of the job.
         self._status = GetJobStatusResponse()
         return self._again(death, "a job cannot go on without its coordinator")
 
@@ -231,7 +231,7 @@ class Supervisor:
     # -- stopping ----------------------------------------------------------------------------
 
     def _drain(self) -> Outcome:
-        """Lets the coordinator end the job, which then tells all others."""
+        """Lets the coordinator end the job; it then tells the other processes."""
         begun = self._status.phase not in _UNTRAINED
         what = "a checkpoint is written" if begun else "there is nothing to save yet"
         self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
@@ -250,7 +250,7 @@ class Supervisor:
         return Outcome(INTERRUPTED, STOPPED, own=True)
 
     def _wind_down(self, outcome: Outcome) -> None:
-        """Lets the others leave by themselves, then sends SIGTERM, then kills."""
+        """Lets the remaining processes leave by themselves, then sends SIGTERM, then kills them."""
         self._screen_shows_the_end(outcome)
         if outcome.own:
             self._fleet.terminate(COORDINATOR)

@@ -57,13 +57,13 @@ STDIN = 0
 """File descriptor of standard input."""
 
 WORKER_NBYTES = 250 << 20
-"""Memory of a worker alone before it loads data or a model: TensorFlow's."""
+"""Memory of a worker before it loads data or a model; TensorFlow takes it."""
 
 SHARD_NBYTES = 75 << 20
 """Memory of a shard without parameters and without TensorFlow."""
 
 WORKERS_PER_CORE = 4
-"""More workers per core cause a warning; fewer may be intended, to try a cluster out."""
+"""More workers per core cause a warning. This many may be intended, to try out a cluster."""
 
 
 def check_counts(shards: int, workers: int) -> None:
@@ -97,14 +97,14 @@ def crowded(shards: int, workers: int, cores: int, free_nbytes: int) -> list[str
 
 
 OWN_CERTIFICATES = 64
-"""Maximum of workers with a certificate of their own, at 2 ms each; further ones share one."""
+"""Number of workers that get a certificate of their own, which takes 2 ms; the others share one."""
 
 
 def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
     """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted.
 
     Args:
-        warm_start: is started already.
+        warm_start: a fork server that is started already; None starts all processes fresh.
     """
     try:
         _check(args)
@@ -181,7 +181,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def check_local(args: argparse.Namespace | LocalArguments) -> None:
-    """Raises InvalidArgument for options of a cluster on this machine that cannot be meant."""
+    """Raises InvalidArgument for options of a local cluster that are out of range."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -233,7 +233,7 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
 
 
 def stop_at_end_of_input(supervisor: Supervisor) -> Event:
-    """Stops everything at once when standard input ends, which sets the event."""
+    """Stops all processes at once when standard input ends; returns an event that is set then."""
     ended = Event()
 
     def read() -> None:
@@ -250,7 +250,7 @@ def stop_at_end_of_input(supervisor: Supervisor) -> Event:
 
 @contextmanager
 def reserved_dashboard(options: UpOptions) -> Iterator[UpOptions]:
-    """Yields ``options`` with a fixed dashboard address if any address would do."""
+    """Yields ``options``; a dashboard on any free port gets a reserved one within the block."""
     if options.dashboard != ANYWHERE:
         yield options
         return

@@ -94,9 +94,9 @@ def start_fresh(
 class WarmStart:
     """The fork server of a run and its state: off, importing or ready. Not thread-safe.
 
-    A process that cannot be forked starts fresh, and a note says why; each reason is told once.
-    While it is on, this process is a child subreaper: forks become its children, and so do orphans
-    of its descendants, which :meth:`reap` takes.
+    A process that cannot be forked starts fresh, and a note says why, once per reason. From
+    :meth:`start` to :meth:`stop`, this process is a child subreaper: forks become its children,
+    and so do orphaned descendants, which :meth:`reap` reaps.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class WarmStart:
         *,
         limit_s: float = IMPORT_S,
     ) -> None:
-        """``environment`` is that of the processes to fork; ``command`` another server, for
+        """``environment`` is that of the fork server; ``command`` starts another server, for
         tests."""
         self._environment = environment
         self._command = command or module_command("worker.cli.fork_server")
@@ -134,8 +134,8 @@ class WarmStart:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server, which imports meanwhile. Raises nothing: without it, processes start
-        fresh."""
+        """Starts the server, which imports TensorFlow in the background. Raises nothing: without a
+        server, processes start fresh."""
         if sys.platform != "linux":
             self._why_off = f"forks need Linux, and this is {sys.platform}"
             return
@@ -190,8 +190,8 @@ class WarmStart:
             self._turn_off(f"the fork server did not import TensorFlow within {self._limit_s:g} s")
 
     def waits(self, command: Sequence[str], run_dir: Path) -> bool:
-        """Whether a process should wait for the server, which still imports. It would do the same
-        import, later."""
+        """Whether a process should wait until the server has imported TensorFlow: a fresh process
+        would begin the same import later."""
         self.look()
         return self._server is not None and not self.ready and is_warm(command, run_dir)
 
@@ -203,7 +203,8 @@ class WarmStart:
         run_dir: Path,
         note: Callable[[str], object],
     ) -> ChildProcess:
-        """Starts a process, as a fork if it may be one; ``output`` gets what it prints.
+        """Starts a process, as a fork if it needs TensorFlow and the server is ready; its output
+        goes to the descriptor ``output``.
 
         Raises:
             OSError: the program cannot be started.
@@ -244,8 +245,8 @@ class WarmStart:
             note(line)
 
     def reap(self, known: Collection[int]) -> None:
-        """Reaps children of this process that are neither the server nor ``known``: forks without
-        a client, and orphans of its descendants."""
+        """Reaps ended children of this process that are neither the server nor ``known``: forks
+        that other clients asked for, and orphaned descendants."""
         if not self._reaps:
             return
         self.look()
@@ -257,7 +258,7 @@ class WarmStart:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     def stop(self) -> None:
-        """Ends the server; orphans are init's again."""
+        """Ends the server; from now on, init adopts orphans again."""
         self._turn_off("")
         if self._reaps:
             self.reap(())
@@ -269,7 +270,7 @@ class WarmStart:
         self.ready = False
         server, self._server = self._server, None
         if server is not None:
-            # It keeps nothing. A fork under way ends with its control socket.
+            # The server has no state to save. A fork under way ends when its control socket closes.
             server.kill()
             server.wait()
         if self._client is not None:
@@ -281,8 +282,8 @@ class WarmStart:
 
 
 def is_warm(command: Sequence[str], run_dir: Path) -> bool:
-    """Whether a process needs TensorFlow: workers do, parts of a prediction, and shards with the
-    Keras engine."""
+    """Whether a process needs TensorFlow: workers, parts of a prediction, and shards with the Keras
+    engine do."""
     module = module_of(command)
     return module in (WORKER, PART) or (module == SHARD and engine_of(run_dir) == "keras")
 
