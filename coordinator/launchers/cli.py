@@ -188,7 +188,7 @@ def _said_of_cluster(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _said(args: argparse.Namespace, declaring: type) -> dict[str, Any]:
-    """Returns what the command line says of the options that a class declares."""
+    """Returns the options of the class ``declaring`` that the command line sets, by name."""
     given = {each.name: getattr(args, each.name, None) for each in options_of(declaring)}
     return {
         name: tuple(value) if isinstance(value, list) else value

@@ -36,7 +36,7 @@ def slurm(
         The number of the batch job.
 
     Raises:
-        PsError: an option is wrong, or Slurm refuses the job; has its words.
+        PsError: an option is wrong, or Slurm refuses the job; quotes its message.
     """
     from coordinator.launchers import slurm
 
@@ -57,24 +57,24 @@ def ray(
     place_s: float = 120.0,
     **options: object,
 ) -> RayResult:
-    """Runs a cluster in Ray until the job is done, a process in an actor each; Ctrl-C and SIGTERM
-    drain it.
+    """Runs a cluster in Ray until the job is done, with an actor for each process. Ctrl-C and
+    SIGTERM drain the cluster.
 
     Args:
         job: the job file, which all nodes see.
         run_dir: a directory that all nodes see; the same call again goes on with its run.
         address: HOST:PORT of a running Ray; None for the one that this process is connected to,
             else that of RAY_ADDRESS, else a new one on this machine, which ends with the call.
-        strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        resources: of one process, by role, such as ``{"worker": {"CPU": 4, "GPU": 1}}``; roles
-            that are left out have one CPU.
-        max_restarts: how often processes are started again, all together.
-        place_s: seconds that Ray may take to find places.
+        strategy: how Ray places the processes: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        resources: the resources of one process, by role, such as ``{"worker": {"CPU": 4, "GPU":
+            1}}``; a process of a role that is left out has one CPU.
+        max_restarts: limit on restarts of all processes together.
+        place_s: seconds that Ray may take to place the processes.
         options: fields of `ClusterOptions`, such as ``shards=2, workers=4, certs="certs"``.
 
     Raises:
         PsError: an option is wrong, Ray is missing or has no room, a node does not see the run
-            directory, or the job ended in another way; has the reason.
+            directory, or the job ends without being done; gives the reason.
     """
     from coordinator.launchers.ray import run
     from coordinator.launchers.ray_plan import RayOptions
@@ -88,7 +88,7 @@ def kubernetes(job: str | Path, *, run_dir: str | Path, image: str, **options: o
 
     Args:
         job: the job file, or with ``in_image=True`` its path in the image.
-        run_dir: a directory of the claim; the same call again goes on with its run.
+        run_dir: a directory within the claim; the same call again goes on with its run.
         image: the image of all processes.
         options: fields of `KubernetesOptions` and `ClusterOptions`, such as ``workers=4,
             memory="4Gi", certs="certs"``.
@@ -97,7 +97,7 @@ def kubernetes(job: str | Path, *, run_dir: str | Path, image: str, **options: o
         The name of the JobSet.
 
     Raises:
-        PsError: an option is wrong, or Kubernetes refuses the cluster; has its words.
+        PsError: an option is wrong, or Kubernetes refuses the cluster; quotes its message.
     """
     return _submitted(job, run_dir, image, options, kubeflow=False)
 
@@ -144,26 +144,26 @@ def spark(
 ) -> dict[str, Any]:
     """Trains on the executors of Spark, and waits for the end.
 
-    The coordinator is a child of this process, and each shard and worker the process of a task,
-    which Spark starts again as often as ``spark.task.maxFailures`` says. Ctrl-C stops the job with
-    a checkpoint, SIGTERM drains it; the same call goes on with the run.
+    The coordinator is a child of this process. Each shard and each worker is the process of a Spark
+    task, which Spark starts again as often as ``spark.task.maxFailures`` allows. Ctrl-C stops the
+    job with a checkpoint, SIGTERM drains it; the same call goes on with the run.
 
     Args:
         spark: a ``SparkSession`` or ``SparkContext``, not of Spark Connect.
         job: the job file, which driver and executors see.
         run_dir: a directory that driver and executors see.
         data: a ``DataFrame``, which is written once to the run directory as Parquet, or the path
-            or URL of data that lies somewhere; the job has it in ``setting("data", "")``. A dict
-            has several, by the names of their settings.
+            or URL of existing data; the job reads the path from ``setting("data", "")``. A dict
+            has several of these, by the names of the settings to read.
         options: fields of `ClusterOptions`, such as ``shards=2, workers=4, certs="certs"``.
 
     Returns:
-        The run's ``summary.json``: its ``phase`` is ``done``, or ``stopped`` if a person has
-        stopped it.
+        The run's ``summary.json``: its ``phase`` is ``done``, or ``stopped`` if a user has stopped
+        the job.
 
     Raises:
         PsError: an option is wrong, there are too few slots, a process refuses its command, or the
-            job fails; has the reason.
+            job fails; gives the reason.
         KeyboardInterrupt: the job was stopped by Ctrl-C.
     """
     from coordinator.launchers import spark as engine
@@ -185,22 +185,23 @@ def spark(
 
 
 def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object]) -> LaunchPlan:
-    """Checks options as they are given in Python: paths as text, too, and lists.
+    """Checks options given in Python, where paths may be text and several values a list; returns
+    the plan.
 
     Raises:
         InvalidJob: there is no such job file.
-        InvalidArgument: there is no such option, named with the nearest one, or it takes no such
-            value, or the cluster would be open to others and the user has not said so.
+        InvalidArgument: an option does not exist (the message suggests the nearest one) or has an
+            unusable value, or there are neither certificates nor ``insecure=True``.
     """
     values = {**checked(ClusterOptions, options), "run_dir": Path(run_dir).absolute()}
     return plan_of(Path(job), ClusterOptions(**values))
 
 
 def checked(declaring: type, options: Mapping[str, object], *others: str) -> dict[str, Any]:
-    """Converts options as they are given in Python to fields of the class that declares them.
+    """Converts options given in Python to fields of the class that declares them.
 
     Args:
-        others: names of options that are declared elsewhere, for the advice.
+        others: names of options that other classes declare, which the message may suggest.
 
     Raises:
         InvalidArgument: see `plan_from`.

@@ -1,4 +1,4 @@
-"""A cluster that an engine is to start: what its launcher is told, and what each role is told."""
+"""A cluster for an engine to start: the options of its launcher, and the arguments of each role."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psrpc.options.settings import GPUS, SecurityOptions
 
 _LAST_PORT = 65_535
 _FIRST_PORT, _PORTS = 20_000, 10_000
-"""Below those that Linux gives to connections."""
+"""The range of default ports: below the ports that Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,13 @@ class LaunchPlan:
 
     @property
     def tasks(self) -> int:
-        """The number of its processes."""
+        """The number of processes."""
         return 1 + self.options.shards + self.options.workers
 
     @property
     def port(self) -> int:
-        """The coordinator's port, the same each time."""
+        """The coordinator's port. The default depends on the run directory alone, so that each
+        start has the same."""
         chosen = self.options.port
         path = os.fsencode(self.options.run_dir)
         return _FIRST_PORT + zlib.crc32(path) % _PORTS if chosen is None else chosen
@@ -107,7 +108,7 @@ class LaunchPlan:
 
 
 def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> LaunchPlan:
-    """Checks what can be checked on this machine.
+    """Checks the options as far as this machine can; returns the plan.
 
     Args:
         elsewhere: the job file is not on this machine, but in an image.
@@ -115,8 +116,8 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
     Raises:
         InvalidJob: there is no such job file.
         InvalidSetting: ``--set`` has no key or no value.
-        InvalidArgument: the cluster would be open to others and the user has not said so; names
-            the options.
+        InvalidArgument: the port or the certificates cannot be used, or the options have neither
+            certificates nor ``insecure``; names the options.
     """
     if not (elsewhere or job.is_file()):
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")

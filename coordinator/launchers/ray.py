@@ -27,10 +27,11 @@ from psrpc.files.run_paths import read_summary
 from psrpc.ops.extras import check_ray
 
 TOKEN = "launch.token"
-"""A file in the run directory that each node looks for."""
+"""Beginning of the name of a file in the run directory. A node that sees the file sees the
+directory."""
 
 ANSWER_S = 10.0
-"""How long Ray may take to take a connection."""
+"""How long Ray may take to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class RayResult:
     """A job that is done.
 
     Attributes:
-        exit_status: of the coordinator: 0.
+        exit_status: the coordinator's exit status, 0.
         steps: global steps of the run.
-        restarts: of each process that had any.
+        restarts: number of restarts by process, for those that had any.
     """
 
     run_dir: Path
@@ -56,7 +57,7 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
         InvalidJob: Ray is not installed, or too old.
         LaunchFailed: Ray cannot be reached or has no room, or a node does not see the run
             directory. Nothing was trained.
-        JobFailed: the job ended in another way; has the reason.
+        JobFailed: the job ended without being done; gives the reason.
     """
     check_ray("a launch on Ray")
     with _connected(options.address):
@@ -87,8 +88,8 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Connects to Ray, unless this process is connected already. A Ray that is not there would
-    let `ray.init` wait for minutes."""
+    """Connects to Ray, unless this process is connected already. Checks a given address first,
+    because `ray.init` waits for minutes if nothing answers there."""
     import ray
 
     if ray.is_initialized():
@@ -114,7 +115,7 @@ def check_answers(address: str) -> None:
     """Checks that a Ray takes connections at ``address``.
 
     Raises:
-        InvalidArgument: it is no HOST:PORT.
+        InvalidArgument: ``address`` is no HOST:PORT.
         LaunchFailed: nothing answers there within `ANSWER_S`.
     """
     host, separator, port = address.removeprefix("ray://").rpartition(":")
@@ -134,7 +135,7 @@ def check_answers(address: str) -> None:
 
 @contextmanager
 def _token(run_dir: Path) -> Iterator[Path]:
-    """Writes the file that each node looks for; yields its path."""
+    """Writes the file that each node looks for; yields its path, and removes it after the block."""
     path = run_dir / f"{TOKEN}.{secrets.token_hex(8)}"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,8 @@ def _paths(plan: LaunchPlan, token: Path) -> dict[str, str]:
 
 @contextmanager
 def placed(bundles: Mapping[str, Bundle], options: RayOptions) -> Iterator[dict[str, Any]]:
-    """Reserves all places at once; yields an actor on each, by name of its process."""
+    """Reserves the resources of all processes at once; yields an actor for each process, by its
+    name."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

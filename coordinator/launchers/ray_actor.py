@@ -18,7 +18,7 @@ GRACE_S = 90.0
 """How long a process may drain before it is killed: docs/supervisors.md."""
 
 LOOK_S = 1.0
-"""How long a look waits, and so all other calls to the actor."""
+"""How long a look waits at most. Other calls wait for it, since the actor has one thread."""
 
 POLL_S = 0.1
 
@@ -26,10 +26,10 @@ SHARED_S = 5.0
 """How long a file that another node has just written may take to show up on a shared disk."""
 
 WORDS = 15
-"""Number of last lines that an end brings along."""
+"""Number of last lines of output in a `ProcessEnd`."""
 
 _TELL_S = 0.5
-"""How long an actor that leaves stays, so that its last answer arrives."""
+"""How long a leaving actor lives on after its last answer, so that the answer arrives."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NodeVisit:
 
     Attributes:
         host: its IP address, which the other nodes reach.
-        unseen: paths of those asked for that the node does not see.
+        unseen: the requested paths that the node does not see.
     """
 
     host: str
@@ -62,13 +62,14 @@ class ProcessEnd:
 
 
 class ProcessKeeper:
-    """Runs one process after the other; an actor with one thread, the main one, which signals need.
+    """Runs one process at a time. It is an actor with one thread, the main one, which signal
+    handlers need.
 
-    The process dies with the actor, and the actor drains it at SIGTERM before it dies itself.
+    The process dies with the actor. At SIGTERM the actor drains the process before it exits itself.
     """
 
     def __init__(self, name: str) -> None:
-        """``name`` is the process's, such as ``"worker-a"``."""
+        """``name`` is that of the process, such as ``"worker-a"``."""
         self._name = name
         self._children = Children()
         self._log = ""
@@ -78,7 +79,7 @@ class ProcessKeeper:
         on_stop_signals(lambda _number: self._leave())
 
     def visit(self, directory: str, paths: Sequence[str]) -> NodeVisit:
-        """Goes to ``directory``, if there is one on this node, and looks for ``paths``."""
+        """Changes to ``directory`` if this node has it, and looks for ``paths``."""
         import ray
 
         if Path(directory).is_dir():
@@ -109,7 +110,7 @@ class ProcessKeeper:
         return self.look()
 
     def look(self) -> ProcessEnd | None:
-        """Waits a second at most for the end of the process; returns None if it goes on."""
+        """Waits a second at most for the end of the process; returns None if it still runs."""
         if self._leaving and self._kill_at is None:
             self.stop(GRACE_S)
         ended = self._children.wait(LOOK_S)
@@ -125,12 +126,13 @@ class ProcessKeeper:
         return ProcessEnd(exited.status, how, time.monotonic() - self._began, words)
 
     def stop(self, grace_s: float) -> None:
-        """Sends the process SIGTERM; looks kill it if it is there ``grace_s`` seconds later."""
+        """Sends the process SIGTERM; `look` kills it if it still runs ``grace_s`` seconds later."""
         self._children.send(self._name, signal.SIGTERM)
         self._kill_at = time.monotonic() + grace_s
 
     def _leave(self) -> None:
-        """Lets Ray start this actor elsewhere; called on a thread of its own."""
+        """Makes this actor exit once its process has ended, so that Ray starts the actor elsewhere;
+        called on a thread of its own."""
         self._leaving = True
         if not self._children.alive():
             os._exit(1)

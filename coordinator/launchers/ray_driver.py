@@ -32,8 +32,8 @@ LEAVE_S = 30.0
 """How long processes may take to leave after the job has ended."""
 
 PAUSE_S = 1.5
-"""Least pause before a process starts again. An actor that drained at SIGTERM is gone by then, and
-a process that left because the job is over is not started for nothing."""
+"""Least pause before a process starts again. By then, an actor that drained at SIGTERM has exited,
+and the driver knows whether a process left because the job is over."""
 
 _LOST = -9
 _SAME = "install tf-pserver in the same version on every node"
@@ -52,8 +52,8 @@ class RayTask:
 class RayDriver:
     """Runs one job; use it once, from one thread.
 
-    Ray restarts actors, here or on another node. This loop starts processes in them, and bounds
-    how often: Ray sees neither exit statuses nor what repeats itself.
+    Ray restarts actors, here or on another node. This loop starts processes in the actors and
+    bounds how often: Ray sees neither exit statuses nor crash loops.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RayDriver:
 
         Args:
             port: where the coordinator listens.
-            paths: what every node has to see: words for it by path.
+            paths: the paths that every node has to see, each with a description for messages.
             place_s: how long an actor may take to find a place.
         """
         self._tasks, self._actors, self._run_dir = tasks, actors, run_dir
@@ -144,7 +144,7 @@ class RayDriver:
         self._check_waits()
 
     def _result(self, reference: Any) -> Any:
-        """Returns what an actor answered; the end of its process if it was lost."""
+        """Returns the answer of an actor, or a `ProcessEnd` if the actor was lost."""
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -179,7 +179,7 @@ class RayDriver:
 
     def _visited(self, name: str, found: NodeVisit | ProcessEnd) -> None:
         if isinstance(found, ProcessEnd):
-            # Ray is about to restart the actor, or says so until the deadline.
+            # The actor was lost. Visit it again: Ray restarts it, or the deadline passes.
             self._due[name], self._why = time.monotonic() + PAUSE_S, f": {found.words[0]}"
             return
         del self._until[name]
@@ -198,7 +198,7 @@ class RayDriver:
                 self._start(each)
 
     def _moved_to(self, address: str) -> None:
-        """Has those that were given another address start again."""
+        """Sets the coordinator's address; stops processes that have another, to start them anew."""
         self._address = address
         for name in self._runs.values():
             if self._given[name] != address:
@@ -225,7 +225,7 @@ class RayDriver:
             log.info("started again", process=name, why="the coordinator has another address")
             self._due[name] = time.monotonic() + PAUSE_S
         elif end.status == DONE or (end.status == INTERRUPTED and is_worker(name)):
-            # It has heard that the job is over, or was asked to leave.
+            # The process has heard that the job is over, or was asked to leave.
             self._left.add(name)
             self._count_workers()
         else:
@@ -269,7 +269,7 @@ class RayDriver:
             self._alone = time.monotonic() + LEAVE_S
 
     def _wait_for_ends(self, seconds: float) -> None:
-        """Waits for the ends of processes, whatever they are; after a while for no more."""
+        """Waits up to ``seconds`` until all processes have ended, with any status."""
         import ray
 
         deadline = time.monotonic() + seconds

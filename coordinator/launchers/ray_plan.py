@@ -15,7 +15,7 @@ from psrpc.core.errors import InvalidArgument, LaunchFailed
 from psrpc.core.text import counted
 
 PLACE_S = 120.0
-"""Default of how long Ray may take to find a place for a process."""
+"""Default of the time that Ray may take to place a process."""
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ROLES = ("coordinator", "shard", "worker")
@@ -31,11 +31,11 @@ class RayOptions:
     Attributes:
         address: HOST:PORT of a running Ray; None for the one that this process is connected to,
             else that of RAY_ADDRESS, else a new one on this machine, which ends with the call.
-        strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        resources: of one process, by role: ``{"worker": {"CPU": 4, "GPU": 1}}``; a role that is
-            left out has one CPU.
-        max_restarts: of all processes together.
-        place_s: how long Ray may take to find places.
+        strategy: how Ray places the processes: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        resources: the resources of one process, by role: ``{"worker": {"CPU": 4, "GPU": 1}}``; a
+            process of a role that is left out has one CPU.
+        max_restarts: limit on restarts of all processes together.
+        place_s: how long Ray may take to place the processes.
     """
 
     address: str | None = None
@@ -80,14 +80,14 @@ def role_resources(text: str) -> tuple[str, Bundle]:
 
 
 def tasks_of(plan: LaunchPlan, options: RayOptions) -> dict[str, RayTask]:
-    """Returns the processes by name, as those of ``coordinator up`` are called."""
+    """Returns the processes by name; the names are those of ``coordinator up``."""
     found = {COORDINATOR: RayTask("coordinator.cli", tuple(plan.coordinator))}
     for index in range(plan.options.shards):
         arguments = (*plan.shard, "--shard", str(index))
         found[f"shard-{index}"] = RayTask("pserver.cli", arguments)
     for index in range(plan.options.workers):
         name = f"worker-{letters(index)}"
-        # TensorFlow would take all cores of the node.
+        # By default, TensorFlow takes as many threads as the node has cores.
         threads = str(max(1, int(options.bundle(name).get("CPU", 1))))
         environment = {"TF_NUM_INTRAOP_THREADS": threads}
         found[name] = RayTask("worker.cli", tuple(plan.worker), environment)
@@ -107,15 +107,15 @@ def described(plan: LaunchPlan, options: RayOptions) -> str:
 
 
 def check_places(bundles: Mapping[str, Bundle], strategy: str, nodes: Sequence[Bundle]) -> None:
-    """Checks that all processes can have a place at the same time, were nothing else there: Ray
-    lets others wait without end.
+    """Checks that all processes fit at the same time if Ray has nothing else to run. Ray itself
+    would let a cluster that does not fit wait forever.
 
     Args:
         bundles: resources by process.
         nodes: resources of each node that is alive.
 
     Raises:
-        LaunchFailed: there are too few; says of what, and what Ray has.
+        LaunchFailed: they do not fit; says which resources they need, and what Ray has.
     """
     asked = total(bundles.values())
     there = total(nodes)

@@ -15,13 +15,13 @@ from psrpc.core.text import counted
 from psrpc.ops.process import module_command
 
 SCRIPT = "launch.sbatch"
-"""In the run directory, since each node has to read it."""
+"""Name of the script. It is in the run directory, since each node has to read it."""
 
 SUBMIT_S = 60.0
 """How long ``sbatch`` and ``sinfo`` may take."""
 
 REQUEUES = 5
-"""How often a batch job that has not ended well begins again by itself."""
+"""How often a batch job that has failed begins again by itself."""
 
 _TEMPLATE = Template("""\
 #!/bin/bash
@@ -95,7 +95,7 @@ exit $$status
 
 
 _OWN = ("job-name", "ntasks", "output", "open-mode", "requeue", "no-requeue", "signal")
-"""Options that the script has itself."""
+"""Options of ``sbatch`` that the script sets itself."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BatchOptions:
     given: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for an option that the script has itself."""
+        """Raises InvalidArgument for an option that the script sets itself."""
         for name in self.given:
             if name in _OWN:
                 raise InvalidArgument(
@@ -114,7 +114,7 @@ class BatchOptions:
 
     @property
     def directives(self) -> str:
-        """The lines of the script."""
+        """The lines of the script that have these options."""
         return "\n".join(
             f"#SBATCH --{name}={shlex.quote(value)}" for name, value in self.given.items()
         )
@@ -144,7 +144,8 @@ def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
 
 
 def write_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> Path:
-    """Writes the script to the run directory. Raises LaunchFailed if that cannot be written to."""
+    """Writes the script to the run directory; returns its path. Raises LaunchFailed if the script
+    cannot be written."""
     path = plan.options.run_dir / SCRIPT
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ def submit(path: Path) -> int:
     """Submits a script; returns the number of the batch job.
 
     Raises:
-        LaunchFailed: there is no Slurm here, or it refuses the script; has its words.
+        LaunchFailed: there is no Slurm here, or it refuses the script; quotes its message.
     """
     told = _run(["sbatch", "--parsable", str(path)])
     number = told.strip().partition(";")[0]
@@ -168,7 +169,8 @@ def submit(path: Path) -> int:
 
 
 def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
-    """Checks that all processes find a place at the same time: Slurm lets others wait without end.
+    """Checks that all processes fit into the partition at the same time. Slurm itself would let a
+    cluster that does not fit wait forever.
 
     Raises:
         LaunchFailed: Slurm has no such partition, or too few cores; says what it has.

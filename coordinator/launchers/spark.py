@@ -41,7 +41,8 @@ DRAIN_S = 90.0
 """How long the coordinator may take to drain."""
 
 HASTE_S = 10.0
-"""How long it may take where shards and workers are gone, which Spark kills a few seconds late."""
+"""How long the coordinator may drain when the Spark job is over. Shards and workers are gone then,
+or Spark kills them within seconds."""
 
 log = get_logger()
 
@@ -51,7 +52,7 @@ def run(context: Any, plan: LaunchPlan) -> dict[str, Any]:
     with _signals() as said, _Cluster(context, plan, said) as cluster:
         status = cluster.run()
     if said:
-        # As if it had come now: an interrupt raises KeyboardInterrupt.
+        # Repeat the signal now that its previous handler is back: SIGINT raises KeyboardInterrupt.
         signal.raise_signal(said[-1])
     if status not in (DONE, INTERRUPTED):
         raise cluster.failure(status)
@@ -59,7 +60,7 @@ def run(context: Any, plan: LaunchPlan) -> dict[str, Any]:
 
 
 def context_of(spark: Any) -> Any:
-    """Returns the context of a session or of itself.
+    """Returns the ``SparkContext`` of a session, or the given context itself.
 
     Raises:
         InvalidJob: pyspark is missing.
@@ -87,10 +88,10 @@ def context_of(spark: Any) -> Any:
 
 
 def await_slots(context: Any, plan: LaunchPlan) -> None:
-    """Waits until all shards and workers find a slot, as long as executors still register.
+    """Waits until Spark has a slot for each shard and worker, as long as executors still register.
 
     Raises:
-        LaunchFailed: they do not fit.
+        LaunchFailed: there are too few slots.
     """
     needed = plan.tasks - 1
     most = _most_slots(context)
@@ -118,8 +119,8 @@ def await_slots(context: Any, plan: LaunchPlan) -> None:
 
 
 def _slots(context: Any) -> int:
-    """Returns how many tasks the present executors run at a time; what Spark itself asks before a
-    barrier stage."""
+    """Returns how many tasks the present executors run at a time. Spark itself uses this number
+    before a barrier stage."""
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
     return int(scala.maxNumConcurrentTasks(profile))
@@ -142,7 +143,7 @@ class _Cluster:
     """The coordinator as a child of this process, and the Spark job of shards and workers."""
 
     def __init__(self, context: Any, plan: LaunchPlan, said: Sequence[int]) -> None:
-        """``said`` grows by the signals to this process; the coordinator gets each."""
+        """``said`` grows by each stop signal to this process; the coordinator gets each, too."""
         self._plan, self._run_dir = plan, plan.options.run_dir
         self._said, self._sent = said, 0
         self._lives = int(_setting(context, "spark.task.maxFailures", "4"))
@@ -204,13 +205,14 @@ class _Cluster:
         return status
 
     def failure(self, status: int) -> LaunchFailed:
-        """Returns why the coordinator has ended with ``status``."""
+        """Returns the error for a coordinator that has ended with ``status``."""
         return LaunchFailed(
             self._coordinator.reason or f"the coordinator ended with status {status}"
         )
 
     def _ended(self) -> int | None:
-        """Waits for a tick; returns the coordinator's status, None if it still runs."""
+        """Passes new signals on to the coordinator and waits for a tick; returns the coordinator's
+        status, or None if it still runs."""
         for number in self._said[self._sent :]:
             self._coordinator.send(number)
             self._sent += 1
@@ -227,10 +229,10 @@ class _Cluster:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Yields a list that the stop signals of this process are added to; of another thread than the
-    main one it stays empty.
+    """Yields a list to which stop signals of this process are added. It stays empty outside the
+    main thread, where handlers cannot be set.
 
-    pyspark's own handler of Ctrl-C would end all tasks at once.
+    The handlers replace pyspark's own, which ends all tasks at once on Ctrl-C.
     """
     said: list[int] = []
     if threading.current_thread() is not threading.main_thread():

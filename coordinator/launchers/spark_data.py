@@ -12,8 +12,8 @@ from psrpc.ops.extras import missing
 from psrpc.ops.logs import get_logger
 
 GROUP_NBYTES = 8 << 20
-"""Size of a row group in bytes. ``Parquet`` shuffles the records of some of them together, and
-holds up to twice as many in memory."""
+"""Size of a row group in bytes. ``Parquet`` shuffles the records of ``mix`` row groups together,
+and holds up to twice as many row groups in memory."""
 
 _DONE = "_SUCCESS"
 
@@ -21,7 +21,7 @@ log = get_logger()
 
 
 def frames_of(data: object) -> dict[str, object]:
-    """Returns frames and paths by the settings of the job that name them; a single one is
+    """Returns frames and paths by the job's setting for each; a single one is for the setting
     ``data``."""
     if data is None:
         return {}
@@ -34,7 +34,7 @@ def place(run_dir: Path, setting: str, data: object) -> str:
 
 
 def write_frame(frame: Any, path: Path) -> None:
-    """Writes a frame as a directory of Parquet files, unless an earlier launch has.
+    """Writes a frame as a directory of Parquet files, unless an earlier launch has done so.
 
     Raises:
         InvalidJob: pyarrow is missing.

@@ -21,10 +21,11 @@ from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
 
 MARK = "launch.spark"
-"""In the run directory: names the launch, for tasks that look whether they see the directory."""
+"""A file in the run directory with the id of the launch. A task that reads this id there sees the
+directory of the driver."""
 
 REFUSED = "launch.spark.refused"
-"""In the run directory: why a process will not start, however often it is tried."""
+"""A file in the run directory that says why a process cannot start, however often it is tried."""
 
 _ERROR = re.compile(r"^error (PS\d{3}: .*)")
 _ENDED = re.compile(r"MemberEnded: (.*)")
@@ -33,7 +34,7 @@ _NOT_INSTALLED = re.compile(r"No module named '(?:coordinator|psrpc)")
 
 
 class MemberEnded(Exception):
-    """The process of a task has ended and is to be started again, which is up to Spark."""
+    """The process of a task has ended. Fails the task, so that Spark starts it again."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class MemberTask:
     """Runs a shard or a worker to its end; Spark's tasks call it. The first tasks are the shards.
 
     Attributes:
-        launch: the content of :data:`MARK`.
-        coordinator: its ``HOST:PORT``.
+        launch: the id of the launch, the content of the file :data:`MARK`.
+        coordinator: ``HOST:PORT`` of the coordinator.
         directory: the driver's working directory; processes run there where it exists.
     """
 
@@ -55,7 +56,8 @@ class MemberTask:
         """Runs the process of task ``index``; yields nothing.
 
         Raises:
-            MemberEnded: the process has to be started again, or the run directory is not here.
+            MemberEnded: the process has to be started again, or this executor does not see the run
+                directory.
         """
         run_dir, host = self.plan.options.run_dir, socket.gethostname()
         if _text(run_dir / MARK) != self.launch:
@@ -88,7 +90,7 @@ class EchoedProcess:
     with the thread that has started it.
 
     Attributes:
-        reason: the newest line of its output that names an error, from its code on; else empty.
+        reason: the newest error line of its output, from the error's code on; empty without one.
     """
 
     def __init__(self, command: list[str], directory: str) -> None:
@@ -103,7 +105,7 @@ class EchoedProcess:
         return self._process.wait()
 
     def start(self) -> None:
-        """Starts it, in a session of its own: Ctrl-C in a terminal does not reach it."""
+        """Starts it in a session of its own, so that Ctrl-C in a terminal does not reach it."""
         self._start(start_new_session=True)
         self._copier = Thread(target=self._copy, name="output", daemon=True)
         self._copier.start()
@@ -145,10 +147,10 @@ class EchoedProcess:
 
 
 class SparkJob:
-    """A job of one task for each shard and worker, which a thread waits for.
+    """A Spark job with a task for each shard and worker; a thread waits for its end.
 
-    Tasks need no barrier: the coordinator's address is known before, and it tells workers where
-    the shards are. So Spark may start each of them again by itself.
+    Tasks need no barrier: the coordinator's address is known in advance, and the coordinator tells
+    workers where the shards are. So Spark may restart each task by itself.
     """
 
     def __init__(self, context: Any, task: MemberTask) -> None:
@@ -189,7 +191,7 @@ class SparkJob:
         """Checks that all tasks have found a slot within ``limit_s`` of the submission.
 
         Raises:
-            LaunchFailed: some have not: others hold the slots.
+            LaunchFailed: some have not, because other jobs hold the slots.
         """
         if self._all_started:
             return
@@ -202,7 +204,7 @@ class SparkJob:
             )
 
     def failure(self) -> LaunchFailed:
-        """Returns why it has ended before the training."""
+        """Returns the error for a Spark job that has ended before the training."""
         if self._error is None:
             return LaunchFailed("all tasks of the Spark job have ended before the training")
         return LaunchFailed(reason_of(str(self._error)))
@@ -216,7 +218,7 @@ class SparkJob:
             self._context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(
                 self._task
             ).collect()
-        except Exception as error:  # py4j's, which has the words of Java
+        except Exception as error:  # an error of py4j, which quotes Java
             self._error = error
 
     def _running(self) -> int:
@@ -230,8 +232,8 @@ class SparkJob:
 
 
 def reason_of(words: str) -> str:
-    """Returns the reason in one line, with its code if it has one, of Spark's words on a job that
-    has failed."""
+    """Extracts the reason from Spark's message about a failed job: one line, with an error code if
+    the message has one."""
     if _NOT_INSTALLED.search(words):
         return (
             "the Python of Spark's executors has no tf-pserver; install it there, or name another "

@@ -13,17 +13,19 @@ from psrpc.options.declaration import duration_s, option, positive
 from psrpc.security.identity import Role
 
 RUNS, JOBS, CERTS, DATA = "/runs", "/job", "/certs", "/data"
-"""Where a pod has the claim of the runs, the job file, certificates, and the claim of the data."""
+"""Directories of a pod: the claim with the runs, the job file, certificates, and the claim with the
+data."""
 
 TOKEN = "token"
-"""The file of a token, beside the certificates."""
+"""Name of the token file, beside the certificates."""
 
 PORT = 5000
-"""Of coordinator and shards, unless the user says otherwise: each pod has an address of its own."""
+"""Default port of coordinator and shards. It may be the same, as each pod has its own address."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST = 63 - len("-coordinator-0-0-abcde")
-"""Kubernetes makes names of pods of it, which are host names."""
+"""Longest name of a cluster. Kubernetes extends it to the names of pods, which are host names and
+have 63 characters at most."""
 
 _IMAGE = re.compile(
     r"[a-z0-9]+([._-]+[a-z0-9]+)*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
@@ -94,7 +96,7 @@ class KubernetesOptions:
     )
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for what Kubernetes would refuse."""
+        """Raises InvalidArgument for values that Kubernetes would refuse."""
         for name, form, example in (
             ("image", _IMAGE, "registry/team/tf-pserver-worker:1"),
             ("cpus", _CPUS, "2 or 500m"),
@@ -108,11 +110,11 @@ class KubernetesOptions:
 
 @dataclass(frozen=True)
 class KubernetesCluster:
-    """A cluster for Kubernetes: its run directory is a path in the claim.
+    """A cluster for Kubernetes; its run directory is a path within the claim.
 
     Attributes:
-        plan: as the user has said it, with paths of this machine.
-        kubeflow: whether Kubeflow Trainer makes the JobSet, of a TrainJob.
+        plan: the plan from the user's options, with paths of this machine.
+        kubeflow: whether to submit a TrainJob, from which Kubeflow Trainer makes the JobSet.
     """
 
     plan: LaunchPlan
@@ -136,17 +138,17 @@ class KubernetesCluster:
 
     @property
     def name(self) -> str:
-        """The JobSet's."""
+        """The name of the JobSet or TrainJob."""
         return self.options.name or self.plan.options.run_dir.name
 
     @property
     def kind(self) -> str:
-        """The kind of the object that runs it."""
+        """The kind of the object that runs the cluster."""
         return "TrainJob" if self.kubeflow else "JobSet"
 
     @property
     def resource(self) -> str:
-        """What ``kubectl`` calls this kind."""
+        """The name of this kind for ``kubectl``."""
         return "trainjob.trainer.kubeflow.org" if self.kubeflow else "jobset.jobset.x-k8s.io"
 
     @property
@@ -192,5 +194,5 @@ class KubernetesCluster:
         return f"{self.name}-{role}"
 
     def host(self, role: Role, index: str) -> str:
-        """Returns the name of a pod, which its successor has as well."""
+        """Returns the host name of a pod; the pod that replaces it has the same."""
         return f"{self.name}-{role}-0-{index}.{self.name}"

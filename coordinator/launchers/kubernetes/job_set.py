@@ -16,25 +16,25 @@ from psrpc.ops.extras import missing
 from psrpc.security.identity import Role
 
 Object = dict[str, Any]
-"""An object of Kubernetes, as JSON has it."""
+"""An object of Kubernetes in the form of JSON."""
 
 MOST_JOB_BYTES = 1_000_000
-"""A ConfigMap has 1 MiB at most, its metadata included."""
+"""Longest job file: a ConfigMap has 1 MiB at most, including its metadata."""
 
 ROLES = (Role.COORDINATOR, Role.SHARD, Role.WORKER)
-"""Each is a replicated job of its own."""
+"""The roles of a cluster; each is a replicated job of its own."""
 
 RUN_DIR = "tf-pserver/run-dir"
-"""An annotation of the JobSet or TrainJob: two runs of one name are told apart. Load-bearing."""
+"""Annotation of the JobSet or TrainJob that tells runs of the same name apart. Load-bearing."""
 
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def objects(cluster: KubernetesCluster) -> list[Object]:
-    """Returns all objects but those with keys, in the order in which they are made.
+    """Returns all objects except the Secrets, in the order in which they are made.
 
     Raises:
-        InvalidJob: the job file cannot be brought by a ConfigMap; says what to do.
+        InvalidJob: a ConfigMap cannot hold the job file; says what to do.
     """
     found = [] if cluster.options.claim else [_claim(cluster)]
     if cluster.job_file:
@@ -47,7 +47,7 @@ def objects(cluster: KubernetesCluster) -> list[Object]:
 
 
 def secrets(cluster: KubernetesCluster) -> list[Object]:
-    """Returns a Secret for each role, with its own key alone.
+    """Returns a Secret for each role, with the key of this role alone; none without certificates.
 
     Raises:
         InvalidArgument: a file is missing, or others may read it.
@@ -68,7 +68,7 @@ def secrets(cluster: KubernetesCluster) -> list[Object]:
 
 
 def secret_files(cluster: KubernetesCluster, role: Role) -> dict[str, Path]:
-    """Returns the files of a role's Secret, by the names that they have there."""
+    """Returns the files of a role's Secret, by their names in it."""
     from psrpc.security.certificates import CA_CERTIFICATE, certificate_name, key_name
     from psrpc.security.revocation import CRL
 
@@ -84,10 +84,11 @@ def secret_files(cluster: KubernetesCluster, role: Role) -> dict[str, Path]:
 
 
 def printed(cluster: KubernetesCluster) -> str:
-    """Returns the manifest of all objects but those with keys, which a comment tells how to make.
+    """Returns the manifest of all objects except the Secrets; a comment has the commands that make
+    those.
 
     Raises:
-        InvalidJob: the job file cannot be brought by a ConfigMap, or PyYAML is not installed.
+        InvalidJob: a ConfigMap cannot hold the job file, or PyYAML is not installed.
     """
     said = [f"# A {cluster.kind}, made by `coordinator launch`, which submits it."]
     if cluster.secured:
@@ -95,14 +96,15 @@ def printed(cluster: KubernetesCluster) -> str:
     for role in ROLES if cluster.secured else ():
         files = [f"--from-file={name}={path}" for name, path in secret_files(cluster, role).items()]
         words = ["kubectl", "create", "secret", "generic", cluster.secret(role), *files]
-        # Also where there is one, of older certificates.
+        # Replaces an existing Secret, with older certificates.
         words += ["--dry-run=client", "-o", "yaml"]
         said.append(f"#   {shlex.join(words)} | kubectl apply --server-side -f -")
     return "\n".join([*said, to_yaml(objects(cluster))])
 
 
 def to_yaml(found: Sequence[Object]) -> str:
-    """Returns a document for each object, with a job file as it was written.
+    """Returns a YAML document for each object; text of several lines, such as a job file, keeps its
+    lines.
 
     Raises:
         InvalidJob: PyYAML is not installed.
@@ -112,7 +114,7 @@ def to_yaml(found: Sequence[Object]) -> str:
     except ModuleNotFoundError:
         raise missing("launch kubernetes", "PyYAML", "kubernetes") from None
 
-    # No "&id001" for what several objects have in common.
+    # Write out values that several objects share, in place of references such as "&id001".
     readable: Any = type("Readable", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
 
     def text(dumper: Any, value: str) -> Any:
@@ -173,7 +175,7 @@ def _policy(cluster: KubernetesCluster) -> Object:
         "spec": {
             **own,
             "policyTypes": ["Ingress"],
-            # Shards take a second port for tensors, any that is free.
+            # Pods of the cluster reach all ports: shards take any free one for tensors.
             "ingress": [{"from": [own]}, {"ports": [{"port": "metrics"}]}],
         },
     }
@@ -187,7 +189,8 @@ def _job_set(cluster: KubernetesCluster) -> list[Object]:
 
 
 def _train_job(cluster: KubernetesCluster) -> list[Object]:
-    """Returns the runtime, which has the JobSet, and the TrainJob of it."""
+    """Returns the TrainingRuntime, which has the spec of the JobSet, and the TrainJob that uses
+    it."""
     version, workers = "trainer.kubeflow.org/v1alpha1", {"numNodes": cluster.plan.options.workers}
     runtime = _metadata(cluster, cluster.name)
     runtime["labels"] = {**cluster.labels, "trainer.kubeflow.org/framework": "tf-pserver"}
@@ -226,7 +229,7 @@ def _spec(cluster: KubernetesCluster) -> Object:
             "operator": "All",
             "targetReplicatedJobs": [cluster.job(Role.COORDINATOR)],
         },
-        # Jobs replace single pods; by default a failed Job would begin all of them again.
+        # Jobs replace single pods. By default, a failed Job would restart all Jobs.
         "failurePolicy": {
             "maxRestarts": 0,
             "rules": [{"name": "neverRestartAll", "action": "FailJobSet"}],

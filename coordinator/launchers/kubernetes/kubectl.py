@@ -1,4 +1,4 @@
-"""Submits a cluster to Kubernetes through ``kubectl``, with its refusals in one line each."""
+"""Submits a cluster to Kubernetes through ``kubectl``, and explains refusals in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.launchers.kubernetes.starting import wait_started
 from psrpc.core.errors import AlreadyExists, InvalidArgument, LaunchFailed
 
 ANSWER_S = 60.0
-"""How long ``kubectl`` may take, but for the end of a JobSet."""
+"""How long a call of ``kubectl`` may take, except for the deletion of an ended run."""
 
 DELETE_S = 180.0
 """How long the last pods of a run that has ended may take to leave."""
@@ -23,7 +23,8 @@ DELETE_S = 180.0
 MANIFESTS = "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 
 _APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=coordinator", "-f", "-")
-"""On the server: what `kubectl` itself would keep beside an object has room for 256 KiB."""
+"""Applies on the server. Otherwise `kubectl` would keep a copy of each object in an annotation, and
+annotations have room for 256 KiB."""
 
 _ADVICE = (
     (
@@ -57,17 +58,18 @@ _ADVICE = (
         "`kubectl config get-contexts` says which clusters there are: --context NAME",
     ),
 )
-"""What ``kubectl`` says, as a regular expression, and what to do then; the first one counts."""
+"""Advice for errors of ``kubectl``: a regular expression for the error, and the fix. The first
+match counts."""
 
 _LOGGED = re.compile(r"[IWE]\d{4} |Warning: ")
-"""Lines of ``kubectl`` about itself."""
+"""Beginnings of log lines and warnings, which are no part of a refusal."""
 
 
 class Kubectl:
     """Calls ``kubectl`` for one cluster and namespace."""
 
     def __init__(self, cluster: KubernetesCluster) -> None:
-        """Keeps the options that all calls have."""
+        """Calls will use the context and the namespace of ``cluster``."""
         said = ["kubectl"]
         if cluster.options.context:
             said += ["--context", cluster.options.context]
@@ -76,10 +78,10 @@ class Kubectl:
         self._command = said
 
     def run(self, *words: str, text: str = "", timeout_s: float = ANSWER_S) -> str:
-        """Returns standard output of a call.
+        """Calls ``kubectl`` with ``text`` as standard input; returns its standard output.
 
         Raises:
-            LaunchFailed: it fails, or takes too long; has its words and a fix.
+            LaunchFailed: the call fails or takes too long; has the error and a fix.
         """
         command = [*self._command, *words]
         try:
@@ -101,14 +103,15 @@ class Kubectl:
         return done.stdout
 
     def get(self, kind: str, name: str) -> Object | None:
-        """Returns an object, or None where there is none. Raises LaunchFailed."""
+        """Returns an object, or None if it does not exist. Raises LaunchFailed."""
         found = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
         document: Object | None = json.loads(found) if found.strip() else None
         return document
 
 
 def explained(words: str) -> str:
-    """Returns the words of a refusal in one line, with the fix if it is known."""
+    """Returns the error output ``words`` of ``kubectl`` in one line, with the fix if it is
+    known."""
     lines = [line.removeprefix("error: ").strip() for line in words.splitlines()]
     why = "; ".join(line for line in lines if line and not _LOGGED.match(line))
     for sign, advice in _ADVICE:
@@ -119,18 +122,19 @@ def explained(words: str) -> str:
 
 
 def submit_objects(cluster: KubernetesCluster) -> None:
-    """Submits a cluster; a JobSet or TrainJob of the same run that has ended makes way.
+    """Submits a cluster. First deletes the JobSet or TrainJob of the same run if it has ended.
 
     Raises:
-        AlreadyExists: it runs already, or its name is another run's.
-        InvalidArgument: the claim is not there, or its volume is for one node alone.
-        LaunchFailed: there is no cluster, or it refuses.
+        AlreadyExists: the cluster runs already, or another run has its name.
+        InvalidArgument: a claim does not exist, or its volume is for one node alone.
+        LaunchFailed: Kubernetes cannot be reached, or refuses the cluster.
     """
     kubectl = Kubectl(cluster)
     ended = _check_run(cluster, kubectl.get(cluster.resource, cluster.name))
     _check_claim(cluster, kubectl)
     made = to_yaml([*secrets(cluster), *objects(cluster)])
-    # All of it, before any of it exists; of the run before, what is immutable would be refused.
+    # Try all objects before any is made, but the last one if it exists from an ended run:
+    # Kubernetes would refuse to change its immutable fields.
     rehearsed = to_yaml([*secrets(cluster), *objects(cluster)[: -1 if ended else None]])
     kubectl.run(*_APPLY, "--dry-run=server", text=rehearsed)
     if ended:
@@ -167,7 +171,8 @@ def wait_for_pods(cluster: KubernetesCluster) -> str:
 
 
 def _check_run(cluster: KubernetesCluster, found: Object | None) -> bool:
-    """Returns whether there is an object of the same run, which has ended."""
+    """Returns whether the object exists and its run has ended. Raises AlreadyExists if it runs, or
+    belongs to another run."""
     if found is None:
         return False
     run_dir = found["metadata"].get("annotations", {}).get(RUN_DIR)

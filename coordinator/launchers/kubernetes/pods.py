@@ -17,32 +17,32 @@ from psrpc.security.identity import Role
 METRICS_PORT = 9100
 
 GRACE_S = 90
-"""Between SIGTERM and SIGKILL: a drain takes 75 s at most."""
+"""Seconds between SIGTERM and SIGKILL; a drain takes 75 s at most."""
 
 REFUSED, DRAINED, STOPPED = 2, 75, 130
 """Exit codes that a Job tells apart; see docs/supervisors.md."""
 
 _INDEX = "$(JOB_COMPLETION_INDEX)"
-"""Kubernetes replaces it in arguments."""
+"""Stands for the index of a pod in its Job; Kubernetes replaces this text in arguments."""
 
 
 def job_template(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
     """Returns the Job of a role.
 
-    A pod that fails is replaced, unless another start would come to the same: then the Job fails,
-    and all of the JobSet with it, but for one worker of several. That a person has stopped the run
-    is the coordinator's to say.
+    A pod that fails is replaced, unless another start would fail in the same way. Then the Job
+    fails, and the whole JobSet with it; but if there are several workers, the Job only gives up
+    that one. Only the exit code of the coordinator can say that a user has stopped the run.
     """
     many = {Role.SHARD: cluster.plan.options.shards, Role.WORKER: cluster.plan.options.workers}
     final = [REFUSED, STOPPED] if role is Role.COORDINATOR else [REFUSED]
     passing = [DRAINED] if role is Role.COORDINATOR else [DRAINED, STOPPED]
-    # Only some workers may be lost for good; a Job of which one has heard that the run is done has
-    # succeeded, whatever became of the others.
+    # Only workers may be lost for good, and not all of them. Their Job succeeds as soon as one of
+    # them has heard that the run is done.
     end, bound = "FailJob", dict[str, Any](maxFailedIndexes=0)
     if role is Role.WORKER:
-        # A worker that was barred is refused, too.
+        # This gives up a barred worker, too: it exits with REFUSED.
         end, bound = "FailIndex", {"successPolicy": {"rules": [{"succeededCount": 1}]}}
-    # Kubeflow finds by this label what it calls the trainer, and sets its number of pods.
+    # By this label, Kubeflow finds the Job that it calls the trainer, and sets its number of pods.
     label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     metadata = {"metadata": {"labels": label}} if cluster.job(role) == "node" else {}
     return {
@@ -51,10 +51,10 @@ def job_template(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": many.get(role, 1),
             "parallelism": many.get(role, 1),
-            # Each pod waits for its own crashes alone: 10 s at first, 10 minutes at most.
+            # A pod's own crashes alone delay its restart: by 10 s at first, 10 minutes at most.
             "backoffLimitPerIndex": cluster.options.restarts,
             **bound,
-            # Never two of one index.
+            # Replace a pod only after it has ended, so that no two pods have the same index.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
@@ -79,18 +79,18 @@ def _on_exit(action: str, container: str, codes: list[int]) -> dict[str, Any]:
 def _pod(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
     scheme = "https" if cluster.secured else "http"
     spec: dict[str, Any] = {
-        # Another pod in place of another container: only so a Job sees exit codes.
+        # Start another pod, not another container in this pod: only so a Job sees exit codes.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": False,
-        # A Service called pserver would set PSERVER_PORT.
+        # Otherwise a Service called pserver would set PSERVER_PORT in this pod.
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": cluster.options.user,
             "runAsGroup": cluster.options.user,
             "fsGroup": cluster.options.user,
-            # Large volumes are not walked through at each start.
+            # Do not visit every file of a large volume at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -158,7 +158,7 @@ def _arguments(role: Role, cluster: KubernetesCluster) -> list[str]:
         Role.SHARD: cluster.inside.shard,
         Role.WORKER: cluster.inside.worker,
     }[role]
-    # Kubernetes reads $(X) and $$ in arguments.
+    # Kubernetes would replace $(X) and $$ in arguments.
     found = [each.replace("$", "$$") for each in said]
     if role is Role.SHARD:
         found += ["--shard", _INDEX, "--advertise", f"{cluster.host(role, _INDEX)}:{port}"]
@@ -173,8 +173,9 @@ def _arguments(role: Role, cluster: KubernetesCluster) -> list[str]:
 
 
 def _probes(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
-    """Returns when a container counts as started, and as hung. Each look is a Python process, so
-    there are few; whether it waits for others or restores a checkpoint is not asked."""
+    """Returns the probes for a container that has started, and for one that hangs. Each call is a
+    Python process, so calls are rare. A container that waits for others or restores a checkpoint
+    passes the probes."""
     port = cluster.inside.port if role.serves else METRICS_PORT
     host = "localhost" if role.serves else "0.0.0.0"
     command = [_COMMANDS[role], "healthcheck", f"{host}:{port}"]
@@ -193,7 +194,8 @@ def _volumes(role: Role, cluster: KubernetesCluster) -> list[tuple[dict[str, Any
     """Returns the volumes of a pod, each with its mount."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}),
-        # The 64 MB of a container are few for a job that loads data in several processes.
+        # By default a container has 64 MB of shared memory, too little for a job that loads data in
+        # several processes.
         (
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -210,7 +212,8 @@ def _volumes(role: Role, cluster: KubernetesCluster) -> list[tuple[dict[str, Any
         data = {"name": "data", "persistentVolumeClaim": source}
         found.append((data, {"name": "data", "mountPath": DATA, "readOnly": True}))
     if cluster.secured:
-        # Of root, and for the group to read: keys that all may read are refused.
+        # The files belong to root, and the group may read them. Processes refuse keys that
+        # all users may read.
         secret = {"secretName": cluster.secret(role), "defaultMode": 0o440}
         found.append(
             (

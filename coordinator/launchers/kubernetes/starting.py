@@ -1,4 +1,4 @@
-"""Whether the pods of a submitted cluster start, and why not."""
+"""Finds out whether the pods of a submitted cluster start, and why one does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psrpc.core.text import counted, sanitize
 CODE = "PS142"
 
 LOOK_S = 2.0
-"""Between two looks."""
+"""Pause between two looks at the pods."""
 
 _IMAGE = (
     "image REF cannot be had: {}; push it where the cluster's nodes can pull it, or name another "
@@ -26,16 +26,16 @@ _FINAL = {
     "CreateContainerConfigError": "its container cannot be made: {}",
     "CreateContainerError": "its container cannot be made: {}",
 }
-"""Reasons for which a container waits without end, each with its advice."""
+"""Reasons for which a container waits forever, each with a message that has the advice."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What pods are seen to do.
+    """How far the pods of a cluster have started.
 
     Attributes:
         missing: pods that do not run yet, each with the reason.
-        hopeless: why one of them never will without help; empty if there is none.
+        hopeless: why one of these cannot start without help; empty if each can.
     """
 
     missing: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Start:
 
 
 def seen(pods: Sequence[Any], expected: int) -> Start:
-    """Returns what the documents of all pods of a cluster say of its start."""
+    """Returns how far a cluster has started, from the documents of all its pods."""
     missing = []
     for pod in pods:
         name = pod["metadata"]["name"]
@@ -72,11 +72,11 @@ def wait_started(
 
     Args:
         look: returns the documents of all pods of the cluster.
-        clock: seconds, of any beginning.
+        clock: returns seconds since any fixed moment.
         pause: waits that many seconds.
 
     Returns:
-        What is missing after ``limit_s``; empty if all run.
+        The pods that are missing after ``limit_s``, with reasons; empty if all run.
 
     Raises:
         LaunchFailed: a pod cannot start without help; says which, and what to do.
