@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the script; returns 0."""
+    """Prints the completion script; returns 0."""
     print(completion.script(make_parser(), args.shell))  # noqa: T201
     return 0
 

@@ -15,7 +15,7 @@ Point = Mapping[str, Value]
 """A value for each setting of a space."""
 
 OWN = "setting."
-"""May precede the name of a job file's own ``setting``, which ``--set`` has without it."""
+"""Optional prefix of a key that is a job file's own ``setting``; ``--set`` has the key without."""
 
 MOST_POINTS = 1_000_000
 """Most points of a grid."""
@@ -33,8 +33,8 @@ class Space:
 
     @property
     def corners(self) -> list[Point]:
-        """Points that have each end of each range and each value of each list: what the job refuses
-        of those can be said before anything starts."""
+        """Points that together have each end of each range and each value of each list. A study
+        describes the job at these to find values that the job refuses before anything starts."""
         most = max(len(each.ends) for each in self.ranges.values())
         return [
             {key: each.ends[min(at, len(each.ends) - 1)] for key, each in self.ranges.items()}
@@ -64,7 +64,7 @@ class Space:
         return size
 
     def grid_point(self, number: int) -> Point:
-        """Returns a point of the grid, of which the last setting changes first."""
+        """Returns a point of the grid; from one number to the next, the last setting changes."""
         values = [_listed(each) for each in self.ranges.values()]
         point = next(itertools.islice(itertools.product(*values), number, None))
         return dict(zip(self.ranges, point, strict=True))
@@ -96,7 +96,7 @@ class Space:
         return {key: each.ends[number] for key, each in self.ranges.items()}
 
     def random_point(self, seed: int, number: int) -> Point:
-        """Returns the random point of a trial, which follows from seed and number alone."""
+        """Returns the random point of a trial, which depends on ``seed`` and ``number`` alone."""
         places = random.Random(f"{seed} {number}")
         return {key: each.at(places.random()) for key, each in self.ranges.items()}
 
@@ -111,7 +111,8 @@ def read_space(texts: Mapping[str, str]) -> Space:
     """Reads the text of each range by setting.
 
     Raises:
-        InvalidArgument: it is no range; names the setting.
+        InvalidArgument: a text is no range, a setting is there twice, or there is none; names the
+            setting.
     """
     ranges: dict[str, Range] = {}
     for name, text in texts.items():

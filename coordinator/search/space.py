@@ -22,8 +22,8 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class RealRange:
-    """The real numbers from ``low`` to ``high``; with ``log`` those of every order of magnitude
-    are equally likely."""
+    """The real numbers from ``low`` to ``high``; with ``log``, every order of magnitude is equally
+    likely."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class RealRange:
         return f"{'log' if self.log else 'uniform'}({self.low!r}, {self.high!r})"
 
     def at(self, place: float) -> float:
-        """Returns the number at ``place``, from 0 to 1."""
+        """Returns the number at ``place`` of the range, where 0 is its beginning and 1 its end."""
         low, high = self.low, self.high
         if self.log:
             found = math.exp(math.log(low) + place * (math.log(high) - math.log(low)))
@@ -73,7 +73,7 @@ class WholeRange:
         return f"integers({self.low}, {self.high})"
 
     def at(self, place: float) -> int:
-        """Returns the number at ``place``, from 0 to 1."""
+        """Returns the number at ``place`` of the range, where 0 is its beginning and 1 its end."""
         return min(self.low + int(place * (self.high - self.low + 1)), self.high)
 
     @property
@@ -89,7 +89,7 @@ class Alternatives:
     values: tuple[Value, ...]
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for no values, the same one twice, or one that no text has."""
+        """Raises InvalidArgument for no values, one twice, or one of another type than `Value`."""
         if not self.values:
             raise InvalidArgument("choice() has no values; expected at least one")
         for index, value in enumerate(self.values):
@@ -104,7 +104,7 @@ class Alternatives:
         return f"choice({', '.join(map(repr, self.values))})"
 
     def at(self, place: float) -> Value:
-        """Returns the value at ``place``, from 0 to 1."""
+        """Returns the value at ``place`` of the list, where 0 is its beginning and 1 its end."""
         return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
 
     @property
@@ -118,8 +118,9 @@ Range = RealRange | WholeRange | Alternatives
 
 
 def log(low: float, high: float) -> RealRange:
-    """Makes the range of real numbers from ``low`` to ``high``, by order of magnitude: for learning
-    rates. Raises InvalidArgument for an empty interval or one that begins at 0 or below."""
+    """Makes the range of real numbers from ``low`` to ``high`` in which every order of magnitude is
+    equally likely, as for learning rates. Raises InvalidArgument for an empty interval or one that
+    begins at 0 or below."""
     return RealRange(_real("log", low), _real("log", high), log=True)
 
 

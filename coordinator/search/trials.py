@@ -1,4 +1,4 @@
-"""What a study does next, and what the evaluations of a trial say."""
+"""Decides what a study does next, and reads the evaluations of a trial."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Direction = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class StudyMetric:
-    """The figure that a study improves: the greatest or the least ``name``, an evaluation's."""
+    """The metric that a study improves: ``name`` of the evaluations, to be as great or as little as
+    possible."""
 
     direction: Direction
     name: str
@@ -49,7 +50,7 @@ def check_metric(metric: StudyMetric, names: Sequence[str], evaluated: bool) -> 
     """Checks that a job reports a metric.
 
     Args:
-        names: those of the job's evaluations.
+        names: the metrics that the job's evaluations report.
         evaluated: whether the job evaluates anything.
 
     Raises:
@@ -94,9 +95,9 @@ class StudyLimits:
     """The limits of a study.
 
     Attributes:
-        trials: in all, those that failed or were pruned included.
-        parallel: at the same time.
-        max_failures: more failed trials end the study.
+        trials: number of trials in all, including those that failed or were pruned.
+        parallel: number of trials at the same time.
+        max_failures: number of failed trials that the study bears; one more ends it.
     """
 
     trials: int
@@ -109,10 +110,10 @@ class StudyCounts:
     """The trials of a study.
 
     Attributes:
-        begun: all of them, whatever became of them.
-        failed: those that have failed.
+        begun: number of trials that were ever begun, in any state now.
+        failed: number of trials that have failed.
         left: numbers of the trials that an earlier command left under way, in order.
-        running: trials that run now.
+        running: number of trials that run now.
     """
 
     begun: int
@@ -145,7 +146,7 @@ class EndStudy:
     """Ends the study: trials that run are stopped with a checkpoint.
 
     Attributes:
-        failed: the study ends before all of its trials have been made.
+        failed: whether the study ends because too many trials have failed.
     """
 
     reason: str
@@ -156,7 +157,7 @@ NextStep = GoOnWith | BeginTrial | AwaitTrials | EndStudy
 
 
 def next_step(limits: StudyLimits, counts: StudyCounts, out_of_time: bool = False) -> NextStep:
-    """Decides what a study does next. ``out_of_time``: the time of the command is over."""
+    """Decides what a study does next. ``out_of_time``: whether the command's time limit is over."""
     if counts.failed > limits.max_failures:
         failed = counted(counts.failed, "trial has", "trials have")
         return EndStudy(

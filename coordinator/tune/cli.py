@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as held:
         warm_start = None
         if args.warm_start:
-            # Before the imports below, which take half a second.
+            # Started before the imports below, which take half a second.
             warm_start = held.enter_context(WarmStart(cluster_environment(os.environ)))
         from coordinator.tune import command
         from psrpc.ops.logs import make_printing_safe

@@ -66,7 +66,7 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
     """Runs the study; returns 0 done or out of time, 1 failed, 2 bad input, 130 interrupted.
 
     Args:
-        warm_start: is started already.
+        warm_start: a fork server that is started already; None starts all processes fresh.
     """
     job = args.job
     options = TuneArguments(
@@ -191,7 +191,7 @@ def _run(
 def conclusion(
     records: Sequence[TrialRecord], metric: StudyMetric, directory: StudyDirectory
 ) -> list[str]:
-    """Returns what to know of a study that has ended, line by line."""
+    """Returns the lines to print at the end of a study: its results, best trial and journal."""
     path = directory.path
     lines = [f"results {path / RESULTS}"]
     best = best_trial(records, metric)

@@ -1,4 +1,4 @@
-"""The directory of a study: what it is a study of, its lock and its journal."""
+"""The directory of a study: the study's description, its lock and its journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from psrpc.files.durable import ensure_directory
 from psrpc.files.storage import cause_of, read_json, replace_text
 
 STUDY = "study.json"
-"""What the study is of. Load-bearing, as are the names of its trials and of the journal."""
+"""The file that describes the study. Its name is load-bearing, as are those of the trials and of
+the journal."""
 
 JOURNAL = "journal.log"
 
@@ -44,14 +45,14 @@ def new_study_directory(job: str) -> Path:
 
 
 class StudyDirectory:
-    """A study's directory, which one process holds at a time: use it with ``with``."""
+    """The directory of a study. One process at a time holds it, in a ``with`` block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
 
     def __enter__(self) -> StudyDirectory:
-        """Makes the directory if there is none, and takes it.
+        """Makes the directory if it does not exist, and locks it.
 
         Raises:
             AlreadyExists: another command runs the study.
@@ -97,8 +98,8 @@ class StudyDirectory:
         return self.path / f"trial-{number:04d}"
 
     def settle(self, study: Mapping[str, Any]) -> bool:
-        """Stores what the study is of, or compares it with the study that is there; returns whether
-        there is one.
+        """Stores the description of the study, or compares it with one that is stored already;
+        returns whether there was one.
 
         Raises:
             InvalidArgument: the directory has another study; names the first difference.
@@ -151,8 +152,8 @@ def _shown(value: Any) -> str:
 
 
 def mend_journal(path: Path) -> None:
-    """Removes what a process that was killed while it wrote has left: its lock, and the beginning
-    of a line. Only for the holder of the directory. Raises OSError."""
+    """Removes the remains of a process that was killed while it wrote to the journal: its lock, and
+    an incomplete line. Only the holder of the directory may call this. Raises OSError."""
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)
     try:

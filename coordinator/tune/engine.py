@@ -31,7 +31,7 @@ POLL_S = 0.1
 """Longest delay before the engine notices an evaluation, or the end of a run."""
 
 REASON_CHARS = 300
-"""Of a reason why a trial failed."""
+"""Longest reason why a trial failed."""
 
 
 @dataclass
@@ -39,11 +39,11 @@ class RunningTrial:
     """A trial that runs now.
 
     Attributes:
-        number: of the trial.
-        slot: its place among the trials that run at the same time, from 0: which GPU it has.
+        number: the number of the trial.
+        slot: its place among the trials that run at the same time, from 0; decides its GPU.
         began: monotonic seconds.
-        judged: it ends for the verdict that the storage has.
-        values: of the metric, that were reported.
+        judged: whether the storage has a verdict for it, so that its run is being ended.
+        values: the values of the metric that were reported.
     """
 
     number: int
@@ -73,7 +73,7 @@ class StudyScreen(Protocol):
 
 
 Launcher = Callable[[int, Point, int], tuple[TrialRun, Path]]
-"""Makes the run of a trial from its number, point and slot; returns its run directory, too."""
+"""Makes the run of a trial from its number, point and slot; returns it and its run directory."""
 
 
 class StudyEngine:
@@ -173,11 +173,11 @@ class StudyEngine:
                 self._ended(trial, end)
 
     def _read(self, trial: RunningTrial) -> None:
-        """Reports new evaluations, and stops a trial that is judged by one."""
+        """Reports new evaluations; ends the run of a trial that diverged or is pruned."""
         values = trial.history.values()
         if trial.judged or len(values) == len(trial.values):
             return
-        # An epoch that is done again after a loss keeps the value that was reported first.
+        # An epoch that is repeated after a recovery keeps the value that was reported first.
         for value in values:
             if value in trial.values:
                 continue
@@ -214,7 +214,7 @@ class StudyEngine:
         elif end.status != INTERRUPTED:
             self._tell_end(trial, "failed", reason=sanitize(end.reason, REASON_CHARS))
         elif not self._ending:
-            # The processes got the signal, and this one did not.
+            # The processes of the trial got a stop signal, but this process did not.
             self.stop()
 
     def _tell(self, trial: RunningTrial, record: TrialRecord) -> None:
@@ -230,7 +230,8 @@ class StudyEngine:
         self._changed(records)
 
     def _stop_all(self) -> None:
-        """Stops trials that still run; they stay under way, for the same command."""
+        """Stops trials that still run; the storage keeps them as running, so that the same command
+        goes on with them."""
         self._ending = True
         for trial in self._running:
             trial.run.stop()

@@ -17,7 +17,7 @@ Pruner = Literal["hyperband", "median", "none"]
 PRUNERS: tuple[Pruner, ...] = get_args(Pruner)
 
 TRIALS = 20
-"""Default of ``--trials`` where the space has no end."""
+"""Default of ``--trials`` for samplers that have no last point."""
 
 MAX_FAILURES = 10
 """Default of ``--max-failures``."""
@@ -35,7 +35,8 @@ def time_limit_s(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneArguments(LocalArguments):
-    """The options of ``coordinator tune``, without the job; those of a cluster are of each trial.
+    """The options of ``coordinator tune``, without the job; options of a cluster hold for each
+    trial.
 
     ``None`` leaves a choice to the job, or to the sampler.
     """

@@ -1,4 +1,4 @@
-"""A study in Optuna: asks for points, reports evaluations, tells ends."""
+"""A study in Optuna: asks for points, reports evaluations, and says how trials end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PHASES: Mapping[str, TrialPhase] = {
     "PRUNED": "pruned",
     "FAIL": "failed",
 }
-"""By the name of Optuna's state."""
+"""Phases of a trial by the name of Optuna's state."""
 
 _VERDICT, _REASON = "verdict", "reason"
 """User attributes of a trial. Load-bearing: studies go on with other versions."""
 
 REDUCTION = 4
-"""Hyperband trains a quarter of the trials on at each rung, as in Li et al., "A System for
-Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs prune
-late."""
+"""At each rung, Hyperband goes on with a quarter of the trials, as in Li et al., "A System for
+Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs would
+prune late."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class TrialRecord:
     """A trial as the storage has it.
 
     Attributes:
-        values: of the metric, by epoch, in order.
-        verdict: what a trial that runs is to become once its run has ended; empty without one.
+        values: the values of the metric, in the order of epochs.
+        verdict: the `TrialEnd` to record once the run of a running trial has ended; empty if not
+            decided.
         reason: why it failed or was pruned.
-        seconds: from its begin to its end; None before that.
+        seconds: from its beginning to its end; None before the end.
     """
 
     number: int
@@ -61,7 +62,7 @@ class StudyRules:
     """How a study chooses points and prunes trials.
 
     Attributes:
-        epochs: of a trial that is not pruned.
+        epochs: number of epochs of a trial that is not pruned.
     """
 
     space: Space
@@ -72,8 +73,8 @@ class StudyRules:
     epochs: int
 
     def point(self, number: int) -> Point:
-        """Returns what the rules alone say of the point of a trial; empty where earlier trials
-        matter."""
+        """Returns the point of a trial if the rules alone decide it; empty if it depends on earlier
+        trials."""
         if self.sampler == "grid":
             return self.space.grid_point(number)
         if self.sampler == "zip":
@@ -82,10 +83,10 @@ class StudyRules:
 
 
 class OptunaStudy:
-    """The study in a journal file, whose only writer this process is. Not thread-safe."""
+    """The study in a journal file; only this process may write to the file. Not thread-safe."""
 
     def __init__(self, path: Path, name: str, rules: StudyRules) -> None:
-        """Opens the journal, which :func:`coordinator.tune.directory.mend_journal` has looked at.
+        """Opens the journal; call :func:`coordinator.tune.directory.mend_journal` before.
 
         Hyperband draws a trial's bracket from ``name``.
         """
@@ -118,8 +119,8 @@ class OptunaStudy:
         return self._complete(trial)
 
     def take_up(self, number: int) -> TrialRecord:
-        """Goes on with a trial that an earlier process has begun; chooses what is missing of its
-        point."""
+        """Goes on with a trial that an earlier process has begun; chooses the values that its point
+        lacks."""
         from optuna.trial import Trial
 
         self._choose_sampler(number)
@@ -141,8 +142,8 @@ class OptunaStudy:
         return self._record(trial.number)
 
     def report(self, number: int, value: TrialValue) -> bool:
-        """Stores an evaluation, unless its epoch has one; returns whether the pruner would end the
-        trial there."""
+        """Stores an evaluation, unless its epoch has one already; returns whether the pruner wants
+        to end the trial."""
         trial = self._trials[number]
         if value.epoch in {each.epoch for each in self._record(number).values}:
             return False
@@ -150,7 +151,7 @@ class OptunaStudy:
         return value.epoch < self._rules.epochs and bool(trial.should_prune())
 
     def give_verdict(self, number: int, verdict: TrialEnd, reason: str) -> None:
-        """Stores what a trial will have become once its run has ended."""
+        """Stores the `TrialEnd` of a trial, to be recorded once its run has ended."""
         self._trials[number].set_user_attr(_REASON, reason)
         self._trials[number].set_user_attr(_VERDICT, verdict)
 
@@ -159,8 +160,8 @@ class OptunaStudy:
     ) -> None:
         """Ends a trial, with a ``value`` if it is complete.
 
-        To Optuna a trial that has failed is a pruned one. Samplers leave out what Optuna takes for
-        failed, and would try the same learning rates again.
+        Optuna gets a failed trial as a pruned one: samplers ignore trials that failed in Optuna's
+        sense, and would try the same learning rates again.
         """
         from optuna.trial import TrialState
 
@@ -218,7 +219,7 @@ def _pruner(rules: StudyRules) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Optuna's warnings about its own young features away from users."""
+    """Hides Optuna's warnings about its experimental features."""
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ from psrpc.core.text import counted
 from psrpc.options.job_source import first_look
 
 CORNERS = 8
-"""Most points that are described before a study begins: each takes a second."""
+"""Most points at which the job is described before a study begins; each takes a second."""
 
 NO_SPACE = (
     "there is nothing to search: say --space 'optimizer.learning_rate=log(1e-4, 1e-1)', or, after "
@@ -32,15 +32,15 @@ NO_SPACE = (
 )
 
 EACH_EPOCH = "evaluate_every_epoch=true"
-"""A setting of every trial, unless the user says otherwise: the pruner looks at each epoch."""
+"""A setting of every trial, unless the user overrides it: the pruner needs each epoch's metric."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A study that may begin.
+    """A study that has been checked and may begin.
 
     Attributes:
-        identity: what the study is of, as its directory keeps it.
+        identity: the description of the study, which its directory stores.
     """
 
     rules: StudyRules
@@ -55,18 +55,18 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
 
     Raises:
         InvalidArgument: an option, the space or the metric cannot be used; says the fix.
-        InvalidJob: so it is with the job.
+        InvalidJob: the job cannot be used; says the fix.
         DescribeFailed: the job refuses an end of the space, or is unusable.
     """
     texts = split_options(args.space)
     space = read_space(texts) if texts else None
     if space is not None:
         _check_counts(args, space)
-        # Finds a key that is no setting in milliseconds, where the job file shows all of them.
+        # Finds an unknown key in milliseconds if the job file shows all of its settings.
         first_look(Path(job), (*args.overrides, *overrides_of(space.corners[0])))
     check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
-    # Without what every trial has, which a job without evaluations refuses.
+    # Without EACH_EPOCH, which a job without evaluations refuses with another message.
     first = describe_points(job, args.overrides, args, [_first(space)], warm_start)[0]
     if space is None:
         found = first.document.get("search")
@@ -169,7 +169,7 @@ def describe_points(
 
 
 def trial_overrides(args: TuneArguments) -> tuple[str, ...]:
-    """Returns what every trial has as ``--set``, before its own point."""
+    """Returns the values of ``--set`` that every trial has, before those of its own point."""
     return (EACH_EPOCH, *args.overrides)
 
 
@@ -197,5 +197,5 @@ def check_gpus(args: TuneArguments, gpus: int) -> None:
 
 
 def gpu_of(args: TuneArguments, slot: int, gpus: int) -> str:
-    """Returns ``--gpu`` of the trial in a slot."""
+    """Returns the value of ``--gpu`` for the trial in a slot."""
     return str(slot % gpus) if args.gpu == "auto" and gpus else args.gpu

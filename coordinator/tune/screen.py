@@ -1,4 +1,4 @@
-"""Shows a study on a console: a table in place on a terminal, as lines elsewhere."""
+"""Shows a study on a console: as a table that is redrawn on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def headline(records: Sequence[TrialRecord], metric: StudyMetric, limits: StudyL
 
 
 def time_left_s(records: Sequence[TrialRecord], limits: StudyLimits) -> float | None:
-    """Returns the time that the others take if they take as long as those that have ended."""
+    """Returns the time for the remaining trials in seconds, if they take as long as those that have
+    ended; None if none has ended, or none remains."""
     took = [each.seconds for each in records if each.seconds is not None]
     left = limits.trials - len(took)
     return sum(took) / len(took) * left / limits.parallel if took and left > 0 else None
@@ -101,7 +102,7 @@ class StudyLines(_Screen):
 
 
 class StudyTable(_Screen):
-    """A table that is redrawn, of trials that run and of the best ones; events scroll above it."""
+    """A redrawn table of the running trials and the best ones; events scroll above it."""
 
     def __init__(self, console: Console, metric: StudyMetric, limits: StudyLimits) -> None:
         super().__init__(console, metric, limits)

@@ -23,7 +23,7 @@ from psrpc.ops.process import PARENT_PID, child_environment, module_command
 from psrpc.options.declaration import NotThis, Option, options_of
 
 SearchSpace = Mapping[str, Range | Sequence[Value] | str]
-"""A range of :mod:`pserver.space`, a list of values, or the text of a range, by setting."""
+"""For each setting, a range of :mod:`pserver.space`, a list of values, or the text of a range."""
 
 
 def tune(
@@ -63,7 +63,7 @@ def load_study(run_dir: str | Path) -> Any:
     """Returns the ``optuna.Study`` of a study's directory.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: the directory has no study.
     """
     import optuna
     from optuna.storages.journal import JournalFileBackend
@@ -118,12 +118,12 @@ def _show(lines: Iterable[str]) -> None:
 
 
 def _run_command(arguments: Sequence[str]) -> None:
-    """Runs the command, which ends with this process. A Ctrl-C is passed on to it once."""
+    """Runs the command in a process that ends with this one. Passes a Ctrl-C on to it once."""
     child = subprocess.Popen(
         module_command("coordinator.cli", "tune", *arguments),
         env={**child_environment(os.environ), PARENT_PID: str(os.getpid())},
         stdin=subprocess.DEVNULL,
-        # In place of a terminal, such as a notebook, the caller's own stream shows it.
+        # Without a terminal, as in a notebook, `_show` copies the output to the caller's stream.
         stdout=None if sys.stdout.isatty() else subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

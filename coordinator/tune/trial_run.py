@@ -1,4 +1,4 @@
-"""A trial as a run of a whole cluster, in a thread of this process."""
+"""Runs a trial: a whole cluster, which a thread of this process supervises."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunEnd:
 
 
 class TrialScreen:
-    """The display of a trial's supervisor: keeps what a study shows of it. Thread-safe."""
+    """The display of a trial's supervisor: keeps the status, which the study shows. Thread-safe."""
 
     def __init__(self, note: Callable[[str], object]) -> None:
         """``note`` gets warnings, on the thread of the trial."""
@@ -74,7 +74,7 @@ class TrialHistory:
                 text = read_bounded(self._path).decode()
                 self._values, self._stamp = read_history(text, self._metric), now
         except (OSError, ValueError):
-            # It is replaced as a whole, so the next look finds one that can be read.
+            # The file is replaced as a whole, so a later call finds one that can be read.
             return self._values
         return self._values
 
@@ -85,7 +85,7 @@ class TrialRun:
     def __init__(
         self, options: UpOptions, forks: SharedForks, cores: int, note: Callable[[str], object]
     ) -> None:
-        """``cores`` are those that its workers share; ``note`` gets warnings on another thread."""
+        """``cores`` is how many its workers share; ``note`` gets warnings on another thread."""
         self._options = options
         self._forks = forks
         self._cores = cores
@@ -95,7 +95,7 @@ class TrialRun:
         self._lock = threading.Lock()
         self._end: RunEnd | None = None
         self._error: BaseException | None = None
-        # Its children end with this thread: the kernel takes the thread for their parent.
+        # The kernel takes this thread for the parent of the processes, so they end with it.
         name = options.run_dir.name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -136,7 +136,7 @@ class TrialRun:
         try:
             self._end = self._supervise()
         except BaseException as error:
-            # Raised where the run is looked at.
+            # `look` raises it, in the thread of the study.
             self._error = error
 
     def _supervise(self) -> RunEnd:
