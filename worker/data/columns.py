@@ -25,15 +25,16 @@ _VECTOR = {"type", "size", "indices", "values"}
 class ColumnReader:
     """Turns columns of tables into arrays.
 
-    A column of numbers or text is ``[n]``, one of lists ``[n, k]``, or a :class:`Ragged` if it is
-    named in ``ragged``. Columns of a list are joined to ``[n, columns]``, ``k`` of them for lists.
+    A column of numbers or text becomes ``[n]``. A column of lists becomes ``[n, k]``, or a
+    :class:`Ragged` if ``ragged`` names it. A list of columns is joined to ``[n, columns]``, where a
+    column of lists takes ``k`` places.
 
     Attributes:
         name: the source, for messages.
         file: names the tables in messages.
         ragged: columns whose lists have different lengths.
-        lengths: those of the lists of other columns; the first one that is read decides.
-        row_name: names a row of a table by its number in messages.
+        lengths: the length ``k`` of the lists of each other column; the first list read sets it.
+        row_name: returns the name of a row in messages, from its number in the table.
     """
 
     name: str
@@ -46,7 +47,8 @@ class ColumnReader:
         """Checks that a schema of Arrow has ``columns``, of types that become arrays.
 
         Raises:
-            InvalidData: it lacks one, named with the nearest one, or has one of another type.
+            InvalidData: it lacks a column (the message suggests the nearest one), or a column has
+                another type.
         """
         self.check_names(schema.names, columns)
         for column in columns:
@@ -85,10 +87,10 @@ class ColumnReader:
         )
 
     def read(self, table: Any, columns: Columns, dtype: npt.DTypeLike | None = None) -> Any:
-        """Returns the arrays of ``columns``, C-contiguous, a dict for a dict.
+        """Returns the arrays of ``columns``, C-contiguous; for a dict, a dict of arrays.
 
-        Without ``dtype``, columns of a list become float32, and others keep their type, but that
-        fractions become float32.
+        Without ``dtype``, joined columns and columns of fractions become float32, and other columns
+        keep their type.
 
         Raises:
             InvalidData: a value is missing or does not fit ``dtype``, or lists of a column have
@@ -184,7 +186,7 @@ class ColumnReader:
         return cast
 
     def _row(self, at: int, splits: npt.NDArray[np.int64]) -> str:
-        """Returns how messages name the row with value ``at``."""
+        """Returns the name in messages of the row that contains the value at index ``at``."""
         return self.row_name(int(np.searchsorted(splits, at, side="right")) - 1)
 
 
@@ -217,6 +219,6 @@ def _is_text(found: Any) -> bool:
 
 
 def _show(found: Any) -> str:
-    """Returns a type in few words."""
+    """Returns the name of a type, in 60 characters at most."""
     text = str(found)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -28,18 +28,18 @@ class Parquet(IndexedSource[RowGroups]):
     record.
 
     Args:
-        files: a path, a directory, a pattern such as ``data/part-*.parquet``, or a list of them; of
-            a directory all ``*.parquet``. A directory or a pattern takes files in the order of
-            their names. URLs such as ``s3://bucket/data/`` are read in place (docs/urls.md); that
-            of a directory ends with a slash.
+        files: a path, a directory, a pattern such as ``data/part-*.parquet``, or a list of them. A
+            directory stands for all its ``*.parquet``. The files of a directory or a pattern are
+            sorted by name. URLs such as ``s3://bucket/data/`` are read in place (docs/urls.md); the
+            URL of a directory ends with a slash.
         y: the labels: a column, or a list or dict of columns as for ``x``.
         x: the inputs: a column is ``[n]``, or ``[n, k]`` if it holds lists; a list of columns is
             joined to one array ``[n, columns]``; a dict has an array for each input. None means
             the list of all but ``y`` and ``sample_weight``.
         sample_weight: the column of the weights, optional.
         ragged: columns whose lists have different lengths; each becomes a ``Ragged``.
-        x_dtype, y_dtype: numpy dtypes. By default joined columns are float32, and others keep
-            their type, but that fractions become float32.
+        x_dtype, y_dtype: numpy dtypes. By default, joined columns and columns of fractions become
+            float32, and other columns keep their type.
         map: converts each batch ``x``, ``y`` (and ``sample_weight``) for the model.
         mix: row groups whose records are shuffled together.
 
@@ -133,7 +133,7 @@ class Parquet(IndexedSource[RowGroups]):
 
 
 def _listed(files: Sequence[str | Path]) -> Iterator[str | Path]:
-    """Yields paths, with the files of a directory in its place."""
+    """Yields the paths, each directory replaced by its Parquet files."""
     for each in files:
         place = location(each)
         if isinstance(place, str) and place.endswith("/"):

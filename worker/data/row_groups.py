@@ -19,10 +19,10 @@ from worker.data.source import Batch
 
 
 class RowGroups(RecordIndex):
-    """The row groups of open files, and the newest that were read."""
+    """The row groups of open files; keeps those that were used last in memory."""
 
     def __init__(self, found: Sequence[Found], mix: int, ragged: frozenset[str]) -> None:
-        """Opens the files and reads their footers; :meth:`use` comes next.
+        """Opens the files and reads their footers; call :meth:`use` next.
 
         Raises:
             InvalidData: a file is no Parquet file, or a damaged one.
@@ -60,8 +60,8 @@ class RowGroups(RecordIndex):
         """Sets the columns of each part of a batch, with its dtype.
 
         Raises:
-            InvalidData: a file lacks one, has another type than the first file, or one that is
-                neither numbers, text nor lists of them.
+            InvalidData: a file lacks a column, or the column has another type than in the first
+                file, or a type that is neither numbers, text nor lists of them.
         """
         self._parts = parts
         self._columns = column_names([name for each, _ in parts for name in column_names(each)])
@@ -79,7 +79,7 @@ class RowGroups(RecordIndex):
                     )
         lists = [is_list(first.field(name).type) for name in self._columns]
         if any(lists) and self._places:
-            # Their lengths in the first record are those of all.
+            # Reads the first group, because the lists of its first record set the lengths for all.
             self.group(0)
 
     def _reader(self, file: DataFile, first: int = 0) -> ColumnReader:
@@ -131,7 +131,7 @@ class RowGroups(RecordIndex):
 
     @contextmanager
     def _refusing(self, file: DataFile) -> Iterator[None]:
-        """Names the file where pyarrow finds it damaged."""
+        """Raises InvalidData that names the file in place of an error of pyarrow."""
         from pyarrow import ArrowException
 
         try:
@@ -143,7 +143,8 @@ class RowGroups(RecordIndex):
 
 
 def _stamp(file: DataFile) -> tuple[int, ...]:
-    """Returns what changes when a file is written to; a store says so itself when it is read."""
+    """Returns size and time of change of a local file, which reveal that it was written to. Empty
+    for a URL: reading it reports a change."""
     if not isinstance(file, LocalFile):
         return ()
     found = os.fstat(file.descriptor)
@@ -151,7 +152,7 @@ def _stamp(file: DataFile) -> tuple[int, ...]:
 
 
 class _ReadableFile(io.RawIOBase):
-    """A file as pyarrow reads it."""
+    """A file in the form that pyarrow reads from."""
 
     def __init__(self, files: DataFiles, number: int) -> None:
         super().__init__()

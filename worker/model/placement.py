@@ -40,7 +40,7 @@ def place_layers(model: keras.Model, devices: Devices, names: Sequence[str]) -> 
     one model object, and no values.
 
     Args:
-        names: the worker's devices; an index beyond them means the first.
+        names: the worker's devices; an index beyond the last means the first.
 
     Raises:
         InvalidJob: a pattern fits no layer, or there is no layer to cut.
@@ -53,8 +53,8 @@ def place_layers(model: keras.Model, devices: Devices, names: Sequence[str]) -> 
 
 
 def placed_layers(model: Any, devices: Devices) -> list[tuple[keras.layers.Layer, int | None]]:
-    """Returns the layers that ``devices`` means, each with the index of its device, or None if it
-    is cut.
+    """Returns the layers that ``devices`` places, each with the index of its device, or None if its
+    units are divided over all devices.
 
     Raises:
         InvalidJob: the model is no Keras model, a pattern fits no layer, or there is none to cut.
@@ -171,8 +171,8 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
     ``soft``.
 
     Raises:
-        InvalidArgument: the model asks for a device that the worker lacks, in place of which
-            TensorFlow would silently use another, or leaves one of the worker's idle.
+        InvalidArgument: the model asks for a device that the worker lacks (TensorFlow would
+            silently use another), or leaves a device of the worker idle.
     """
     if soft:
         return
@@ -199,6 +199,6 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
 
 
 def _canonical(name: str) -> str:
-    """Returns ``/CPU:1`` for any name that TensorFlow has for it."""
+    """Returns a device's short name, such as ``/CPU:1``, for any of the names in TensorFlow."""
     spec = tf.DeviceSpec.from_string(name)
     return f"/{spec.device_type}:{spec.device_index or 0}"

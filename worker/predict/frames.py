@@ -41,8 +41,8 @@ def predictions(
             function that returns a model, for one with classes of your own.
         x: the inputs, as for ``Parquet``: a column, a list of columns, or a dict of them.
         output: the new column.
-        returns: its type: ``array<float>`` or ``array<double>`` for a model whose output is ``[n,
-            k]``, ``float`` or ``double`` for ``[n]`` and ``[n, 1]``.
+        returns: the type of the new column: ``array<float>`` or ``array<double>`` for a model whose
+            output is ``[n, k]``, ``float`` or ``double`` for ``[n]`` and ``[n, 1]``.
         ragged, x_dtype: as for ``Parquet``.
         map: converts each batch ``x`` for the model.
         batch_size: records of one step.
@@ -51,8 +51,8 @@ def predictions(
         InvalidJob: pyspark is missing, or the frame has no such column; when the frame is used, a
             value is missing or of no type that becomes an array.
         InvalidArgument: ``returns`` is none of these, or the frame has the column ``output``; when
-            it is used, the model's output is not of this type.
-        LaunchFailed: when it is used, an executor does not see the file.
+            the frame is used, the model's output does not fit ``returns``.
+        LaunchFailed: when the frame is used, an executor does not see the file.
     """
     try:
         from pyspark.sql import types
@@ -97,7 +97,7 @@ class _Predictor:
 
         predict = None
         for batch in batches:
-            # Before the model, whose loading takes seconds.
+            # Check before the model is loaded, which takes seconds.
             self.reader.check(batch.schema, column_names(self.x))
             x = self.reader.read(pa.Table.from_batches([batch]), self.x, self.x_dtype)
             inputs = x if self.map is None else self.map(x)
@@ -143,7 +143,7 @@ def _tensor(array: Any, low: int, high: int) -> Any:
 
 @lru_cache(maxsize=1)
 def _of_file(path: Path, _changed_ns: int) -> Callable[[Any], Array]:
-    """Returns the model of a file, which tasks of one process share while it does not change."""
+    """Returns the model of a file. Tasks of one process share it until the file changes."""
     import keras
 
     return _compiled(keras.saving.load_model(path, compile=False))

@@ -49,13 +49,14 @@ class Device:
         return tf.device(HOST) if self.others else contextlib.nullcontext()
 
     def receive(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Copies ``tensors`` from the host to this device; on the host, or if there are several,
-        returns them as they are."""
+        """Copies ``tensors`` from the host to this device. Returns them as they are if the host is
+        this device, or if there are several: then each device takes its part from the host."""
         here = self.is_host or self.others
         return tuple(tensors) if here else tuple(map(self._copy, tensors))
 
     def send(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Copies ``tensor`` from this device to the host; on the host returns it as it is."""
+        """Copies ``tensor`` from this device to the host; returns it as it is if the host is this
+        device."""
         if self.is_host:
             return tensor
         with tf.device(HOST):
@@ -65,7 +66,7 @@ class Device:
         """Converts a batch of arrays to tensors on this device, :class:`Ragged` to ragged tensors.
         Any thread may call it."""
 
-        # One scope for all: entering it takes as long as converting a small array.
+        # One scope for all arrays: entering it takes as long as converting a small array.
         with tf.device(HOST):
             placed: Batch = map_arrays(as_tensor, batch)
         if not self.is_host:
@@ -193,7 +194,7 @@ def _total_memory_bytes(device: Any) -> int:
 
 
 class ParameterBuffers:
-    """One set of parameters: every arena of the plan whole, in plan order.
+    """One set of parameters: all arenas of the plan, each as a whole, in the order of the plan.
 
     ``arrays[name]`` is ``[length]``; ``tensors``, in the order of the plan, are views of the same
     memory in TensorFlow, on the CPU, bfloat16 as uint16. Writing an array changes its tensor, so no
@@ -206,7 +207,8 @@ class ParameterBuffers:
         """``arrays``: aligned and writable, arenas in plan order, in their own dtype or rounded.
         The caller keeps owning them."""
         self.arrays = arrays
-        # Made once: TensorFlow does not reuse a buffer that it shares.
+        # Made once and kept: while this reference exists, TensorFlow does not overwrite the buffer
+        # with results of its own.
         self.tensors: Sequence[tf.Tensor] = tuple(map(tensor_of, arrays.values()))
 
     @classmethod
