@@ -1,4 +1,4 @@
-"""Child processes of ``coordinator up``: starts, watches and, whatever happens, stops them."""
+"""Child processes of ``coordinator up``: starts and watches them, and stops them in any case."""
 
 from __future__ import annotations
 

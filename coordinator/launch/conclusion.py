@@ -115,7 +115,7 @@ def complete_summary(outcome: Outcome, options: UpOptions, earlier: Earlier) -> 
 
 
 def _more_of_it(summary: Mapping[str, Any]) -> str:
-    """Returns how a run that is done can still be continued."""
+    """Returns how to continue a run that is done, in words."""
     reason = str(summary.get("reason") or "")
     if reason.startswith("stopped early at "):
         return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"

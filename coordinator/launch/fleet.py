@@ -111,7 +111,7 @@ class Death:
     """A child that has ended.
 
     Attributes:
-        how: in words, e.g. "ended with exit status 1".
+        how: the end in words, e.g. "ended with exit status 1".
         lived_s: seconds since it came up; 0 if it never did.
         at: monotonic seconds.
     """
@@ -245,7 +245,7 @@ class Fleet:
         self.newest = look
         self._vitals.answered(look.status, look.began)
         if self._ends_early and look.status.phase == "training":
-            # Sent until the phase changes: a restarted coordinator does not know of it.
+            # Sent until the phase changes: a restarted coordinator has not seen the signal.
             self._children.send(COORDINATOR, EARLY_SIGNAL)
         for pid, how in self._dead_workers.items():
             for worker in registrations(look.status, pid):
@@ -260,7 +260,7 @@ class Fleet:
         self._children.send(name, number)
 
     def end_early(self) -> None:
-        """Ends the job as done, trained so far or not, once it is in training. Thread-safe."""
+        """Ends the job as done, with the training so far, once it trains. Thread-safe."""
         self._ends_early = True
 
     def _died(self, exited: Exited, how: str) -> Death:

@@ -20,7 +20,7 @@ from coordinator.tune.results import best_trial
 from psrpc.core.text import sanitize
 
 SHOWN = 5
-"""Best trials in the table on a terminal."""
+"""Number of best trials in the table on a terminal."""
 
 DRAW_S = 0.5
 """Pause before the table is drawn anew."""

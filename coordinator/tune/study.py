@@ -77,7 +77,7 @@ def load_study(run_dir: str | Path) -> Any:
 
 
 def _arguments(space: SearchSpace | None, options: Mapping[str, object]) -> list[str]:
-    """Returns options of the command line for those of Python. Raises InvalidArgument."""
+    """Converts options given in Python to those of the command line. Raises InvalidArgument."""
     declared = {each.name: each for each in options_of(TuneArguments)}
     said = []
     for key, each in (space or {}).items():

@@ -75,7 +75,7 @@ class Parquet(IndexedSource[RowGroups]):
         self._mix = mix
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name in messages of the record at a position of an epoch."""
         index = self._opened()
         [record] = index.order.records_at(seed, epoch, position, position + 1)
         return index.record_name(int(record))

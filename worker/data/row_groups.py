@@ -93,7 +93,7 @@ class RowGroups(RecordIndex):
         )
 
     def record_name(self, record: int) -> str:
-        """Returns how messages name a record: its number in its file."""
+        """Returns the name of a record in messages: its number in its file."""
         group = int(np.searchsorted(self.starts, record, side="right")) - 1
         return self._reader_of(group).row_name(record - int(self.starts[group]))
 

@@ -1,4 +1,4 @@
-"""A trained model applied to a data frame of Spark."""
+"""Applies a trained model to a data frame of Spark."""
 
 from __future__ import annotations
 
