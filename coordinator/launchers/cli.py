@@ -128,7 +128,7 @@ def _run_ray(plan: LaunchPlan, args: argparse.Namespace) -> int:
     options = ray_plan.RayOptions(
         args.address,
         args.strategy,
-        dict(map(ray_plan.role_resources, args.resources)),
+        ray_plan.resources_by_role(args.resources),
         args.max_restarts,
         args.place_s,
     )

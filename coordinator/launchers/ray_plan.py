@@ -67,16 +67,33 @@ class RayOptions:
         return self.resources.get(process.partition("-")[0], {"CPU": 1})
 
 
-def role_resources(text: str) -> tuple[str, Bundle]:
-    """Reads resources of a role, such as ``worker=CPU:4,GPU:1``. Raises InvalidArgument."""
+def resources_by_role(said: Iterable[str]) -> dict[str, Bundle]:
+    """Reads resources of roles, such as ``worker=CPU:4,GPU:1``.
+
+    Raises:
+        InvalidArgument: a text has another form, or a role comes twice.
+    """
+    found: dict[str, Bundle] = {}
+    for text in said:
+        role, bundle = _role_resources(text)
+        if role in found:
+            raise InvalidArgument(f"--resources has {role} twice; say all of them in one")
+        found[role] = bundle
+    return found
+
+
+def _role_resources(text: str) -> tuple[str, Bundle]:
     role, _, amounts = text.partition("=")
+    pairs = [each.rpartition(":") for each in amounts.split(",")]
     try:
-        pairs = [each.rpartition(":") for each in amounts.split(",")]
-        return role, {kind: float(amount) for kind, _, amount in pairs}
+        found = {kind: float(amount) for kind, _, amount in pairs}
     except ValueError:
+        found = {}
+    if not (role and found and all(found)):
         raise InvalidArgument(
             f"--resources is {text!r}; expected ROLE=NAME:N, as worker=CPU:4,GPU:1"
-        ) from None
+        )
+    return role, found
 
 
 def tasks_of(plan: LaunchPlan, options: RayOptions) -> dict[str, RayTask]:

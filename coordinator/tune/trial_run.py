@@ -92,6 +92,7 @@ class TrialRun:
         self._screen = TrialScreen(note)
         self._supervisor: Supervisor | None = None
         self._stops = 0
+        self._ends_early = False
         self._lock = threading.Lock()
         self._end: RunEnd | None = None
         self._error: BaseException | None = None
@@ -116,6 +117,7 @@ class TrialRun:
     def end_early(self) -> None:
         """Ends the run as done, with a checkpoint of what it has trained."""
         with self._lock:
+            self._ends_early = True
             if self._supervisor is not None:
                 self._supervisor.end_early()
 
@@ -151,6 +153,8 @@ class TrialRun:
                     self._supervisor = supervisor
                     for _ in range(self._stops):
                         supervisor.stop()
+                    if self._ends_early:
+                        supervisor.end_early()
                 outcome = supervisor.run()
         except OSError as error:
             outcome = Outcome(FAILED, f"its processes cannot be started: {disk_reason(error)}")

@@ -164,7 +164,7 @@ class ColumnReader:
         if _is_text(values.type):
             found = found.astype(np.str_)
         if dtype is None:
-            return found.astype(np.float32) if found.dtype == np.float64 else found
+            return found.astype(np.float32, copy=False) if found.dtype.kind == "f" else found
         if dtype.kind == "U":
             return found.astype(np.str_)
         try:

@@ -102,8 +102,11 @@ def test_a_dry_run_prints_processes_and_needs_no_ray(
     assert worker.startswith("worker-a (2 CPU, 1 GPU): python -P -m worker.cli run --job")
     assert worker.endswith("--coordinator HOST:7000")
     assert not run.exists()
-    assert main([*words, "--resources", "worker=fast", "--dry-run"]) == 2
-    assert "error PS110: --resources is 'worker=fast'; expected ROLE" in capsys.readouterr().err
+    for wrong in ("shard=fast", "shard=4"):
+        assert main([*words, "--resources", wrong, "--dry-run"]) == 2
+        assert f"PS110: --resources is {wrong!r}; expected ROLE" in capsys.readouterr().err
+    assert main([*words, "--resources", "worker=CPU:1", "--dry-run"]) == 2
+    assert "PS110: --resources has worker twice" in capsys.readouterr().err
 
 
 def test_a_ray_that_does_not_answer_is_not_awaited() -> None:

@@ -106,6 +106,7 @@ COLUMNS = {
     "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
     "ids": [[7], [], [8, 9]],
     "new": [True, False, True],
+    "half": pa.array(np.array([0.5, 1.5, 2.5], np.float16)),
 }
 
 
@@ -125,6 +126,7 @@ def test_columns_of_all_types(tmp_path: Path) -> None:
         "fixed": ("int32", (2,)),
         "ids": ("int64", (None,)),
         "new": ("bool", ()),
+        "half": ("float32", ()),
         "both": ("float32", (3,)),
     }
     assert x["city"].tolist() == COLUMNS["city"]
