@@ -81,6 +81,9 @@ ALLOWED = {
     ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
+    ("worker/predict/frames.py", "keras.saving.load_model"): (
+        "the file that the caller of `predictions` names, in Keras's safe mode"
+    ),
     ("coordinator/launchers/kubernetes/job_set.py", "yaml"): "writes manifests, and reads nothing",
     ("worker/stored/objects.py", "cloudpickle"): OF_THE_CALLER,
     ("worker/stored/objects.py", "pickle"): OF_THE_CALLER,

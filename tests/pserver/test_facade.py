@@ -46,7 +46,8 @@ def run(beside: Path, *arguments: str) -> str:
 
 
 def test_both_packages_offer_the_same() -> None:
-    more = {"Cluster", "Role", "RowReader", "Security", "launch"}
+    more = {"Cluster", "Role", "RowReader", "Security", "launch", "predictions"}
+    more |= {"space", "tune"}
     assert {*worker.__all__, *more} == {*pserver.__all__}
     for name in worker.__all__:
         assert getattr(worker, name) is getattr(pserver, name)

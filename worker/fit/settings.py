@@ -77,7 +77,7 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     try:
         gpu_choice(str(settings.get("gpu", "auto")))
     except ArgumentTypeError as error:
-        raise InvalidArgument(f"gpu is {error}") from None
+        raise InvalidArgument(f"gpu: {error}") from None
     given = {name: value for name, value in settings.items() if name in of_job}
     if mode == "sync":
         # By default replicas follow from the batch size, which is not known here.

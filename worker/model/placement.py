@@ -17,7 +17,9 @@ from psrpc.core.text import first_names
 from worker.job.job import Devices
 from worker.runtime.devices import HOST, Device
 
-MORE_DEVICES = "give the worker more (--gpu 0,1), or say soft_placement=True"
+MORE_DEVICES = (
+    "give the worker more (--gpu 0,1, or --devices cpu:2 without GPUs), or say soft_placement=True"
+)
 
 _OF_GRADIENTS = "gradient_tape/"
 """Name scope of the operations of a ``tf.GradientTape`` in a graph, before the name of the forward
@@ -179,7 +181,8 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
     there = {_canonical(each.name) for each in tf.config.list_logical_devices()}
     asked: dict[str, str] = {}
     for operation in graph.get_operations():
-        if operation.device:
+        # A function of Python has the host of the process, and no device.
+        if tf.DeviceSpec.from_string(operation.device).device_type:
             asked.setdefault(operation.device, operation.name)
     used = {_canonical(name): operation for name, operation in asked.items()}
     for name, operation in used.items():

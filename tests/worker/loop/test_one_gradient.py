@@ -75,8 +75,12 @@ def test_a_dense_gradient_passes_what_the_page_says(trace: Trace) -> None:
 
     with at_work(lambda _c, _s: [task(*range(13))], shm=False, during=during) as running:
         running.check(*range(13))
-    line = listed("| a lease says which batch; the worker", "On the way these are asked")
-    asked = listed("On the way these are asked", "The computation of the gradient, before")
+    line = listed(
+        "| a lease says which batch; the worker", "Other modules that the gradient passes"
+    )
+    asked = listed(
+        "Other modules that the gradient passes", "The computation of the gradient, before"
+    )
     assert trace.entered - APART == line | asked
     assert not line & asked
     assert len(line) <= MOST_ON_THE_LINE
