@@ -15,6 +15,9 @@ from psrpc.core.text import counted
 
 Direction = Literal["max", "min"]
 
+_MORE = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "similarity")
+"""Parts of the names of metrics of which more is better."""
+
 
 @dataclass(frozen=True)
 class StudyMetric:
@@ -39,11 +42,17 @@ def read_metric(text: str) -> StudyMetric:
         return StudyMetric("max", name)
     if direction == "min" and name:
         return StudyMetric("min", name)
-    other = text if not colon else name or "accuracy"
+    other = text if not colon else name
     raise InvalidArgument(
         f"--metric is {text!r}; expected max: or min: and the name of a metric, such as "
-        f"max:{other or 'accuracy'}"
+        f"{likely_metric(other or 'accuracy')}"
     )
+
+
+def likely_metric(name: str) -> StudyMetric:
+    """Returns the metric of a name for a hint: more is better of those that are called like it."""
+    more = any(word in name.lower() for word in _MORE)
+    return StudyMetric("max" if more else "min", name)
 
 
 def check_metric(metric: StudyMetric, names: Sequence[str], evaluated: bool) -> None:
@@ -114,12 +123,14 @@ class StudyCounts:
         failed: number of trials that have failed.
         left: numbers of the trials that an earlier command left under way, in order.
         running: number of trials that run now.
+        complete: number of trials that have a result.
     """
 
     begun: int
     failed: int
     left: tuple[int, ...]
     running: int
+    complete: int
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ class EndStudy:
     """Ends the study: trials that run are stopped with a checkpoint.
 
     Attributes:
-        failed: whether the study ends because too many trials have failed.
+        failed: whether too many trials have failed, or none is complete.
     """
 
     reason: str
@@ -175,4 +186,10 @@ def next_step(limits: StudyLimits, counts: StudyCounts, out_of_time: bool = Fals
         return BeginTrial()
     if counts.running:
         return AwaitTrials("the last trials")
-    return EndStudy(f"{counted(limits.trials, 'trial')} made")
+    made = counted(limits.trials, "trial")
+    if not counts.complete:
+        return EndStudy(
+            f"{made} made, and none is complete: {counts.failed} failed; study.csv has the reasons",
+            failed=True,
+        )
+    return EndStudy(f"{made} made")

@@ -145,7 +145,8 @@ class StudyEngine:
     def _counts(self) -> StudyCounts:
         records = self._study.records()
         failed = sum(each.phase == "failed" for each in records)
-        return StudyCounts(len(records), failed, tuple(self._left), len(self._running))
+        complete = sum(each.phase == "complete" for each in records)
+        return StudyCounts(len(records), failed, tuple(self._left), len(self._running), complete)
 
     def _start(self, record: TrialRecord, went_on: bool) -> None:
         taken = {each.slot for each in self._running}

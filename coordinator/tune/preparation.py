@@ -15,7 +15,13 @@ from coordinator.launch.commands import cluster_environment
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import describe_command, describe_job
 from coordinator.search.points import Point, Space, overrides_of, read_space, split_options
-from coordinator.search.trials import StudyLimits, StudyMetric, check_metric, read_metric
+from coordinator.search.trials import (
+    StudyLimits,
+    StudyMetric,
+    check_metric,
+    likely_metric,
+    read_metric,
+)
 from coordinator.tune.options import PRUNERS, TRIALS, Pruner, TuneArguments
 from coordinator.tune.optuna_study import StudyRules
 from psrpc.core.errors import InvalidArgument
@@ -118,7 +124,7 @@ def _kept_best(description: JobDescription) -> StudyMetric:
         names = description.metrics if description.eval_records else ()
         such = next((name for name in names if name != "loss"), "accuracy")
         raise InvalidArgument(
-            f"--metric is missing: say what to improve, for example --metric max:{such}"
+            f"--metric is missing: say what to improve, for example --metric {likely_metric(such)}"
         )
     return StudyMetric("min" if kept.lower else "max", kept.metric)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from coordinator.process.result import export_command
 from coordinator.search.points import overrides_of
 from coordinator.search.trials import StudyMetric
 from coordinator.tune.directory import BEST, RESULTS, StudyDirectory
 from coordinator.tune.optuna_study import TrialRecord
+from coordinator.tune.trial_run import TrialHistory
 from psrpc.files.run_paths import read_summary
 from psrpc.files.storage import replace_text
 
@@ -25,9 +27,19 @@ def best_trial(records: Sequence[TrialRecord], metric: StudyMetric) -> TrialReco
     return next(each for each in done if each.value == best)
 
 
-def study_table(records: Sequence[TrialRecord], metric: StudyMetric, keys: Sequence[str]) -> str:
+def study_table(
+    records: Sequence[TrialRecord],
+    metric: StudyMetric,
+    keys: Sequence[str],
+    trained: Mapping[int, int],
+) -> str:
     """Formats trials as CSV, a line each: number, state, the metric's last value, epochs, seconds,
-    the settings ``keys`` and why it failed or was pruned."""
+    the settings ``keys`` and why it failed or was pruned.
+
+    Args:
+        trained: epochs that a trial has trained, by number: a run goes on until it hears that it is
+            pruned.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["trial", "state", metric.name, "epochs", "seconds", *keys, "reason"])
@@ -38,7 +50,7 @@ def study_table(records: Sequence[TrialRecord], metric: StudyMetric, keys: Seque
                 each.number,
                 each.phase,
                 "" if value is None else value,
-                each.values[-1].epoch if each.values else 0,
+                trained.get(each.number, 0),
                 "" if each.seconds is None else f"{each.seconds:.1f}",
                 *(each.point.get(key, "") for key in keys),
                 each.reason,
@@ -54,7 +66,8 @@ def write_results(
     keys: Sequence[str],
 ) -> None:
     """Writes both files. Raises OSError."""
-    replace_text(directory.path / RESULTS, study_table(records, metric, keys))
+    trained = {each.number: _epochs(directory.trial(each.number), each, metric) for each in records}
+    replace_text(directory.path / RESULTS, study_table(records, metric, keys, trained))
     best = best_trial(records, metric)
     if best is None:
         return
@@ -69,3 +82,8 @@ def write_results(
         "export": export_command(read_summary(run_dir), run_dir),
     }
     replace_text(directory.path / BEST, json.dumps(document, indent=1) + "\n")
+
+
+def _epochs(run_dir: Path, record: TrialRecord, metric: StudyMetric) -> int:
+    evaluated = [*record.values, *TrialHistory(run_dir, metric.name).values()]
+    return max((each.epoch for each in evaluated), default=0)

@@ -30,18 +30,18 @@ LIMITS = StudyLimits(trials=4, parallel=2, max_failures=1)
 @pytest.mark.parametrize(
     ("counts", "kind"),
     [
-        (StudyCounts(0, 0, (), 0), BeginTrial),
+        (StudyCounts(0, 0, (), 0, 1), BeginTrial),
         # What was left under way comes before what is new, and counts as begun.
-        (StudyCounts(4, 0, (2, 3), 0), GoOnWith),
-        (StudyCounts(4, 0, (3,), 1), GoOnWith),
-        (StudyCounts(3, 0, (), 1), BeginTrial),
-        (StudyCounts(3, 0, (), 2), AwaitTrials),
-        (StudyCounts(4, 0, (3,), 2), AwaitTrials),
-        (StudyCounts(4, 1, (), 1), AwaitTrials),
-        (StudyCounts(4, 1, (), 0), EndStudy),
+        (StudyCounts(4, 0, (2, 3), 0, 1), GoOnWith),
+        (StudyCounts(4, 0, (3,), 1, 1), GoOnWith),
+        (StudyCounts(3, 0, (), 1, 1), BeginTrial),
+        (StudyCounts(3, 0, (), 2, 1), AwaitTrials),
+        (StudyCounts(4, 0, (3,), 2, 1), AwaitTrials),
+        (StudyCounts(4, 1, (), 1, 1), AwaitTrials),
+        (StudyCounts(4, 1, (), 0, 1), EndStudy),
         # A study that is repeated with fewer trials begins none.
-        (StudyCounts(6, 0, (), 0), EndStudy),
-        (StudyCounts(3, 2, (2,), 1), EndStudy),
+        (StudyCounts(6, 0, (), 0, 1), EndStudy),
+        (StudyCounts(3, 2, (2,), 1, 1), EndStudy),
     ],
 )
 def test_the_next_step(counts: StudyCounts, kind: type[NextStep]) -> None:
@@ -54,12 +54,16 @@ def test_the_next_step(counts: StudyCounts, kind: type[NextStep]) -> None:
 
 
 def test_failures_and_time_end_a_study_with_a_reason() -> None:
-    failed = next_step(LIMITS, StudyCounts(3, 2, (), 1))
+    failed = next_step(LIMITS, StudyCounts(3, 2, (), 1, 1))
     assert failed == EndStudy(
         "2 trials have failed; --max-failures is 1, and a higher number goes on with the study",
         failed=True,
     )
-    late = next_step(LIMITS, StudyCounts(3, 0, (), 1), out_of_time=True)
+    nothing = next_step(LIMITS, StudyCounts(4, 1, (), 0, 0))
+    assert nothing == EndStudy(
+        "4 trials made, and none is complete: 1 failed; study.csv has the reasons", failed=True
+    )
+    late = next_step(LIMITS, StudyCounts(3, 0, (), 1, 1), out_of_time=True)
     assert late == EndStudy(
         "the time of --timeout is over; the same command goes on with the study"
     )
@@ -67,7 +71,7 @@ def test_failures_and_time_end_a_study_with_a_reason() -> None:
 
 def trained(limits: StudyLimits, left: int) -> int:
     """Plays a study whose trials end one by one; returns how many were made."""
-    counts = StudyCounts(left, 0, tuple(range(left)), 0)
+    counts = StudyCounts(left, 0, tuple(range(left)), 0, 1)
     while True:
         step = next_step(limits, counts)
         assert counts.running <= limits.parallel
@@ -94,7 +98,7 @@ def test_a_metric_has_a_direction() -> None:
     assert str(read_metric("min:loss")) == "min:loss"
     assert StudyMetric("min", "loss").best([2.0, 1.0, 3.0]) == 1.0
     assert StudyMetric("max", "auc").best([2.0, 1.0, 3.0]) == 3.0
-    for text, advice in (("accuracy", "max:accuracy"), ("up:auc", "max:auc"), ("max:", "max:")):
+    for text, advice in (("accuracy", "max:accuracy"), ("up:auc", "max:auc"), ("mae", "min:mae")):
         with pytest.raises(InvalidArgument) as refused:
             read_metric(text)
         assert advice in str(refused.value)

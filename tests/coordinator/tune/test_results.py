@@ -32,11 +32,12 @@ RECORDS = [
 
 
 def test_the_table_has_every_trial() -> None:
-    assert study_table(RECORDS, ACCURACY, ["rate", "on"]).splitlines() == [
+    trained = {0: 3, 1: 3, 2: 2}
+    assert study_table(RECORDS, ACCURACY, ["rate", "on"], trained).splitlines() == [
         "trial,state,accuracy,epochs,seconds,rate,on,reason",
         "0,complete,0.75,3,10.0,0.1,True,",
         "1,complete,0.25,3,20.0,0.1,True,",
-        "2,pruned,0.5,1,10.0,0.1,True,after epoch 1",
+        "2,pruned,0.5,2,10.0,0.1,True,after epoch 1",
         "3,failed,,0,10.0,0.1,True,out of memory",
         "4,running,,0,,0.1,True,",
     ]
@@ -50,7 +51,11 @@ def test_the_best_trial_is_complete(tmp_path: Path) -> None:
     directory.trial(0).mkdir()
     summary = {"phase": "done", "checkpoint": "checkpoints/step-00000010"}
     (directory.trial(0) / "summary.json").write_text(json.dumps(summary))
+    directory.trial(2).mkdir()
+    (directory.trial(2) / "history.csv").write_text("epoch,val_accuracy\n1,0.5\n2,0.6\n")
     write_results(directory, RECORDS, ACCURACY, ["rate"])
+    rows = (tmp_path / "study.csv").read_text().splitlines()
+    assert [row.split(",")[3] for row in rows] == ["epochs", "3", "3", "2", "0", "0"]
     best = json.loads((tmp_path / "best.json").read_text())
     assert best["set"] == ["rate=0.1", "on=true"]
     assert best["export"] == f"coordinator export {tmp_path}/trial-0000 --to model.keras"
