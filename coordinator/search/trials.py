@@ -188,8 +188,6 @@ def next_step(limits: StudyLimits, counts: StudyCounts, out_of_time: bool = Fals
         return AwaitTrials("the last trials")
     made = counted(limits.trials, "trial")
     if not counts.complete:
-        return EndStudy(
-            f"{made} made, and none is complete: {counts.failed} failed; study.csv has the reasons",
-            failed=True,
-        )
+        reason = f"{made} made, and none is complete; study.csv says why"
+        return EndStudy(reason, failed=True)
     return EndStudy(f"{made} made")

@@ -60,9 +60,7 @@ def test_failures_and_time_end_a_study_with_a_reason() -> None:
         failed=True,
     )
     nothing = next_step(LIMITS, StudyCounts(4, 1, (), 0, 0))
-    assert nothing == EndStudy(
-        "4 trials made, and none is complete: 1 failed; study.csv has the reasons", failed=True
-    )
+    assert nothing == EndStudy("4 trials made, and none is complete; study.csv says why", True)
     late = next_step(LIMITS, StudyCounts(3, 0, (), 1, 1), out_of_time=True)
     assert late == EndStudy(
         "the time of --timeout is over; the same command goes on with the study"

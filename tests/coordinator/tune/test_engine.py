@@ -203,7 +203,7 @@ def test_a_verdict_outlives_the_command(tmp_path: Path) -> None:
     study.report(0, TrialValue(1, 0.1))
     study.give_verdict(0, "pruned", "after epoch 1")
     played = Played(tmp_path, opened(tmp_path, rules()), trials=1)
-    assert played.engine.run()[0] == 0
+    assert played.engine.run() == (1, "1 trial made, and none is complete; study.csv says why")
     assert played.screen.lines == ["0 pruned after epoch 1"]
     assert not played.runs[0].started
 
