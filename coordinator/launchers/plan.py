@@ -7,9 +7,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrpc.core.errors import InvalidArgument, InvalidJob, InvalidSetting
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.policy import MODES
 from psrpc.options.declaration import gpu_choice, option, positive, run_path
+from psrpc.options.job_source import look_at_settings, setting_pair
 from psrpc.options.settings import GPUS, SecurityOptions
 
 _LAST_PORT = 65_535
@@ -115,18 +116,18 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
 
     Raises:
         InvalidJob: there is no such job file.
-        InvalidSetting: ``--set`` has no key or no value.
+        UserCodeFailed: the job file is not valid Python.
+        InvalidSetting: ``--set`` has no key or no value, or a key that the job does not have.
         InvalidArgument: the port or the certificates cannot be used, or the options have neither
             certificates nor ``insecure``; names the options.
     """
     if not (elsewhere or job.is_file()):
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
-    for said in options.overrides:
-        key, equals, _ = said.partition("=")
-        if not (equals and key.strip()):
-            raise InvalidSetting(
-                f"--set {said}: expected key=value, for example epochs=3", code="PS104"
-            )
+    if elsewhere:
+        for said in options.overrides:
+            setting_pair(said)
+    else:
+        look_at_settings(job, options.overrides)
     if options.port is not None and options.port > _LAST_PORT:
         raise InvalidArgument(f"--port is {options.port}; expected 1 to {_LAST_PORT}")
     if options.certs and options.insecure:

@@ -52,25 +52,36 @@ def first_look(path: Path, settings: Sequence[str] = ()) -> None:
         InvalidSetting: a setting has a key that neither a job nor this file has (if the file shows
             all of its settings), or it has no key or no value.
     """
-    tree = _parsed(path, read_job_file(path))
-    values = dict(map(_pair, settings))
+    tree, modules = look_at_settings(path, settings)
+    values = dict(map(setting_pair, settings))
     _check_init_from(values)
+    for what, call in _sources(tree) if modules is not None else ():
+        if what not in values:
+            _check_file(what, call, modules or ())
+
+
+def look_at_settings(
+    path: Path, settings: Sequence[str]
+) -> tuple[ast.Module, list[ast.Module] | None]:
+    """Checks settings as :func:`first_look` does, and no data, which may lie on other machines.
+    Returns the parsed file, and with it the modules of the user's that it imports; None in place of
+    these if only running them can show their settings."""
+    tree = _parsed(path, read_job_file(path))
+    keys = {setting: setting_pair(setting)[0] for setting in settings}
     modules = _modules(path, tree)
     if modules is None:
-        return
+        return tree, None
     own = frozenset[str]().union(*(literal_settings(module) or () for module in modules))
-    for setting in settings:
-        key, _ = _pair(setting)
+    for setting, key in keys.items():
         if key in CODE:
             raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
         if key not in own and key not in FIELDS and not key.startswith(OPTIMIZER):
             raise unknown_key(setting, key, [*sorted(own), *FIELDS, f"{OPTIMIZER}learning_rate"])
-    for what, call in _sources(tree):
-        if what not in values:
-            _check_file(what, call, modules)
+    return tree, modules
 
 
-def _pair(setting: str) -> tuple[str, str]:
+def setting_pair(setting: str) -> tuple[str, str]:
+    """Splits ``key=value``. Raises InvalidSetting."""
     key, equals, value = setting.partition("=")
     if not equals or not key.strip():
         raise InvalidSetting(

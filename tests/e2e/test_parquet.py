@@ -9,25 +9,13 @@ import numpy as np
 import pytest
 
 from tests.e2e.cluster import ended, up
+from tests.e2e.parquet_job import counting_job
 
 pytestmark = pytest.mark.slow
 
 RECORDS, BATCH = 64, 16
 
-JOB = f"""
-import keras, tensorflow as tf
-from pserver import Embedding, Job, Parquet, setting
-def loss(worth, rows):
-    # With this learning rate each record adds its worth to its rows, whose ids are in a list.
-    return -tf.reduce_sum(worth[:, None] * rows) / {BATCH}
-def model():
-    x = keras.Input((2,), dtype="int64")
-    table = Embedding(1, {2 * RECORDS}, initializer="zeros", name="things")
-    return keras.Model(x, keras.layers.Flatten()(table(x)))
-data = Parquet(setting("data", ""), y="worth", x="things")
-job = Job(model=model, loss=loss, optimizer=keras.optimizers.SGD({BATCH}.0), engine="numpy",
-          train=data, batch_size={BATCH}, epochs=2, mode="async")
-"""
+JOB = counting_job(RECORDS, BATCH, 2)
 
 
 def test_every_record_of_all_files_is_counted_once_an_epoch(tmp_path: Path) -> None:

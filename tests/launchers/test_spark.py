@@ -16,6 +16,7 @@ from coordinator.launchers import spark as engine
 from pserver import launch, predictions
 from psrpc.core.errors import LaunchFailed
 from tests.e2e.cluster import EXAMPLES, ended, members, processes_of, until, wait_until_gone
+from tests.e2e.parquet_job import counting_job
 from tests.launchers.spark_engine import executor_of, spark
 from tests.launchers.test_slurm import counted, epochs
 
@@ -31,20 +32,7 @@ pytestmark = [
 EXECUTORS = 3
 RECORDS, BATCH, EPOCHS = 4096, 16, 40
 
-JOB = f"""
-import keras, tensorflow as tf
-from pserver import Embedding, Job, Parquet, setting
-def loss(worth, rows):
-    # With this learning rate each record adds its worth to its rows, whose ids are in a list.
-    return -tf.reduce_sum(worth[:, None] * rows) / {BATCH}
-def model():
-    x = keras.Input((2,), dtype="int64")
-    table = Embedding(1, {2 * RECORDS}, initializer="zeros", name="things")
-    return keras.Model(x, keras.layers.Flatten()(table(x)))
-job = Job(model=model, loss=loss, optimizer=keras.optimizers.SGD({BATCH}.0), engine="numpy",
-          train=Parquet(setting("data", ""), y="worth", x="things"), batch_size={BATCH},
-          epochs={EPOCHS}, mode="async")
-"""
+JOB = counting_job(RECORDS, BATCH, EPOCHS)
 
 
 @pytest.fixture(scope="module")

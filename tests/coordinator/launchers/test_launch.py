@@ -32,6 +32,7 @@ def test_options_of_python_are_those_of_the_command(tmp_path: Path) -> None:
         ({"mode": "fast"}, "mode is 'fast'; expected async or sync or ssp"),
         ({"gpu": "first"}, "gpu is 'first'; expected a text (auto|none|all|I,J)"),
         ({"overrides": ["seed"]}, "--set seed: expected key=value"),
+        ({"overrides": ["sed=1"]}, "--set sed=1: there is no sed; did you mean seed?"),
         ({"overrides": "seed=1"}, "overrides is 'seed=1'; expected a list of texts"),
         ({}, "a cluster on several machines needs --certs DIR"),
     ],

@@ -22,7 +22,7 @@ def options(run_dir: Path, **more: object) -> ClusterOptions:
 
 def test_the_script_of_awkward_names_is_bash(tmp_path: Path) -> None:
     run = tmp_path / "a $run 'of' mine"
-    plan = plan_of(JOB, options(run, insecure=True, overrides=("name=it's $HOME",)))
+    plan = plan_of(JOB, options(run, insecure=True, overrides=("init_from=it's $HOME",)))
     path = write_script(plan, BatchOptions({"time": "1:00"}), tmp_path)
     subprocess.run(["bash", "-n", path], check=True)
     script = path.read_text()
@@ -37,7 +37,7 @@ def test_the_script_of_awkward_names_is_bash(tmp_path: Path) -> None:
         check=True,
     ).stdout.splitlines()
     assert words[words.index("--run-dir") + 1] == str(run)
-    assert words[words.index("--set") + 1] == "name=it's $HOME"
+    assert words[words.index("--set") + 1] == "init_from=it's $HOME"
     assert words[-2:] == ["--bind", f"n1:{plan.port}"]
 
 

@@ -101,7 +101,8 @@ def test_single_pods_are_replaced_and_the_set_never_begins_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"x = '\t$(A) %s \xc3\xa9'  \r\ny = 1\r\n", b"\n\n# \x85\n", b"\xff"]
+    "content",
+    [b"x = '\t$(A) %s \xc3\xa9'  \r\ny = 1\r\n", b"\n\n# \x85\n", b"# coding: latin-1\n# \xff\n"],
 )
 def test_the_job_file_arrives_as_it_is(tmp_path: Path, content: bytes) -> None:
     import base64
@@ -117,8 +118,8 @@ def test_the_job_file_arrives_as_it_is(tmp_path: Path, content: bytes) -> None:
 
 
 def test_arguments_are_not_expanded_by_kubernetes() -> None:
-    job = jobs_of(cluster(overrides=("name=$(HOME)$$",)))["coordinator"]
-    assert "name=$$(HOME)$$$$" in container(job)["args"]
+    job = jobs_of(cluster(overrides=("init_from=$(HOME)$$",)))["coordinator"]
+    assert "init_from=$$(HOME)$$$$" in container(job)["args"]
 
 
 def test_a_job_file_that_no_configmap_has_goes_into_the_image(tmp_path: Path) -> None:
