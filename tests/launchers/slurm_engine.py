@@ -39,6 +39,7 @@ ReturnToService=2
 SwitchType=switch/none
 SchedulerParameters=sched_min_interval=0
 KillWait=90
+MessageTimeout=90
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=4000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP

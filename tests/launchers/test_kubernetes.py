@@ -159,14 +159,14 @@ def test_a_refused_command_ends_all_and_is_not_repeated(
     engine: Path, certs: Path, tmp_path: Path
 ) -> None:
     # With the job file of a ConfigMap.
-    described = cluster(certs, in_image=False, overrides=("epoch=1",))
+    described = cluster(certs, in_image=False, overrides=("epochs=many",))
     pods = PodmanCluster(engine, tmp_path, [*secrets(described), *objects(described)], "launchers")
     try:
         pods.start()
         assert pods.wait() == "failed", pods.ended
         assert pods.ended[0].code == 2
         [log] = tmp_path.glob("first-coordinator-*.log")
-        assert "there is no epoch; did you mean epochs?" in log.read_text()
+        assert "'many' cannot be read; expected a whole number" in log.read_text()
         assert {each.then for each in pods.ended} <= {"failed", "lost", "removed"}
     finally:
         pods.delete()

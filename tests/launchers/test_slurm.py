@@ -83,10 +83,11 @@ def epochs(run_dir: Path) -> int:
 
 
 def begin_again_soon(number: str, env: Mapping[str, str]) -> None:
-    """Slurm waits for two minutes before it starts a job once more. It has to wait for a second or
-    two: it would take its node's permission for the one that it has just revoked."""
+    """Slurm waits for two minutes before it starts a job once more. It has to wait for seconds:
+    it would take its node's permission for the one that it has just revoked, and a node that is
+    slow to answer would get the end of the last start during this one, as status 143."""
     until(lambda: state(number, env) == "PENDING BeginTime", "the batch job to be queued again")
-    update = ["scontrol", "update", f"jobid={number}", "starttime=now+5"]
+    update = ["scontrol", "update", f"jobid={number}", "starttime=now+15"]
     subprocess.run(update, check=True, env=env)
     until(lambda: state(number, env).startswith("RUNNING"), "the batch job to begin again")
 
