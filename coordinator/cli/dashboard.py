@@ -163,7 +163,7 @@ def follow_status(
                 said = ""
                 announce("the coordinator is back")
     announce("the job has ended")
-    relay.audience.wait_until_seen(LAST_LOOK_S)
+    relay.subscribers.wait_until_seen(LAST_LOOK_S)
     return 0
 
 

@@ -23,13 +23,13 @@ class Relay:
         self._told = GetDashboardResponse()
         self._when = 0.0
         self._away: PsError | None = CoordinatorUnreachable("it has not been asked yet")
-        self.audience = Subscribers(clock)
+        self.subscribers = Subscribers(clock)
 
     def took(self, told: GetDashboardResponse) -> None:
         """Stores an answer of the coordinator, which the caller must not change any more."""
         with self._lock:
             self._told, self._when, self._away = told, self._clock(), None
-        self.audience.changed()
+        self.subscribers.changed()
 
     def lost(self, error: PsError) -> None:
         """Records the reason why the coordinator has not answered."""
@@ -46,7 +46,7 @@ class Relay:
         """Returns the same as ``DashboardSnapshots.status``, by the coordinator's clock. Raises
         PsError with the reason if the coordinator does not answer."""
         told, since_s = self._newest()
-        self.audience.asked(PAGE)
+        self.subscribers.asked(PAGE)
         return {
             "now": told.now_s + since_s,
             "looked": told.looked_s,

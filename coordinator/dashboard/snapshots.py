@@ -71,7 +71,7 @@ class DashboardSnapshots:
         self._path: Path | None = None
         self._refused = False
         self._saving = threading.Lock()
-        self.audience = Subscribers(wall_clock)
+        self.subscribers = Subscribers(wall_clock)
 
     def open(self, run_id: str, run_dir: Path) -> None:
         """Begins to record a run, continuing the history in its run directory."""
@@ -89,7 +89,7 @@ class DashboardSnapshots:
             self._status, self._looked = status, self._wall_clock()
             if self._recorder is not None:
                 self._recorder.look(status, self._looked)
-        self.audience.changed()
+        self.subscribers.changed()
 
     def status(self) -> dict[str, Any]:
         """Returns ``now``, the time ``looked`` of the last status and the start time ``started`` of
@@ -97,7 +97,7 @@ class DashboardSnapshots:
         prints it, null before the job has been read."""
         with self._lock:
             status, looked = self._status, self._looked
-        self.audience.asked(PAGE)
+        self.subscribers.asked(PAGE)
         return {
             "now": self._wall_clock(),
             "looked": looked,
@@ -139,7 +139,7 @@ class DashboardSnapshots:
                 width=recorder.points.width,
                 events=[DashboardEvent(**event) for event in recorder.events],
             )
-        self.audience.asked(viewer)
+        self.subscribers.asked(viewer)
         return message
 
     def save(self) -> None:
@@ -246,7 +246,7 @@ class DashboardSampler:
             return
         self._board.show(self._status())
         self._status = None
-        await asyncio.to_thread(self._board.audience.wait_until_seen, LAST_LOOK_S)
+        await asyncio.to_thread(self._board.subscribers.wait_until_seen, LAST_LOOK_S)
         if self._saving is not None:
             await self._saving
         await asyncio.to_thread(self._board.save)

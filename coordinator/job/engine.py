@@ -65,37 +65,37 @@ class Engine:
         sessions: the sessions of workers.
     """
 
-    def __init__(self, course: JobRun, store: Store, authority: Authority | None = None) -> None:
-        self.course = course
+    def __init__(self, job_run: JobRun, store: Store, authority: Authority | None = None) -> None:
+        self.job_run = job_run
         self.authority = authority or Authority()
-        self.shards = ShardCalls(course)
-        self.sessions = WorkerSessions(course, store, self.authority)
-        self._members = course.members
+        self.shards = ShardCalls(job_run)
+        self.sessions = WorkerSessions(job_run, store, self.authority)
+        self._members = job_run.members
 
     @property
     def run(self) -> Run:
         """The run, as of the present generation."""
-        return self.course.run
+        return self.job_run.run
 
     def heartbeat_worker(self, name: str, beat: WorkerHeartbeat) -> tuple[bool, Ended | None]:
         """Records a worker's heartbeat. Returns whether it must register again, and the end of the
         job if it has ended. ``beat`` holds vouched reports."""
-        now = self.course.now()
+        now = self.job_run.now()
         known = self._members.worker_seen(name, now)
         if known:
             worker = self._members.workers[name]
             worker.transports = beat.transports
             worker.waiting_for = beat.waiting_for
             worker.position = worker.position.then(replace(beat.position or Position(), since=now))
-            if self.course.stands(beat.generation):
-                self.course.record(name, beat.reports)
+            if self.job_run.stands(beat.generation):
+                self.job_run.record(name, beat.reports)
             if beat.times is not None:
                 worker.times = beat.times
-                self.course.training.progress.beat(name, beat.times.compute, now)
+                self.job_run.training.progress.beat(name, beat.times.compute, now)
             if worker.reaches(beat.unreachable or {}, beat.generation, now):
-                self.course.stuck.look(now)
-                self.course.advance()
-        return not known, self.course.end() if self.course.phase in ENDED else None
+                self.job_run.stuck.look(now)
+                self.job_run.advance()
+        return not known, self.job_run.end() if self.job_run.phase in ENDED else None
 
     def cluster_now(self, name: str | None) -> Sequence[Shard]:
         """Returns the shards, once all have begun the present generation. Raises NotReady while a
@@ -103,12 +103,12 @@ class Engine:
         JobFailed."""
         if name is not None:
             self._members.worker(name)
-        if self.course.complete:
+        if self.job_run.complete:
             return self._members.places.shards
-        if self.course.end().failed:
-            raise JobFailed(self.course.reason)
+        if self.job_run.end().failed:
+            raise JobFailed(self.job_run.reason)
         # Callers put "waiting for" before these words.
-        awaited = self.course.waiting_for() or "a generation to be formed"
+        awaited = self.job_run.waiting_for() or "a generation to be formed"
         raise NotReady(awaited) if self._members.places.away else Forming(awaited)
 
     async def get_cluster(self, name: str | None) -> Sequence[Shard]:
@@ -116,33 +116,33 @@ class Engine:
         that only reads shards; such a caller waits by itself."""
         if name is None:
             return self.cluster_now(name)
-        self._members.worker_seen(name, self.course.now())
+        self._members.worker_seen(name, self.job_run.now())
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             try:
                 return self.cluster_now(name)
             except NotReady:
-                if not await self.course.bell.wait(deadline):
+                if not await self.job_run.bell.wait(deadline):
                     raise
 
     def lease_now(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
         """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._members.worker_seen(caller.name, self.course.now())
+        self._members.worker_seen(caller.name, self.job_run.now())
         if self._admit(caller):
-            self.course.record(caller.name, reports)
+            self.job_run.record(caller.name, reports)
         return self._find(caller, received)
 
     def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
         """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._members.worker_seen(caller.name, self.course.now())
+        self._members.worker_seen(caller.name, self.job_run.now())
         if self._admit(caller):
-            self.course.commit(caller.name, round_number, report)
+            self.job_run.commit(caller.name, round_number, report)
         return self._find(caller, received=0)
 
     def report_initialized(self, caller: Caller) -> None:
         """Records that a worker has initialized every shard. Raises StaleGeneration."""
-        if self._admit(caller) and self.course.initializer == caller.name:
-            self.course.initialized()
+        if self._admit(caller) and self.job_run.initializer == caller.name:
+            self.job_run.initialized()
 
     def report_evaluated(
         self,
@@ -154,42 +154,42 @@ class Engine:
     ) -> None:
         """Records an evaluated task. Raises StaleGeneration or InvalidArgument."""
         if self._admit(caller):
-            counts = self.course.training.orders.evaluations.report(
+            counts = self.job_run.training.orders.evaluations.report(
                 caller.name, evaluation, task, records, states
             )
             if not counts:
                 # A repetition, or the results of a task that was not leased to this worker.
                 log.info("not counted", worker=caller.name, evaluation=evaluation, task=task)
-            self.course.advance()
+            self.job_run.advance()
 
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """Records results that a worker computed from metric states. Raises StaleGeneration or
         InvalidArgument."""
         if self._admit(caller):
-            self.course.checkpoints.evaluated(caller.name, evaluation, values)
-            self.course.advance()
+            self.job_run.checkpoints.evaluated(caller.name, evaluation, values)
+            self.job_run.advance()
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:
         """Requests a change of policy by ``key=value`` settings; returns the policy and its number.
         Raises InvalidJob, NotReady or JobFailed."""
         values = parse_settings(settings)
         policy = changed_policy(self.run.settings, values, self.run.description)
-        return self.course.changes.ask(policy), policy
+        return self.job_run.changes.ask(policy), policy
 
     async def await_hold(self, after: int) -> JobHold | None:
         """Waits a while for a hold, or the end of the job; see :meth:`Holding.look`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
-            hold = self.course.holding.look(after)
-            over = self.course.phase in ENDED or self.course.drained
-            if hold is not None or over or not await self.course.bell.wait(deadline):
+            hold = self.job_run.holding.look(after)
+            over = self.job_run.phase in ENDED or self.job_run.drained
+            if hold is not None or over or not await self.job_run.bell.wait(deadline):
                 return hold
 
     async def end_hold(self, end: HoldEnd) -> None:
         """Ends the present hold; see :meth:`Holding.end`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
-        while not self.course.holding.end(end):
-            if not await self.course.bell.wait(deadline):
+        while not self.job_run.holding.end(end):
+            if not await self.job_run.bell.wait(deadline):
                 raise NotReady(f"checkpoint {end.restore} is still being looked at")
 
     async def await_work(self, caller: Caller, received: int) -> Work:
@@ -199,8 +199,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + POLL_S
         while isinstance(found, Wait):
-            until = min(deadline, loop.time() + pause_s(found, self.course.now()))
-            if not await self.course.bell.wait(until) and until == deadline:
+            until = min(deadline, loop.time() + pause_s(found, self.job_run.now()))
+            if not await self.job_run.bell.wait(until) and until == deadline:
                 break
             found = self._find(caller, received)
         return found
@@ -209,17 +209,17 @@ class Engine:
         """Finds work, if the caller may still have any: the job may have changed while it
         waited."""
         if not self._admit(caller):
-            return self.course.end()
+            return self.job_run.end()
         self._members.workers[caller.name].asked = True
-        return self.course.assignments.find(caller.name, received, caller.ahead, caller.clocks)
+        return self.job_run.assignments.find(caller.name, received, caller.ahead, caller.clocks)
 
     def _admit(self, caller: Caller) -> bool:
         """Returns whether the job still runs. Raises StaleGeneration if the session is unknown or
         the caller works on a past generation or policy."""
         self._members.worker(caller.name)
-        if self.course.phase in ENDED:
+        if self.job_run.phase in ENDED:
             return False
-        self.course.check_standing(caller.generation)
+        self.job_run.check_standing(caller.generation)
         if caller.policy is not None and caller.policy != self.run.policy:
             raise StaleGeneration(
                 f"the message is of policy {caller.policy}; it is {self.run.policy}"

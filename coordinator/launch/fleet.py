@@ -14,7 +14,7 @@ from pathlib import Path
 from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
-from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
+from coordinator.launch.process_health import COORDINATOR, ProcessHealth, registrations
 from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
@@ -148,7 +148,7 @@ class Fleet:
         self._run_dir = run_dir
         self._starting = Starting(run_dir)
         self._children = Children()
-        self._vitals = Vitals()
+        self._health = ProcessHealth()
         self._lookout: Lookout | None = None
         self._address: Stamp | None = None
         self._dead_workers: dict[int, str] = {}
@@ -187,7 +187,7 @@ class Fleet:
         launch = start_fresh if self._warm_start is None else self._launch_warm
         pid = self._children.start(name, command.arguments, log, command.environment, launch)
         self._dead_workers.pop(pid, None)
-        self._vitals.started(name, pid, time.monotonic())
+        self._health.started(name, pid, time.monotonic())
 
     def _launch_warm(
         self, arguments: Sequence[str], environment: Mapping[str, str], output: int
@@ -218,7 +218,7 @@ class Fleet:
             self._warm_start.reap(self._children.pids())
         address = stamp(self._run_dir / ADDRESS)
         if COORDINATOR in self.alive and not self.serves and address not in (None, self._address):
-            self._vitals.serves(time.monotonic())
+            self._health.serves(time.monotonic())
             self._starting.release()
             # A new connection: an old one would pause before it retries the address.
             self._lookout = Lookout(self._cluster.address, self._cluster.security)
@@ -230,8 +230,8 @@ class Fleet:
         now = time.monotonic()
         if now - self._sampled >= SAMPLE_S:
             self._sampled = now
-            self._vitals.sampled(self._children.samples(self._vitals.starting), now)
-        hung = self._vitals.hung(self._children.stopped(), now)
+            self._health.sampled(self._children.samples(self._health.starting), now)
+        hung = self._health.hung(self._children.stopped(), now)
         return [
             self._died(self._children.kill_one(name), f"{why} and was killed")
             for name, why in hung.items()
@@ -243,7 +243,7 @@ class Fleet:
         if look is None or look is self.newest or self._lookout is None:
             return None
         self.newest = look
-        self._vitals.answered(look.status, look.began)
+        self._health.answered(look.status, look.began)
         if self._ends_early and look.status.phase == "training":
             # Sent until the phase changes: a restarted coordinator has not seen the signal.
             self._children.send(COORDINATOR, EARLY_SIGNAL)
@@ -271,7 +271,7 @@ class Fleet:
             self._lookout.look()
         if is_worker(exited.name):
             self._dead_workers[exited.pid] = how
-        return Death(exited, how, self._vitals.ended(exited.name, now), now)
+        return Death(exited, how, self._health.ended(exited.name, now), now)
 
     def _close_lookout(self) -> None:
         if self._lookout is not None:

@@ -42,7 +42,7 @@ class _Life:
     silent_s: float = 0.0
 
 
-class Vitals:
+class ProcessHealth:
     """Follows processes by name: "coordinator", "shard-0", "worker-a". Not thread-safe.
 
     From its first report on (a coordinator's first answer, a shard's readiness, a worker's first

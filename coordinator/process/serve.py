@@ -117,19 +117,19 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         ):
             store.check()
             run = settle(options, description, plan, directory, store)
-            disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
-            course = JobRun(
+            disk = ThreadedDisk(run, failed=lambda why: job_run.fail(why))
+            job_run = JobRun(
                 run,
                 store,
                 MonotonicClock(),
                 disk,
-                at_end=lambda: write_final_summary(course),
+                at_end=lambda: write_final_summary(job_run),
                 history=run.run_dir / HISTORY,
                 attended=options.attended,
             )
-            warn_of_key(course, options.security)
-            signals.pass_on_to(course)
-            engine, loop = Engine(course, store), asyncio.get_running_loop()
+            warn_of_key(job_run, options.security)
+            signals.pass_on_to(job_run)
+            engine, loop = Engine(job_run, store), asyncio.get_running_loop()
 
             def revoked(serials: list[str]) -> None:
                 audit.note("revoked", serials=serials)
@@ -153,24 +153,24 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                         run_dir=str(run.run_dir),
                         metrics=metrics.address,
                     )
-                    await _until_over(course, chronicle)
+                    await _until_over(job_run, chronicle)
                 await disk.close()
             finally:
                 await chronicle.close()
-                # A late call would find the course and its store closed. So would disk work that
+                # A late call would find the job run and its store closed. So would disk work that
                 # late calls began, such as a commit when the job is left at once.
                 await server.stop()
                 await disk.close()
-                course.close()
+                job_run.close()
             # After the last reports of all processes.
-            status = _exit_status(course)
+            status = _exit_status(job_run)
             if status == DRAINED:
-                log.info("drained", checkpoint=course.checkpoints.newest or None)
+                log.info("drained", checkpoint=job_run.checkpoints.newest or None)
                 return status
-            write_final_summary(course)
-            log.info("over", phase=course.phase, resume=summarize(course)["resume"] or None)
-            if course.phase == "failed" and status != INTERRUPTED:
-                raise JobFailed(course.reason)
+            write_final_summary(job_run)
+            log.info("over", phase=job_run.phase, resume=summarize(job_run)["resume"] or None)
+            if job_run.phase == "failed" and status != INTERRUPTED:
+                raise JobFailed(job_run.reason)
             return status
     except PsError as error:
         if isinstance(error, JobDone):
@@ -227,10 +227,10 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
     return new_run_directory(description.name, datetime.now(UTC))
 
 
-async def _until_over(course: JobRun, chronicle: DashboardSampler) -> None:
+async def _until_over(job_run: JobRun, chronicle: DashboardSampler) -> None:
     """Ticks until the job is over and all processes know it, or :data:`LEAVE_S` have passed."""
-    ticking = asyncio.create_task(_tick_forever(course, chronicle))
-    over = asyncio.create_task(_wait_until_over(course))
+    ticking = asyncio.create_task(_tick_forever(job_run, chronicle))
+    over = asyncio.create_task(_wait_until_over(job_run))
     try:
         await asyncio.wait((ticking, over), return_when=asyncio.FIRST_COMPLETED)
         for task in (ticking, over):
@@ -242,35 +242,35 @@ async def _until_over(course: JobRun, chronicle: DashboardSampler) -> None:
         await asyncio.gather(ticking, over, return_exceptions=True)
 
 
-async def _tick_forever(course: JobRun, chronicle: DashboardSampler) -> None:
+async def _tick_forever(job_run: JobRun, chronicle: DashboardSampler) -> None:
     while True:
-        course.tick()
+        job_run.tick()
         chronicle.tick()
         await asyncio.sleep(TICK_S)
 
 
-async def _wait_until_over(course: JobRun) -> None:
+async def _wait_until_over(job_run: JobRun) -> None:
     loop = asyncio.get_running_loop()
-    while not (course.phase in ENDED or course.drained):
-        await course.bell.wait(loop.time() + LEAVE_S)
-    if course.drained:
+    while not (job_run.phase in ENDED or job_run.drained):
+        await job_run.bell.wait(loop.time() + LEAVE_S)
+    if job_run.drained:
         deadline = loop.time() + TELL_S
-        while not course.departures.all_told and await course.bell.wait(deadline):
+        while not job_run.departures.all_told and await job_run.bell.wait(deadline):
             pass
         return
     deadline = loop.time() + LEAVE_S
-    while not course.everyone_knows:
+    while not job_run.everyone_knows:
         # A tick detects members that are gone, and rings the bell.
-        if not await course.bell.wait(deadline):
+        if not await job_run.bell.wait(deadline):
             return
 
 
-def _exit_status(course: JobRun) -> int:
-    if course.phase == "done":
+def _exit_status(job_run: JobRun) -> int:
+    if job_run.phase == "done":
         return DONE
-    if course.phase != "failed":
+    if job_run.phase != "failed":
         return DRAINED
-    return INTERRUPTED if course.reason == STOPPED else FAILED
+    return INTERRUPTED if job_run.reason == STOPPED else FAILED
 
 
 async def _tell(server: Server, why: PsError, signals: JobSignals) -> None:

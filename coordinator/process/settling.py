@@ -266,15 +266,15 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
         store.put_all(changed)
 
 
-def warn_of_key(course: JobRun, security: Security) -> None:
+def warn_of_key(job_run: JobRun, security: Security) -> None:
     """Warns once if the certificate authority's key lies where no process needs it. Certificates
     that the run made for itself serve this machine alone and are exempt."""
     directory = security.directory
-    if directory is None or directory.absolute() == course.run.run_dir / CERTS:
+    if directory is None or directory.absolute() == job_run.run.run_dir / CERTS:
         return
     if (directory / CA_KEY).exists():
         warning = (
             f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of any "
             "role; keep it elsewhere, and give each process the files of its role alone"
         )
-        course.warnings.add(warning)
+        job_run.warnings.add(warning)

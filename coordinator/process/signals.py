@@ -23,7 +23,7 @@ class JobSignals:
     def __init__(self) -> None:
         self.status = DONE
         """Exit status of a process that a signal ended before it had a JobRun."""
-        self._course: JobRun | None = None
+        self._job_run: JobRun | None = None
         self._early: asyncio.Task[Any] | None = None
         self._came: int | None = None
         """The last signal that no JobRun has received yet."""
@@ -49,15 +49,15 @@ class JobSignals:
         # The signal may have come after the task finished, when cancelling has no effect.
         return result if self._came is None else None
 
-    def pass_on_to(self, course: JobRun) -> None:
-        """Passes later signals, and one that came before, to ``course``."""
-        self._course = course
+    def pass_on_to(self, job_run: JobRun) -> None:
+        """Passes later signals, and one that came before, to ``job_run``."""
+        self._job_run = job_run
         if self._came is not None:
             self._signalled(self._came)
 
     def _end_early(self) -> None:
-        if self._course is not None:
-            self._course.end_early()
+        if self._job_run is not None:
+            self._job_run.end_early()
 
     def _heard(self, number: int) -> None:
         if self._signals.says(number):
@@ -65,8 +65,8 @@ class JobSignals:
 
     def _signalled(self, number: int) -> None:
         self.status, self._came = after_signal(number), number
-        if self._course is not None:
+        if self._job_run is not None:
             self._came = None
-            self._course.stop() if number == signal.SIGINT else self._course.drain()
+            self._job_run.stop() if number == signal.SIGINT else self._job_run.drain()
         elif self._early is not None:
             self._early.cancel()

@@ -37,21 +37,21 @@ from psrpc.files.run_paths import read_summary
 from psrpc.ops.logs import get_logger
 
 
-def summarize(course: JobRun) -> dict[str, Any]:
+def summarize(job_run: JobRun) -> dict[str, Any]:
     """Returns the figures of a run that has ended. Rates are means over this run's training time:
     ``steps_per_s`` of global steps, ``batches_per_s`` of micro-batches. ``epoch`` counts from 1,
     and ``loss`` is the mean of the last steps, as in a status; ``eval`` is the newest evaluation,
     at ``eval_step``, empty if there is none. Histograms (entry s counts the applied pushes of
     staleness s) and times (seconds) are those of the last processes."""
-    run, training = course.run, course.training
+    run, training = job_run.run, job_run.training
     progress, span = training.progress, training.span
     results = training.notes.results
-    train_s, pushed = progress.train_s, counts_by_worker(course)
+    train_s, pushed = progress.train_s, counts_by_worker(job_run)
     return {
         "run_id": run.run_id,
         "job": run.description.name,
-        "phase": course.phase,
-        "reason": course.reason,
+        "phase": job_run.phase,
+        "reason": job_run.reason,
         "mode": run.settings.mode,
         "policy": _of_policy(run.followed[-1]),
         "policies": [_of_policy(followed) for followed in run.followed],
@@ -62,12 +62,12 @@ def summarize(course: JobRun) -> dict[str, Any]:
         "replicas": run.settings.open,
         "global_step": span.step,
         "total_steps": span.total_steps,
-        "epoch": course.epoch,
+        "epoch": job_run.epoch,
         "epochs": run.description.epochs,
         "loss": _finite(training.watch.loss),
         "batches": span.batches,
         "examples": span.examples,
-        "wall_s": round(course.now() - course.began, 3),
+        "wall_s": round(job_run.now() - job_run.began, 3),
         "train_s": round(train_s, 3),
         "steps_per_s": round(progress.steps_done / train_s, 3) if train_s else 0.0,
         "batches_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
@@ -79,15 +79,15 @@ def summarize(course: JobRun) -> dict[str, Any]:
             for name, step, values in results
         ],
         "history": [_plain(row.flat()) for row in training.epochs.history.rows],
-        "checkpoint": course.checkpoints.newest,
-        "best": _best(course),
-        "refused": refused(course),
+        "checkpoint": job_run.checkpoints.newest,
+        "best": _best(job_run),
+        "refused": refused(job_run),
         "skipped": progress.skipped,
         "failed": progress.failed,
         "mean_staleness": round(progress.mean_staleness, 4),
-        "staleness_counts": staleness_counts(course),
+        "staleness_counts": staleness_counts(job_run),
         "version_skew_max": progress.version_skew,
-        **counts(course),
+        **counts(job_run),
         "by_shard": [
             {
                 "shard": shard.index,
@@ -96,15 +96,15 @@ def summarize(course: JobRun) -> dict[str, Any]:
                 "uncompensated": shard.figures.uncompensated,
                 "apply_s": round(shard.figures.apply_s, 3),
             }
-            for shard in course.members.places.shards
+            for shard in job_run.members.places.shards
         ],
         "by_worker": {
-            name: _of_worker(course, worker, pushed.get(name, ()))
-            for name, worker in course.members.workers.items()
+            name: _of_worker(job_run, worker, pushed.get(name, ()))
+            for name, worker in job_run.members.workers.items()
         },
         "generation": run.generation,
-        "resume": _resume(course),
-        "warnings": course.warnings.kept,
+        "resume": _resume(job_run),
+        "warnings": job_run.warnings.kept,
     }
 
 
@@ -117,12 +117,12 @@ def _of_policy(followed: Followed) -> dict[str, Any]:
     }
 
 
-def _best(course: JobRun) -> dict[str, Any] | None:
+def _best(job_run: JobRun) -> dict[str, Any] | None:
     """Returns the epoch whose state the run ends with, if the job restores its best when done;
     otherwise the best epoch with a kept checkpoint, which an export does not select. ``by`` names
     the metric."""
-    training, description = course.training, course.run.description
-    best = training.epochs.best if course.phase == "done" else None
+    training, description = job_run.training, job_run.run.description
+    best = training.epochs.best if job_run.phase == "done" else None
     restored = best is not None
     objective = description.stop_early.objective if restored and description.stop_early else None
     if not restored:
@@ -139,8 +139,8 @@ def _best(course: JobRun) -> dict[str, Any] | None:
     }
 
 
-def _of_worker(course: JobRun, worker: Worker, pushed: tuple[int, ...]) -> dict[str, Any]:
-    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
+def _of_worker(job_run: JobRun, worker: Worker, pushed: tuple[int, ...]) -> dict[str, Any]:
+    progress = job_run.training.progress.workers.get(worker.name, WorkerProgress())
     return {
         "batches": progress.batches,
         "examples": progress.examples,
@@ -150,12 +150,12 @@ def _of_worker(course: JobRun, worker: Worker, pushed: tuple[int, ...]) -> dict[
     }
 
 
-def still_holds(before: Mapping[str, Any], course: JobRun) -> bool:
+def still_holds(before: Mapping[str, Any], job_run: JobRun) -> bool:
     """Whether the summary ``before`` still describes the run: the run was done then, and has
     trained nothing since."""
-    ended_well = course.phase == "done" or course.reason == STOPPED
+    ended_well = job_run.phase == "done" or job_run.reason == STOPPED
     # An earlier coordinator may have trained and died before it wrote a summary.
-    trained = course.training.progress.batches or course.checkpoints.newest != before.get(
+    trained = job_run.training.progress.batches or job_run.checkpoints.newest != before.get(
         "checkpoint"
     )
     return before.get("phase") == "done" and ended_well and not trained
@@ -166,11 +166,11 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     replace_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def _resume(course: JobRun) -> str:
+def _resume(job_run: JobRun) -> str:
     """Returns the options that resume a failed or stopped run; empty if it cannot be resumed."""
-    if course.phase != "failed" or not course.checkpoints.newest:
+    if job_run.phase != "failed" or not job_run.checkpoints.newest:
         return ""
-    return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
+    return shlex.join(["--resume", "--run-dir", str(job_run.run.run_dir)])
 
 
 def _plain(values: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -239,17 +239,17 @@ def _batches(job: JobDescription, positions: Positions) -> Iterator[BatchId]:
                 yield cut_batch(epoch, index, job.train_records, job.unit)
 
 
-def write_final_summary(course: JobRun) -> None:
+def write_final_summary(job_run: JobRun) -> None:
     """Writes the summary; a full disk costs the summary, not the job's result."""
-    run_dir = course.run.run_dir
+    run_dir = job_run.run.run_dir
     before = read_summary(run_dir)
     try:
         # Rewritten even if unchanged, so that it is newer than the start of the run.
-        if still_holds(before, course):
+        if still_holds(before, job_run):
             write_summary(run_dir, before)
             return
-        counted = read_counted(course.run, course.checkpoints.newest)
-        write_summary(run_dir, {**summarize(course), "counted": counted})
+        counted = read_counted(job_run.run, job_run.checkpoints.newest)
+        write_summary(run_dir, {**summarize(job_run), "counted": counted})
     except OSError as error:
         why = PsError(f"{SUMMARY} cannot be written: {disk_reason(error)}", code=disk_code(error))
         log.warning("no summary", why=why.coded)

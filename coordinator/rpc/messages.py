@@ -256,19 +256,19 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
     return lease
 
 
-def write_hold(hold: JobHold | None, course: JobRun) -> pb.AwaitHoldResponse:
+def write_hold(hold: JobHold | None, job_run: JobRun) -> pb.AwaitHoldResponse:
     """Returns the response with ``hold``, or, if that is None, with the progress of the job."""
-    stands = hold or course.holding.present
+    stands = hold or job_run.holding.present
     response = pb.AwaitHoldResponse(
         held=hold is not None,
         at=stands.at,
         global_step=stands.global_step,
         epoch=stands.epoch,
-        phase=course.phase,
-        reason=course.reason,
-        warnings=course.warnings.kept,
+        phase=job_run.phase,
+        reason=job_run.reason,
+        warnings=job_run.warnings.kept,
     )
-    if hold is not None or course.phase == "done":
+    if hold is not None or job_run.phase == "done":
         response.checkpoint = stands.checkpoint
         response.evaluation.update(stands.evaluation)
     return response

@@ -72,7 +72,7 @@ class Servicer(CoordinatorServicer):
     def _worker(self, session: bytes, context: Any) -> str:
         """Returns the name of the calling worker; empty if this job does not know it."""
         peer = peer_of(context)
-        return self._engine.course.members.worker_of(session, peer.name, peer.serial)
+        return self._engine.job_run.members.worker_of(session, peer.name, peer.serial)
 
     def _caller(
         self,
@@ -118,7 +118,7 @@ class Servicer(CoordinatorServicer):
             unknown=unknown,
             saved=saved,
             waiting_for=self._engine.shards.forming_waits_for(),
-            saving=request.leaving and self._engine.course.departures.saving,
+            saving=request.leaving and self._engine.job_run.departures.saving,
         )
 
     async def Watch(
@@ -154,7 +154,7 @@ class Servicer(CoordinatorServicer):
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,
             shutdown=to_shutdown(ended) if ended else None,
-            generation=self._engine.course.generations.formation.joinable,
+            generation=self._engine.job_run.generations.formation.joinable,
         )
 
     async def GetCluster(
@@ -232,7 +232,7 @@ class Servicer(CoordinatorServicer):
 
     async def AwaitHold(self, request: pb.AwaitHoldRequest, _context: Any) -> pb.AwaitHoldResponse:
         hold = await self._engine.await_hold(request.after)
-        return write_hold(hold, self._engine.course)
+        return write_hold(hold, self._engine.job_run)
 
     async def EndHold(self, request: pb.EndHoldRequest, context: Any) -> pb.EndHoldResponse:
         await self._engine.end_hold(read_hold_end(request))
@@ -264,5 +264,5 @@ class Servicer(CoordinatorServicer):
 
     def status(self) -> pb.GetJobStatusResponse:
         """Returns the job's status. Only on the event loop's thread."""
-        status = write_status(self._engine.course)
+        status = write_status(self._engine.job_run)
         return self._surroundings.describe(status) if self._surroundings else status

@@ -85,24 +85,24 @@ EVALUATIONS = 1000
 readers ask every second."""
 
 
-def write_status(course: JobRun) -> pb.GetJobStatusResponse:
+def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
     """Returns the status; changes nothing but the windows of the rates."""
-    now = course.now()
-    run, training = course.run, course.training
+    now = job_run.now()
+    run, training = job_run.run, job_run.training
     description, progress, span = run.description, training.progress, training.span
-    generation, step = course.standing
-    members, steps_per_s = course.members, progress.steps.rate(now)
+    generation, step = job_run.standing
+    members, steps_per_s = job_run.members, progress.steps.rate(now)
     interval_s = training.cadence.interval_s(steps_per_s)
-    slow, counted, pushed = ratios(course), counts(course), counts_by_worker(course)
+    slow, counted, pushed = ratios(job_run), counts(job_run), counts_by_worker(job_run)
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
         job=description.name,
-        phase=course.phase,
+        phase=job_run.phase,
         mode=run.settings.mode,
         replicas=run.settings.open,
         global_step=step,
         total_steps=span.total_steps,
-        epoch=course.epoch,
+        epoch=job_run.epoch,
         epochs=description.epochs,
         examples=span.examples,
         batches=span.batches,
@@ -111,28 +111,28 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         examples_per_s=progress.records.rate(now),
         loss=training.watch.loss,
         mean_staleness=progress.mean_staleness,
-        shards=[_shard(course, shard, now) for shard in course.members.places.shards],
+        shards=[_shard(job_run, shard, now) for shard in job_run.members.places.shards],
         workers=[
-            _worker(course, worker, slow.get(worker.name, 0.0), pushed.get(worker.name, ()), now)
-            for worker in course.members.workers.values()
+            _worker(job_run, worker, slow.get(worker.name, 0.0), pushed.get(worker.name, ()), now)
+            for worker in job_run.members.workers.values()
         ],
         evaluations=[
             pb.EvaluationResult(evaluation=name, global_step=step, results=values)
             for name, step, values in training.notes.results[-EVALUATIONS:]
         ],
-        newest_checkpoint=course.checkpoints.newest,
-        restored=course.restored,
-        refused=refused(course),
+        newest_checkpoint=job_run.checkpoints.newest,
+        restored=job_run.restored,
+        refused=refused(job_run),
         skipped=progress.skipped,
         failed=progress.failed,
-        waiting_for=course.held_up(),
-        waited_s=course.waited_s,
-        reason=course.reason,
-        warnings=course.warnings.kept,
+        waiting_for=job_run.held_up(),
+        waited_s=job_run.waited_s,
+        reason=job_run.reason,
+        warnings=job_run.warnings.kept,
         generation=generation,
         policy=run.policy,
         settings=str(run.settings),
-        switching=str(course.changes),
+        switching=str(job_run.changes),
         policies=[
             pb.PolicyChange(
                 policy=followed.number,
@@ -142,8 +142,8 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
             )
             for index, followed in enumerate(run.followed)
         ],
-        version_skew=version_skew(course),
-        staleness_counts=staleness_counts(course),
+        version_skew=version_skew(job_run),
+        staleness_counts=staleness_counts(job_run),
         too_stale=counted["too_stale"],
         speculative=counted["speculative"],
         superseded=counted["superseded"],
@@ -153,19 +153,19 @@ def write_status(course: JobRun) -> pb.GetJobStatusResponse:
         workers_joined=members.joined_workers,
         workers_departed=members.joined_workers - members.active_workers,
         checkpoint_interval_s=UNKNOWN if interval_s is None else interval_s,
-        stragglers=name_stragglers(slow) + late(course),
-        stuck=course.stuck.lines(now),
+        stragglers=name_stragglers(slow) + late(job_run),
+        stuck=job_run.stuck.lines(now),
     )
 
 
-def _shard(course: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
+def _shard(job_run: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
     updates_per_s, gradient_nbytes_per_s = shard_rates(shard, now, LEASE_S)
     return pb.ShardStatus(
         shard=shard.index,
         address=shard.address,
         state=shard.state,
         version=shard.figures.version,
-        nbytes=course.run.plan.shard_nbytes(shard.index),
+        nbytes=job_run.run.plan.shard_nbytes(shard.index),
         applied=shard.figures.applied,
         refused=shard.figures.refused,
         silent_s=now - shard.seen if shard.incarnation else 0.0,
@@ -185,9 +185,9 @@ def _shard(course: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
 
 
 def _worker(
-    course: JobRun, worker: Worker, slowness: float, pushed: tuple[int, ...], now: float
+    job_run: JobRun, worker: Worker, slowness: float, pushed: tuple[int, ...], now: float
 ) -> pb.WorkerStatus:
-    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
+    progress = job_run.training.progress.workers.get(worker.name, WorkerProgress())
     return pb.WorkerStatus(
         worker=worker.name,
         host=worker.host,
@@ -205,7 +205,7 @@ def _worker(
         slowness=slowness,
         unreachable=[
             pb.UnreachableShard(shard=shard, for_s=now - since)
-            for shard, since in sorted(course.stuck.broken(worker.name).items())
+            for shard, since in sorted(job_run.stuck.broken(worker.name).items())
         ],
         transports=[
             pb.Transport(shard=one.shard, kind=one.kind, why=one.why)  # type: ignore[arg-type]  # any number may have come

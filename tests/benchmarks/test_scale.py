@@ -37,8 +37,8 @@ def test_simulated_members_bring_a_job_to_its_end(tmp_path: Path) -> None:
 
     with serving(make_run(tmp_path, shards=2)) as served:
         workers = asyncio.run(train(served.address))
-        assert served.course.phase == "done"
-        assert served.course.training.span.batches == 6
+        assert served.job_run.phase == "done"
+        assert served.job_run.training.span.batches == 6
     assert sum(worker.batches for worker in workers) == 6
     assert len(book.took_s["LeaseWork"]) == book.calls["LeaseWork"]
 

@@ -49,7 +49,7 @@ class Record:
         steps: its effect shows only if the job goes on.
         idle: its time has come, or is over, and it had no target.
         late: the job was over before.
-        later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
+        later: what comes in its job_run, so many seconds after it began; ``undo`` ends it, which
             comes once it is ``effective``.
     """
 

@@ -98,7 +98,7 @@ class Served:
     """A coordinator that answers on ``address``, run by a thread of its own."""
 
     address: str
-    course: JobRun
+    job_run: JobRun
     engine: Engine
     loop: asyncio.AbstractEventLoop
 
@@ -114,7 +114,7 @@ class Served:
         """Looks at every ring of the coordinator's bell whether something has come true."""
 
         async def ring() -> None:
-            await self.course.bell.wait(self.loop.time() + 0.05)
+            await self.job_run.bell.wait(self.loop.time() + 0.05)
 
         for _ in range(200):
             if true():
@@ -143,19 +143,19 @@ def serving(
     async def main() -> None:
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
-            disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
-            course = JobRun(run, store, clock or ManualClock(), disk, attended=attended)
+            disk = ThreadedDisk(run, failed=lambda why: job_run.fail(why))
+            job_run = JobRun(run, store, clock or ManualClock(), disk, attended=attended)
             async with Server(address, security) as server:
-                engine = Engine(course, store)
+                engine = Engine(job_run, store)
                 await server.start(engine, shown, audit)
                 loop = asyncio.get_running_loop()
-                served = Served(f"127.0.0.1:{server.port}", course, engine, loop)
+                served = Served(f"127.0.0.1:{server.port}", job_run, engine, loop)
                 started.append(served)
                 stops.append(stopped)
                 ready.set()
                 await stopped.wait()
             await disk.close()
-            course.close()
+            job_run.close()
 
     def run_loop() -> None:
         try:

@@ -30,7 +30,7 @@ def do(worker: Worker, found: Work) -> int:
     """``worker`` does this and asks for nothing more; how many batches it was."""
     engine = worker.coordinator.engine
     if isinstance(found, Round):
-        engine.course.commit(worker.name, found.round, report(found.attempt))
+        engine.job_run.commit(worker.name, found.round, report(found.attempt))
         return 1
     assert isinstance(found, Train), found
     reports = worker.train(list(found.batches))
@@ -52,7 +52,7 @@ def finish(coordinator: Coordinator, worker: Worker) -> None:
     """Trains to the end; every shard has every batch then."""
     for _ in range(100):
         coordinator.settle()
-        if coordinator.course.phase == "done":
+        if coordinator.job_run.phase == "done":
             break
         # What it has been leased already it is given again.
         worker.received = 0
@@ -63,7 +63,7 @@ def finish(coordinator: Coordinator, worker: Worker) -> None:
             continue
         if isinstance(found, Round | Train):
             do(worker, found)
-    assert coordinator.course.phase == "done"
+    assert coordinator.job_run.phase == "done"
     assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
 
 

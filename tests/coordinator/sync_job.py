@@ -27,14 +27,14 @@ def rounds(coordinator: Coordinator, worker: Worker, count: int) -> None:
 
 
 def phase(coordinator: Coordinator) -> str:
-    return coordinator.course.phase
+    return coordinator.job_run.phase
 
 
 def begins(coordinator: Coordinator) -> list[Begin]:
     """The last ``Begin`` of each shard; all have the policy in force."""
     ordered = sorted(coordinator.shards, key=lambda shard: shard.index)
     told = [shard.begins[-1] for shard in ordered]
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     assert {(begin.policy, begin.settings) for begin in told} == {(run.policy, run.settings)}
     return [replace(begin, settings=ASYNC) for begin in told]
 

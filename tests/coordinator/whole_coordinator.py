@@ -57,10 +57,10 @@ class Coordinator:
             policies=tuple(Followed.from_json(f) for f in self.store.get(POLICIES) or ()),
         )
         self.disk = QueuedDisk(run)
-        self.course = JobRun(
+        self.job_run = JobRun(
             run, self.store, self.clock, self.disk, _no_curves(), attended=self._attended
         )
-        self.engine = Engine(self.course, self.store)
+        self.engine = Engine(self.job_run, self.store)
         self.shards: list[Shard] = []
 
     def restart(self) -> None:
@@ -87,12 +87,12 @@ class Coordinator:
 
     def look(self) -> None:
         """Looks on: together, generation and step never go back."""
-        assert self.course.standing >= self.seen
-        self.seen = self.course.standing
+        assert self.job_run.standing >= self.seen
+        self.seen = self.job_run.standing
 
     def tick(self, seconds: float = 0.5) -> None:
         self.clock.advance(seconds)
-        self.course.tick()
+        self.job_run.tick()
 
 
 class Shard:
@@ -218,7 +218,7 @@ class Shard:
 
     @property
     def _run_dir(self) -> Path:
-        return self.coordinator.course.run.run_dir
+        return self.coordinator.job_run.run.run_dir
 
 
 class Worker:
@@ -239,10 +239,10 @@ class Worker:
         self.name = engine.sessions.register(
             WorkerRegistration(self.incarnation, "h", 1, "cpu", SHA, SOFTWARE)
         ).name
-        if self.coordinator.course.complete:
+        if self.coordinator.job_run.complete:
             engine.cluster_now(self.name)
-            self.generation = self.coordinator.course.run.generation
-            self.policy = self.coordinator.course.run.policy
+            self.generation = self.coordinator.job_run.run.generation
+            self.policy = self.coordinator.job_run.run.policy
 
     @property
     def caller(self) -> Caller:
@@ -276,7 +276,7 @@ class Worker:
             shard.initialized = True
         self.coordinator.engine.report_initialized(self.caller)
         self.coordinator.settle()
-        assert self.coordinator.course.phase == "training"
+        assert self.coordinator.job_run.phase == "training"
 
     def train(self, batches: list[Attempt]) -> list[Report]:
         """Pushes these to all shards."""

@@ -57,7 +57,7 @@ class Loop:
             )
         elif isinstance(found, MergeWork):
             name = found.evaluation
-            done = len(coordinator.course.training.schedule.finished_epochs)  # type: ignore[union-attr]
+            done = len(coordinator.job_run.training.schedule.finished_epochs)  # type: ignore[union-attr]
             epoch = done if name == "final" else int(name.removeprefix("epoch-"))
             engine.report_merged(worker.caller, name, {"loss": LOSSES[epoch - 1]})
         else:
@@ -66,7 +66,7 @@ class Loop:
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         for _ in range(600):
-            if until() if until else self.coordinator.course.phase == "done":
+            if until() if until else self.coordinator.job_run.phase == "done":
                 return
             self.turn()
-        raise AssertionError(self.coordinator.course.waiting_for())
+        raise AssertionError(self.coordinator.job_run.waiting_for())

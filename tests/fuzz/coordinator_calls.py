@@ -50,8 +50,8 @@ class Job:
         run = make_run(run_dir, shards=SHARDS)
         self.authority = Authority(lambda nbytes: next(draws).to_bytes(nbytes, "big"))
         self.disk = QueuedDisk(run)
-        self.course = JobRun(run, self.store, ManualClock(), self.disk)
-        self.servicer = Servicer(Engine(self.course, self.store, self.authority))
+        self.job_run = JobRun(run, self.store, ManualClock(), self.disk)
+        self.servicer = Servicer(Engine(self.job_run, self.store, self.authority))
         self._streams: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -67,12 +67,12 @@ class Job:
                 shard=shard, incarnation=100 + shard, generation=1, initialized=True
             )
             self.call("ReportShardReady", ready)
-        (first,) = self.course.run.run_dir.glob(f"checkpoints/*{FIRST}*")
+        (first,) = self.job_run.run.run_dir.glob(f"checkpoints/*{FIRST}*")
         for shard in range(SHARDS):
             (first / f"shard-{shard}").write_bytes(b"abc")
             self.call("ReportSnapshot", snapshot(shard))
         self.call("RegisterWorker", REGISTER)
-        assert self.course.phase == "training"
+        assert self.job_run.phase == "training"
 
     def call(self, method: str, request: Message) -> None:
         """One call, which may not be over."""
@@ -103,7 +103,7 @@ class Job:
         """Ends its streams."""
         if self._streams:
             self._loop.run_until_complete(_cancelled(self._streams))
-        self.course.close()
+        self.job_run.close()
         self.store.close()
 
 
@@ -203,7 +203,7 @@ def _class_of(name: str) -> Any:
 def coordinator_seeds() -> tuple[bytes, ...]:
     """Good calls of a worker, of shards and of an operator."""
     with training() as job:
-        worker = job.course.members.workers["worker-0"]
+        worker = job.job_run.members.workers["worker-0"]
         session = worker.session
         batch = types.BatchId(epoch=0, first=0, count=4)
         keys = job.authority.keys

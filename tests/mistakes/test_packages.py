@@ -89,4 +89,4 @@ def test_a_shard_that_can_never_run(
         assert said.message.startswith("the job's engine, keras, needs TensorFlow, which is not")
         assert "pip install 'tf-pserver[tf]', or use engine numpy in the job" in said.message
         # The job has heard it, too.
-        assert served.course.reason.startswith("PS135: shard 0 at 127.0.0.1:")
+        assert served.job_run.reason.startswith("PS135: shard 0 at 127.0.0.1:")

@@ -162,7 +162,7 @@ class Cluster:
         """All shards, and waits for the generation that they form."""
         for shard in range(self.options.shards):
             self._start_shard(shard)
-        self.served.wait_until(lambda: self.served.course.complete)
+        self.served.wait_until(lambda: self.served.job_run.complete)
 
     def _start_shard(self, shard: int) -> None:
         config = ServeConfig(
@@ -201,7 +201,7 @@ class Cluster:
         generation = self.run_now.generation
         self._start_shard(shard)
         self.served.wait_until(
-            lambda: self.run_now.generation > generation and self.served.course.complete
+            lambda: self.run_now.generation > generation and self.served.job_run.complete
         )
 
     def take_place(self, index: int, insider: Insider) -> bytes:
@@ -222,13 +222,13 @@ class Cluster:
                 shard=index, incarnation=incarnation, generation=begin.generation, initialized=True
             )
         )
-        self.served.wait_until(lambda: self.served.course.complete)
+        self.served.wait_until(lambda: self.served.job_run.complete)
         return begin.grant_key
 
     @property
     def run_now(self) -> Run:
         """As of the present generation."""
-        return self.served.course.run
+        return self.served.job_run.run
 
     def train_to(self, at: int) -> None:
         """An honest worker trains, and is held before batch ``at``."""
@@ -238,7 +238,7 @@ class Cluster:
 
     def status(self) -> pb.GetJobStatusResponse:
         """As an operator sees it."""
-        found = self.served.do(write_status, self.served.course)
+        found = self.served.do(write_status, self.served.job_run)
         assert isinstance(found, pb.GetJobStatusResponse)
         return found
 
@@ -274,7 +274,7 @@ class Cluster:
     def stop(self) -> None:
         """Ends what is left of a job that a test gave up."""
         self.gate.opened.set()
-        self.served.do(self.served.course.fail, "the test is over")
+        self.served.do(self.served.job_run.fail, "the test is over")
         for ending in self._endings.values():
             ending.end()
         for thread in self._threads:

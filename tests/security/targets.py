@@ -58,7 +58,7 @@ def coordinator_target(security: Security, run_dir: Path) -> Iterator[Target]:
     with serving(run, security=security) as served:
 
         def digest() -> str:
-            status = write_status(served.course).SerializeToString(deterministic=True)
+            status = write_status(served.job_run).SerializeToString(deterministic=True)
             with Store(run.run_dir / "ledger.sqlite") as store:
                 known = (store.incarnations("shard"), store.incarnations("worker"))
             return hashlib.sha256(status + repr(known).encode()).hexdigest()

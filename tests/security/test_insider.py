@@ -193,7 +193,7 @@ def test_a_grant_ends_with_its_session_and_its_generation(certs: Path, tmp_path:
         attempt = insider.join().lease().train.batches[0]
         insider.leave()
         # Shards hear of it on their command streams.
-        job.served.wait_until(lambda: not job.served.course.departures.waiting_for())
+        job.served.wait_until(lambda: not job.served.job_run.departures.waiting_for())
         assert isinstance(refusal(lambda: insider.push(attempt)), StaleGeneration)
         job.replace_shard(1)
         old, old_session = insider.generation, insider.session
@@ -307,7 +307,7 @@ def test_results_of_an_evaluation_count_for_its_holder_alone(certs: Path, tmp_pa
         job.start_worker()
         assert job.gate.evaluating.wait(30)
         insider.join()
-        evaluation = job.served.course.training.orders.evaluations.waiting_for()
+        evaluation = job.served.job_run.training.orders.evaluations.waiting_for()
         name = evaluation.partition(" to do evaluation ")[2].partition(" ")[0]
         work = pb.EvaluateDone(evaluation=name, task=0, records=8, states=mean_states(8e9, 8))
         request = pb.ReportWorkRequest(
@@ -359,7 +359,7 @@ def test_an_operator_ends_a_session(certs: Path, tmp_path: Path) -> None:
         attempt = insider.join().lease().train.batches[0]
         with Insider(job, Role.OPERATOR) as operator:
             operator.client.revoke_worker(insider.name, 0, "it dawdles", bar=True)
-        job.served.wait_until(lambda: not job.served.course.departures.waiting_for())
+        job.served.wait_until(lambda: not job.served.job_run.departures.waiting_for())
         assert isinstance(refusal(lambda: insider.push(attempt)), StaleGeneration)
         assert isinstance(refusal(insider.lease), StaleGeneration)
         assert_denied(insider.register, "PS307")
@@ -378,7 +378,7 @@ def test_a_role_calls_what_is_its_own_alone(certs: Path, tmp_path: Path, role: R
     pair = (certs / f"{role}.key").read_bytes(), (certs / f"{role}.crt").read_bytes()
     with cluster(certs, tmp_path) as job:
         job.train_to(8)
-        shard = job.served.course.members.places.shards[0].address
+        shard = job.served.job_run.members.places.shards[0].address
         for address, server, rpcs in (
             (job.served.address, Role.COORDINATOR, COORDINATOR),
             (shard, Role.SHARD, SHARD),
@@ -500,5 +500,5 @@ def test_members_that_show_no_certificate_can_do_what_every_role_may(
         )
         worker = any_.register_worker(request).worker
         any_.revoke_worker(worker, 0, "not by an operator", bar=False)
-        states = {w.name: w.state for w in served.course.members.workers.values()}
+        states = {w.name: w.state for w in served.job_run.members.workers.values()}
         assert states[worker] == "left"

@@ -87,7 +87,7 @@ def test_pushes_that_stop_half_way_do_not_keep_others_from_training(
         over = threading.Event()
         calls.callback(over.set)
         for shard in range(2):
-            address = job.served.course.members.places.shards[shard].address
+            address = job.served.job_run.members.places.shards[shard].address
             channel: Any = calls.enter_context(open_channel(address, insider.security, Role.SHARD))
             push = channel.stream_unary(f"/{wire.SERVICE}/PushGradients")
             for _ in range(32):
@@ -164,7 +164,7 @@ def initialize(
     named = path.encode()
     # Field 3, of bytes, behind all others: protobuf takes fields in any order.
     header.MergeFromString(header.SerializeToString() + bytes([26, len(named)]) + named)
-    address = job.served.course.members.places.shards[shard].address
+    address = job.served.job_run.members.places.shards[shard].address
     with open_channel(address, insider.security, Role.SHARD) as channel:
         untyped: Any = channel
         call = untyped.stream_unary(f"/{wire.SERVICE}/Initialize")

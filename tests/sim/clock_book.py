@@ -51,14 +51,14 @@ class ClockBook:
         self._steps: dict[tuple[int, int], tuple[int, int]] = {}
         """By generation and attempt: the entry of its worker, and the clock that it begins at."""
         self._there: dict[Place, _There] = {}
-        self._course: JobRun | None = None
+        self._job_run: JobRun | None = None
         self._ledger: Ledger | None = None
         self._generation = 0
 
-    def handed_out(self, course: JobRun, worker: str, work: Train) -> None:
+    def handed_out(self, job_run: JobRun, worker: str, work: Train) -> None:
         """The coordinator leases: a worker that enters does not fall behind where it was."""
-        clock, generation = work.clock, course.run.generation
-        self._course, self._ledger, self._generation = course, course.training.ledger, generation
+        clock, generation = work.clock, job_run.run.generation
+        self._job_run, self._ledger, self._generation = job_run, job_run.training.ledger, generation
         if clock is None:
             return
         known = self._leased.get((generation, worker))
@@ -95,7 +95,7 @@ class ClockBook:
         awaited, ledger = self._awaited(push.fence.generation), self._ledger
         if awaited is None or ledger is None or ledger._leased.get(push.batch) != push.worker:
             return
-        member = self._course.members.workers.get(push.worker) if self._course else None
+        member = self._job_run.members.workers.get(push.worker) if self._job_run else None
         if member is None or member.state != "active":
             # It was revoked, which this shard has not heard of yet.
             return

@@ -171,19 +171,19 @@ class Cluster:
                 at = random.uniform(0.0, min(options.faults_s, 2 * options.expected_s))
                 self.schedule.after(at, None, self._happen, kind)
 
-    def job_ended(self, course: JobRun) -> None:
+    def job_ended(self, job_run: JobRun) -> None:
         """A coordinator says so. Who stopped the job goes on with it, and so does who has a disk
         that refuses checkpoints at times, once there is one to go on from."""
         if self.ended or self._resuming:
             return
-        self.counts.update(asdict(course.training.tally))
+        self.counts.update(asdict(job_run.training.tally))
         refused = self.faults.fired["EIO"] + self.faults.fired["ENOSPC"]
-        stopped = course.reason == STOPPED
-        torn = bool(self.faults.fired["rot"] and TORN.match(course.reason))
-        refused = bool(refused and REFUSED.match(course.reason)) or torn
-        if course.phase == "done" or not (stopped or refused):
-            self.ended = course.phase if course.phase == "done" else course.reason
-        elif not course.checkpoints.newest:
+        stopped = job_run.reason == STOPPED
+        torn = bool(self.faults.fired["rot"] and TORN.match(job_run.reason))
+        refused = bool(refused and REFUSED.match(job_run.reason)) or torn
+        if job_run.phase == "done" or not (stopped or refused):
+            self.ended = job_run.phase if job_run.phase == "done" else job_run.reason
+        elif not job_run.checkpoints.newest:
             self.ended = HOPELESS
         else:
             self.counts["jobs stopped and resumed" if stopped else "jobs refused and resumed"] += 1
@@ -210,20 +210,20 @@ class Cluster:
     @property
     def history(self) -> list[EpochRow]:
         """The history of each epoch, as far as it is known."""
-        return self.course.training.epochs.history.rows
+        return self.job_run.training.epochs.history.rows
 
     @property
     def results(self) -> dict[str, dict[str, float]]:
         """The evaluations that the coordinator knows, by name."""
-        return {name: values for name, _, values in self.course.training.notes.results}
+        return {name: values for name, _, values in self.job_run.training.notes.results}
 
     @property
-    def course(self) -> JobRun:
+    def job_run(self) -> JobRun:
         """The newest coordinator's."""
         life = self.lives["coordinator"]
         assert isinstance(life, Coordinator)
-        assert life.course is not None
-        return life.course
+        assert life.job_run is not None
+        return life.job_run
 
     def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
         """Every shard that is there and stands at this generation."""

@@ -1,4 +1,4 @@
-"""A coordinator: the real course, engine and store, driven call by call in simulated time."""
+"""A coordinator: the real job_run, engine and store, driven call by call in simulated time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Coordinator:
         self._parked: list[_Parked] = []
         self._streams: list[tuple[Stream, Connection]] = []
         self._bell = SimulatedBell()
-        self.course: JobRun | None = None
+        self.job_run: JobRun | None = None
         self._plan = cluster.witness.plan.to_json()
         self._echoed = 0
 
@@ -153,15 +153,15 @@ class Coordinator:
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
         attended = bool(self._cluster.options.holds)
         clock, curves = self._schedule.clock, NoCurves()
-        self.course = JobRun(run, store, clock, disk, curves, attended=attended)
-        self.course.bell = cast("Any", self._bell)
-        self.engine = Engine(self.course, store)
+        self.job_run = JobRun(run, store, clock, disk, curves, attended=attended)
+        self.job_run.bell = cast("Any", self._bell)
+        self.engine = Engine(self.job_run, store)
         self.servicer = Servicer(self.engine)
-        self._cluster.invariants.begin(self.course)
+        self._cluster.invariants.begin(self.job_run)
         self._cluster.network.listen(COORDINATOR, self)
         self._cluster.network.echo("coordinator")
         while True:
-            self.course.tick()
+            self.job_run.tick()
             self._settle()
             yield self._schedule.sleep(TICK_S)
 
@@ -184,24 +184,24 @@ class Coordinator:
                 cluster.store.forget_the_end()
 
     def doing(self) -> str:
-        if self.course is None:
+        if self.job_run is None:
             return "starts"
-        return f"{self.course.phase}, waits for {self.course.waiting_for() or 'nothing'}"
+        return f"{self.job_run.phase}, waits for {self.job_run.waiting_for() or 'nothing'}"
 
     def terminate(self) -> None:
         """SIGTERM: the run goes on with the next start."""
-        if self.course is None:
+        if self.job_run is None:
             self.process.kill()
         else:
-            self.course.drain()
+            self.job_run.drain()
             self._settle()
 
     def interrupt(self) -> None:
         """SIGINT: the job stops."""
-        if self.course is None:
+        if self.job_run is None:
             self.process.kill()
         else:
-            self.course.stop()
+            self.job_run.stop()
             self._settle()
 
     # -- calls -------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Coordinator:
 
     def _get_cluster(self, request: pb.GetClusterRequest, respond: Respond) -> None:
         name = self.servicer._worker(request.session, CONTEXT)
-        self.engine.course.members.worker_seen(name, self._schedule.now())
+        self.engine.job_run.members.worker_seen(name, self._schedule.now())
 
         def look(late: bool) -> bool:
             try:
@@ -275,12 +275,12 @@ class Coordinator:
 
     def _await_hold(self, request: pb.AwaitHoldRequest, respond: Respond) -> None:
         def look(late: bool) -> bool:
-            course = self.engine.course
-            hold = course.holding.look(request.after)
+            job_run = self.engine.job_run
+            hold = job_run.holding.look(request.after)
             if hold is not None:
-                self._cluster.invariants.check_hold(course, hold)
-            if hold is not None or late or course.phase in ENDED:
-                respond(write_hold(hold, course))
+                self._cluster.invariants.check_hold(job_run, hold)
+            if hold is not None or late or job_run.phase in ENDED:
+                respond(write_hold(hold, job_run))
                 return True
             return False
 
@@ -289,7 +289,7 @@ class Coordinator:
     def _end_hold(self, end: HoldEnd, respond: Respond) -> None:
         def look(late: bool) -> bool:
             try:
-                if self.engine.course.holding.end(end):
+                if self.engine.job_run.holding.end(end):
                     respond(pb.EndHoldResponse())
                     return True
             except PsError as error:
@@ -318,7 +318,7 @@ class Coordinator:
             if isinstance(last, Wait) and not late:
                 return False
             if isinstance(last, Train | Round | RoundsLease):
-                invariants.check_handed_out(self.engine.course, caller.name, last)
+                invariants.check_handed_out(self.engine.job_run, caller.name, last)
             if isinstance(last, Round) and last.decision is not None:
                 invariants.check_told(self._store, last.decision)
             lease = write_lease(last, caller.name, self.engine.run, self.engine.authority)
@@ -360,8 +360,8 @@ class Coordinator:
 
     def _settle(self) -> None:
         """Hands out what was said, lets those look again who wait, and looks at it all."""
-        course = self.course
-        assert course is not None
+        job_run = self.job_run
+        assert job_run is not None
         while True:
             for stream, connection in list(self._streams):
                 self._hand_out(stream, connection)
@@ -375,21 +375,21 @@ class Coordinator:
                 if not parked.look(parked.until <= now):
                     self._wait(parked)
         invariants = self._cluster.invariants
-        invariants.check_progress(*course.standing)
-        invariants.policies.check_run(course)
-        invariants.check_done(course)
-        invariants.check_checkpoint(course.checkpoints.newest)
-        self._cluster.generation = course.run.generation
-        invariants.check_changed(course)
-        self._cluster.policy = course.run.settings
-        if course.phase == "training":
+        invariants.check_progress(*job_run.standing)
+        invariants.policies.check_run(job_run)
+        invariants.check_done(job_run)
+        invariants.check_checkpoint(job_run.checkpoints.newest)
+        self._cluster.generation = job_run.run.generation
+        invariants.check_changed(job_run)
+        self._cluster.policy = job_run.run.settings
+        if job_run.phase == "training":
             self._cluster.begin_faults()
-            if self._echoed != course.run.generation:
-                self._echoed = course.run.generation
+            if self._echoed != job_run.run.generation:
+                self._echoed = job_run.run.generation
                 self._cluster.network.echo("coordinator")
-        if course.phase in ENDED and self.process.alive:
-            self._cluster.job_ended(course)
-        elif course.drained and self.process.alive:
+        if job_run.phase in ENDED and self.process.alive:
+            self._cluster.job_ended(job_run)
+        elif job_run.drained and self.process.alive:
             invariants.check_drained(self._store)
             self._cluster.counts["coordinators drained"] += 1
             self._cluster.process_ended(self.process, "drained")

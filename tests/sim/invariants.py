@@ -228,41 +228,41 @@ class Invariants:
             self.fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
     def check_handed_out(
-        self, course: JobRun, worker: str, work: Train | Round | RoundsLease
+        self, job_run: JobRun, worker: str, work: Train | Round | RoundsLease
     ) -> None:
         """The coordinator leases; attempts rise. Work goes to workers that reach all shards. A
         batch has a second attempt at the same time only if its worker is stuck, or slow where that
         is asked for."""
-        self._check_paced(course, work)
-        if course.members.workers[worker].unreachable:
+        self._check_paced(job_run, work)
+        if job_run.members.workers[worker].unreachable:
             self.fail(f"{worker} is given {work} although it cannot reach all shards")
         if isinstance(work, Round):
-            self._check_doubled(course, work)
+            self._check_doubled(job_run, work)
         for attempt in attempts_of(work):
-            key = (course.run.generation, attempt.batch)
+            key = (job_run.run.generation, attempt.batch)
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
-        self.policies.handed_out(course, worker, work)
+        self.policies.handed_out(job_run, worker, work)
 
-    def _check_paced(self, course: JobRun, work: Train | Round | RoundsLease) -> None:
+    def _check_paced(self, job_run: JobRun, work: Train | Round | RoundsLease) -> None:
         """Where something depends on its results, an epoch is evaluated before the next begins."""
-        if not course.run.description.paced:
+        if not job_run.run.description.paced:
             return
         attempts = attempts_of(work)
-        known = {row.epoch for row in course.training.epochs.history.rows if row.evaluation}
+        known = {row.epoch for row in job_run.training.epochs.history.rows if row.evaluation}
         for epoch in {attempt.batch.epoch for attempt in attempts}:
             if epoch and epoch - 1 not in known:
                 self.fail(f"epoch {epoch} begins, and the one before is not evaluated")
 
-    def _check_doubled(self, course: JobRun, work: Round) -> None:
-        assert course.training.rounds is not None
-        micro = course.training.rounds._open.find(work.attempt.batch)
-        key = (course.run.generation, work.attempt.batch)
+    def _check_doubled(self, job_run: JobRun, work: Round) -> None:
+        assert job_run.training.rounds is not None
+        micro = job_run.training.rounds._open.find(work.attempt.batch)
+        key = (job_run.run.generation, work.attempt.batch)
         again = self._newest.get(key, 0) >= work.attempt.number
         if micro is None or len(micro.attempts) < 2 or again:
             return
-        stuck = {line.split()[0] for line in course.stuck.lines(0.0)}
+        stuck = {line.split()[0] for line in job_run.stuck.lines(0.0)}
         others = {h.worker for n, h in micro.attempts.items() if n != work.attempt.number}
-        if not (course.run.settings.speculate or others <= stuck):
+        if not (job_run.run.settings.speculate or others <= stuck):
             self.fail(f"{work} is a second attempt, and {others} can go on")
         self._doubled.add(key)
 
@@ -324,22 +324,22 @@ class Invariants:
             self.fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)
 
-    def check_done(self, course: JobRun) -> None:
+    def check_done(self, job_run: JobRun) -> None:
         """Async: what the ledger holds for done is on every shard of the generation."""
-        ledger = course.training.ledger
-        if ledger is None or not course.complete or ledger.span.batches == self._done:
+        ledger = job_run.training.ledger
+        if ledger is None or not job_run.complete or ledger.span.batches == self._done:
             return
         self._done = ledger.span.batches
-        for name, engine in self._cluster.engines(course.run.generation):
+        for name, engine in self._cluster.engines(job_run.run.generation):
             applied = engine.applied()
             for batch in self._witness.batches:
                 if ledger._todo.is_done(batch) and not applied.contains(batch):
                     self.fail(f"{batch} is held for done, and {name} does not have it")
 
-    def check_hold(self, course: JobRun, hold: JobHold) -> None:
+    def check_hold(self, job_run: JobRun, hold: JobHold) -> None:
         """A job that holds stands at its limit: all shards have applied these batches and no other,
         a checkpoint has exactly them, and an epoch that has ended is evaluated."""
-        witness, limit = self._witness, course.training.limit
+        witness, limit = self._witness, job_run.training.limit
         assert limit is not None
         # The policy may have changed since the last round.
         most = max(limit, 1) - 1 + max(policy.open or 1 for policy in self._options.policies)
@@ -347,8 +347,8 @@ class Invariants:
             self.fail(f"the job holds at batch {hold.at}; its limit is {limit}")
         stands = {
             name: {e["epoch"]: e["applied"] for e in engine.applied().to_epochs()}
-            for name, engine in self._cluster.engines(course.run.generation)
-            if course.complete
+            for name, engine in self._cluster.engines(job_run.run.generation)
+            if job_run.complete
         }
         if not self._cluster.faults.fired["rot"]:
             storage, directory = self._cluster.view(), RUN_DIR / hold.checkpoint
@@ -371,21 +371,21 @@ class Invariants:
         if ended and hold.epoch and self._options.eval_records and not hold.evaluation:
             self.fail(f"the job holds at the end of epoch {hold.epoch}, which is not evaluated")
 
-    def check_changed(self, course: JobRun) -> None:
+    def check_changed(self, job_run: JobRun) -> None:
         """A hold that ends with a changed checkpoint ends with it on every shard."""
-        last = course.holding._last
+        last = job_run.holding._last
         if last is None or not last.restore or last.restore in self._restored:
             return
-        if not course.complete:
+        if not job_run.complete:
             return
         self._restored.add(last.restore)
         for name, shard, values, *_ in self._cluster.final_parts():
             if values.tobytes() != self.changed[last.restore][shard]:
                 self.fail(f"{name} begins with something else than {last.restore}")
 
-    def begin(self, course: JobRun) -> None:
+    def begin(self, job_run: JobRun) -> None:
         """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
-        self._checkpoint = course.checkpoints.newest
+        self._checkpoint = job_run.checkpoints.newest
 
     def check_checkpoint(self, name: str) -> None:
         """A checkpoint that is said to be committed outlives a power cut."""
@@ -416,7 +416,7 @@ class Invariants:
                 if velocity is not None and velocity.tobytes() != _bytes(slots):
                     self.fail(f"{name} ends with other slots than without faults")
 
-        self.policies.check_end(self._cluster.course.run)
+        self.policies.check_end(self._cluster.job_run.run)
         self._check_saved(whole)
         self._check_evaluated()
         self._check_history()

@@ -56,16 +56,16 @@ class PolicyBook:
             self._fail(f"there is no policy {number}; known are {self._known}")
         return self._known[number]
 
-    def check_run(self, course: JobRun) -> None:
+    def check_run(self, job_run: JobRun) -> None:
         """A number means one policy for ever, and none before the newest stands again. Nothing is
         lost by a change: the state that it began from is saved, and all shards have the same."""
-        run = course.run
+        run = job_run.run
         if run.policies is not self._seen:
             self._seen = run.policies
             self._check_policies(run)
-        if self._begun != run.generation and course.complete:
+        if self._begun != run.generation and job_run.complete:
             self._begun = run.generation
-            self._check_step(run, course.training.span)
+            self._check_step(run, job_run.training.span)
 
     def _check_policies(self, run: Run) -> None:
         if run.policy < self._newest:
@@ -137,19 +137,19 @@ class PolicyBook:
                 f"{self.settings(lease.policy)}"
             )
 
-    def handed_out(self, course: JobRun, worker: str, work: Train | Round | RoundsLease) -> None:
+    def handed_out(self, job_run: JobRun, worker: str, work: Train | Round | RoundsLease) -> None:
         """The coordinator leases: under the job's first policy, nothing that its rule leaves to
         the next; in ssp, nothing that is too far ahead."""
         attempts = attempts_of(work)
-        if self._options.then is not None and course.run.policy == 1:
+        if self._options.then is not None and job_run.run.policy == 1:
             for attempt in attempts:
                 if attempt.batch.epoch >= self._options.then_after:
                     self._fail(f"{attempt} is leased before the job's rule has changed its policy")
-        staleness, ledger = course.run.settings.staleness, course.training.ledger
+        staleness, ledger = job_run.run.settings.staleness, job_run.training.ledger
         if staleness is None or ledger is None or not isinstance(work, Train):
             return
         if work.clock is not None:
-            self._cluster.invariants.clocks.handed_out(course, worker, work)
+            self._cluster.invariants.clocks.handed_out(job_run, worker, work)
             return
         if attempts[0].number not in self._done:
             self._check_clocks(ledger, worker, staleness)

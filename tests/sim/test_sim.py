@@ -335,7 +335,7 @@ def test_calls_that_poll_at_their_own_time_wake_no_others(
 
     def find(engine: Engine, caller: Caller, received: int) -> Work:
         looks.append(caller.name)
-        return Wait("a worker that is late", until=engine.course.now() + 0.1)
+        return Wait("a worker that is late", until=engine.job_run.now() + 0.1)
 
     monkeypatch.setattr(Engine, "_find", find)
     cluster = Cluster(1, draw(Random(1)))
@@ -343,7 +343,7 @@ def test_calls_that_poll_at_their_own_time_wake_no_others(
     coordinator = Coordinator(cluster, process)
     cluster.lives["coordinator"] = coordinator
     process.spawn(coordinator.live())
-    cluster.schedule.run(lambda: coordinator.course is not None)
+    cluster.schedule.run(lambda: coordinator.job_run is not None)
     answers: list[object] = []
     for name in ("a", "b", "c"):
         work = Wait("a worker that is late", until=cluster.schedule.now())

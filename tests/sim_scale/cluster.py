@@ -214,21 +214,21 @@ class Cluster:
         """Runs to the end. Raises Violation."""
         self.schedule.after(0.0, None, self._begin_faults)
         self.schedule.run(self._over)
-        course = self.coordinator.course
-        if course is None or course.phase != "done":
-            waits = course.waiting_for() if course else "its start"
+        job_run = self.coordinator.job_run
+        if job_run is None or job_run.phase != "done":
+            waits = job_run.waiting_for() if job_run else "its start"
             raise Violation(f"not done after {self.options.limit_s:.0f} s: waits for {waits}")
         self.check_end()
-        self.counts["batches"] += course.training.span.batches
+        self.counts["batches"] += job_run.training.span.batches
 
     def _over(self) -> bool:
-        course = self.coordinator.course
-        ended = course is not None and course.phase in ("done", "failed")
+        job_run = self.coordinator.job_run
+        ended = job_run is not None and job_run.phase in ("done", "failed")
         return ended or self.schedule.now() > self.options.limit_s
 
     def _begin_faults(self) -> None:
-        course = self.coordinator.course
-        if course is None or course.phase != "training":
+        job_run = self.coordinator.job_run
+        if job_run is None or job_run.phase != "training":
             self.schedule.after(0.1, None, self._begin_faults)
             return
         options, now = self.options, self.schedule.now()

@@ -113,7 +113,7 @@ class Coordinator:
         self._bell = SimulatedBell()
         self._parked: list[tuple[float, Callable[[bool], bool]]] = []
         self._streams: list[tuple[Stream, Callable[[Any], None]]] = []
-        self.course: JobRun | None = None
+        self.job_run: JobRun | None = None
 
     def live(self) -> Steps:
         """Serves the run, as with --resume auto."""
@@ -129,13 +129,13 @@ class Coordinator:
             store,
         )
         disk = _Disk(self.process, run, cluster)
-        self.course = course = JobRun(run, store, self._schedule.clock, disk, NoCurves())
-        course.bell = cast("Any", self._bell)
-        self.engine = Engine(course, store)
+        self.job_run = job_run = JobRun(run, store, self._schedule.clock, disk, NoCurves())
+        job_run.bell = cast("Any", self._bell)
+        self.engine = Engine(job_run, store)
         self._servicer = Servicer(self.engine)
         self.process.spawn(self._look())
         while True:
-            course.tick()
+            job_run.tick()
             yield self._schedule.sleep(TICK_S)
 
     def _look(self) -> Steps:
@@ -168,7 +168,7 @@ class Coordinator:
         self, method: str, request: Any, context: Any, respond: Callable[[Any], None]
     ) -> None:
         """Carries out a call; the answer may come later."""
-        if self.course is None:
+        if self.job_run is None:
             respond(NotReady("starting"))
             return
         try:
@@ -216,7 +216,7 @@ class Coordinator:
         self, request: pb.GetClusterRequest, context: Any, respond: Callable[[Any], None]
     ) -> None:
         name = self._servicer._worker(request.session, context)
-        self.engine.course.members.worker_seen(name, self._schedule.now())
+        self.engine.job_run.members.worker_seen(name, self._schedule.now())
 
         def look(late: bool) -> bool:
             try:

@@ -243,7 +243,7 @@ class Cluster:
         return Divided(self.workers, self.settings, new_directory, start)
 
     def _train(self, call: FitCall) -> None:
-        arguments = self._arguments(call.run_dir, call.course.per_step)
+        arguments = self._arguments(call.run_dir, call.schedule.per_step)
         self._up = up = self._entered().up(arguments, call.run_dir / "up.log")
         attendant = Attendant(call.run_dir, up)
         fitting = Fitting(call, attendant)

@@ -19,8 +19,8 @@ import keras
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidArgument
 from worker.embedding.model_tables import leave_tables
-from worker.fit.course import Course
 from worker.fit.hooks import PARTS, check_saves_tables, earliest_epoch, has_batch_hooks
+from worker.fit.schedule import FitSchedule
 from worker.fit.training_logs import build_as_fit
 from worker.fit.validation import Validation
 from worker.handover.fitted import write_job_file, write_sample
@@ -54,7 +54,7 @@ class FitCall:
     Attributes:
         model: the caller's model.
         run_dir: the directory of its run.
-        course: its epochs and steps.
+        schedule: its epochs and steps.
         hooks: a ``keras.callbacks.CallbackList``.
         base_rate: the learning rate that the job is described with; NaN under a schedule.
         validation: the validation data; None if there is none.
@@ -62,7 +62,7 @@ class FitCall:
 
     model: Any
     run_dir: Path
-    course: Course
+    schedule: FitSchedule
     hooks: Any
     base_rate: float
     validation: Validation | None
@@ -145,7 +145,7 @@ def prepared(
     every = steps
     if has_batch_hooks(hooks.callbacks):
         every = batch_hooks_every or max(1, steps // PARTS)
-    course = Course(
+    schedule = FitSchedule(
         first=initial_epoch,
         epochs=epochs,
         job_epochs=spec.epochs,
@@ -157,7 +157,7 @@ def prepared(
         validated=validation is not None,
         validation_freq=validation_freq,
     )
-    return FitCall(model, run_dir, course, hooks, base_rate, validator)
+    return FitCall(model, run_dir, schedule, hooks, base_rate, validator)
 
 
 def directory_of_call(base: Path, method: str) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.fit.course import Course
+from worker.fit.schedule import FitSchedule
 
 _OTHERS = ("epoch", "step", "eval_step", "learning_rate")
 """Columns of a history that are no results."""
@@ -16,13 +16,13 @@ _OTHERS = ("epoch", "step", "eval_step", "learning_rate")
 class EpochProgress:
     """The epochs of a job in Keras's progress bar. Not thread-safe."""
 
-    def __init__(self, bar: Any, course: Course, history: Path) -> None:
+    def __init__(self, bar: Any, schedule: FitSchedule, history: Path) -> None:
         """``bar`` is a ``keras.callbacks.ProgbarLogger``, or None; ``history`` the ``history.csv``
         of the run, from which the bar takes the results of an epoch while later ones train."""
         self._bar = bar
-        self._course = course
+        self._schedule = schedule
         self._history = history
-        self._epoch = course.first
+        self._epoch = schedule.first
         self._begun = False
         self._step = 0
 
@@ -34,20 +34,20 @@ class EpochProgress:
     def at(self, batches: int) -> None:
         """Shows that so many batches of the job are done. An epoch ends in the bar once its results
         are known, which may be a second later."""
-        epoch, within = divmod(batches, self._course.per_epoch)
-        epoch += self._course.first
+        epoch, within = divmod(batches, self._schedule.per_epoch)
+        epoch += self._schedule.first
         results = self._results() if epoch > self._epoch else {}
         while self._epoch < epoch and self._epoch in results:
             self.ended(self._epoch, results[self._epoch])
-        if self._epoch < self._course.epochs:
+        if self._epoch < self._schedule.epochs:
             waits = self._epoch < epoch
-            self._move(self._course.steps if waits else within // self._course.per_step)
+            self._move(self._schedule.steps if waits else within // self._schedule.per_step)
 
     def ended(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Shows the results of an epoch, unless the bar has shown them already."""
         if self._bar is None or epoch < self._epoch:
             return
-        self._move(self._course.steps)
+        self._move(self._schedule.steps)
         self._bar.on_epoch_end(epoch, dict(logs))
         self._epoch, self._begun, self._step = epoch + 1, False, 0
 
@@ -71,7 +71,7 @@ class EpochProgress:
                         if value and name not in _OTHERS
                     }
                     if results:
-                        found[self._course.first + int(row["epoch"]) - 1] = results
+                        found[self._schedule.first + int(row["epoch"]) - 1] = results
         except FileNotFoundError:
             pass
         return found

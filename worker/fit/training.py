@@ -32,7 +32,7 @@ class Fitting:
         self._model = call.model
         self._run_dir = call.run_dir
         self._attendant = attendant
-        self._course = call.course
+        self._schedule = call.schedule
         self._callbacks = call.hooks
         self._base_rate = call.base_rate
         self._validation = call.validation
@@ -58,9 +58,9 @@ class Fitting:
         serve_callbacks(model)
         self._callbacks.on_train_begin()
         # BackupAndRestore has set it, if it has restored anything.
-        self._course = self._course.begun_at(model._initial_epoch)
+        self._schedule = self._schedule.begun_at(model._initial_epoch)
         logs = self._with_holds() if self._is_looked_at else self._without_holds()
-        if self._course.epochs > 0:
+        if self._schedule.epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         self._callbacks.on_train_end(logs=logs)
         if not self._best.restore():
@@ -68,7 +68,7 @@ class Fitting:
 
     def finish(self) -> bool:
         """Lets the job end by itself if all its batches are done; returns whether they are."""
-        hold, total = self._hold, self._course.total
+        hold, total = self._hold, self._schedule.total
         if hold is None or hold.over:
             return hold is not None
         if hold.at == total:
@@ -94,7 +94,7 @@ class Fitting:
         """Trains with a hold before each hook that may look at the model; returns the results of
         the last epoch."""
         logs: dict[str, float] | None = None
-        for epoch in range(self._course.first, self._course.epochs):
+        for epoch in range(self._schedule.first, self._schedule.epochs):
             self._model.reset_metrics()
             self._callbacks.on_epoch_begin(epoch)
             logs = self._epoch(epoch)
@@ -107,18 +107,18 @@ class Fitting:
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         """Trains one epoch; returns its results, those of the validation data included."""
-        course, step = self._course, 0
+        schedule, step = self._schedule, 0
         logs: dict[str, float] = {}
-        while step < course.steps:
+        while step < schedule.steps:
             self._callbacks.on_train_batch_begin(step)
-            step = min(step + course.every, course.steps)
-            hold = self._go(course.limit(epoch, step))
-            counted = totals(hold.checkpoint)[epoch - course.first]
+            step = min(step + schedule.every, schedule.steps)
+            hold = self._go(schedule.limit(epoch, step))
+            counted = totals(hold.checkpoint)[epoch - schedule.first]
             logs = merged_metrics(self._model, counted, self._unsummed)
             self._callbacks.on_train_batch_end(step - 1, logs)
             if self._model.stop_training:
                 break
-        if course.validates(epoch):
+        if schedule.validates(epoch):
             logs = {**logs, **self._validated(hold)}
         return logs
 
@@ -140,13 +140,13 @@ class Fitting:
     def _without_holds(self) -> dict[str, float] | None:
         """Trains without holds but one at the end, and one whenever shards have as many epochs as
         they keep the totals of. Returns the results of the last epoch."""
-        course, logs = self._course, None
+        schedule, logs = self._schedule, None
         bars = self._of(keras.callbacks.ProgbarLogger)
-        progress = EpochProgress(next(iter(bars), None), course, self._run_dir / HISTORY)
+        progress = EpochProgress(next(iter(bars), None), schedule, self._run_dir / HISTORY)
         at_once = kept_epochs(self._model)
-        for first in range(course.first, course.epochs, at_once):
-            last = min(first + at_once, course.epochs) - 1
-            hold = self._go(course.limit(last, course.steps), progress)
+        for first in range(schedule.first, schedule.epochs, at_once):
+            last = min(first + at_once, schedule.epochs) - 1
+            hold = self._go(schedule.limit(last, schedule.steps), progress)
             logs = self._record(hold.checkpoint, progress)
         return logs
 
@@ -155,10 +155,10 @@ class Fitting:
     ) -> dict[str, float] | None:
         """Gives the results of epochs that are done, as of ``checkpoint``, to ``History``; returns
         those of the last one."""
-        course, logs, rows = self._course, None, totals(checkpoint)
-        for epoch in range(course.first + len(self._model.history.epoch), course.epochs):
-            row = rows.get(epoch - course.first)
-            if row is None or row[1] < course.records:
+        schedule, logs, rows = self._schedule, None, totals(checkpoint)
+        for epoch in range(schedule.first + len(self._model.history.epoch), schedule.epochs):
+            row = rows.get(epoch - schedule.first)
+            if row is None or row[1] < schedule.records:
                 break
             logs = merged_metrics(self._model, row, self._unsummed)
             for history in self._of(keras.callbacks.History):

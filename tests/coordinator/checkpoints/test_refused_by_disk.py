@@ -33,37 +33,37 @@ def test_a_generation_is_formed_when_the_ledger_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, awaited: str
 ) -> None:
     coordinator, _ = start(tmp_path, **SYNC)
-    course = coordinator.course
+    job_run = coordinator.job_run
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     with monkeypatch.context() as broken:
         broken.setattr(coordinator.store, method, refuse)
         tick(coordinator)
-        assert (course.run.generation, course.phase) == (1, "recovering")
-        assert awaited in course.waiting_for()
-        assert len([w for w in course.warnings.kept if "disk I/O error" in w]) == 1
+        assert (job_run.run.generation, job_run.phase) == (1, "recovering")
+        assert awaited in job_run.waiting_for()
+        assert len([w for w in job_run.warnings.kept if "disk I/O error" in w]) == 1
     tick(coordinator)
-    assert (course.run.generation, course.phase) == (2, "training")
+    assert (job_run.run.generation, job_run.phase) == (2, "training")
 
 
 def test_a_generation_begins_when_the_ledger_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, _ = start(tmp_path, **SYNC)
-    course = coordinator.course
+    job_run = coordinator.job_run
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     coordinator.tick()
     coordinator.disk.work()
-    assert (course.run.generation, course.complete) == (2, False)
+    assert (job_run.run.generation, job_run.complete) == (2, False)
     with monkeypatch.context() as broken:
         broken.setattr(coordinator.store, "newest_checkpoint", refuse)
         tick(coordinator)
-        assert course.generations.formation.complete
-        assert (course.complete, course.phase) == (False, "recovering")
-        assert course.waiting_for() == "generation 2 to begin: disk I/O error"
+        assert job_run.generations.formation.complete
+        assert (job_run.complete, job_run.phase) == (False, "recovering")
+        assert job_run.waiting_for() == "generation 2 to begin: disk I/O error"
     tick(coordinator)
-    assert (course.complete, course.phase) == (True, "training")
+    assert (job_run.complete, job_run.phase) == (True, "training")
 
 
 def test_a_checkpoint_is_committed_though_results_cannot_be_read(
@@ -71,17 +71,17 @@ def test_a_checkpoint_is_committed_though_results_cannot_be_read(
 ) -> None:
     best = {"metric": "loss", "lower": True}
     coordinator, worker = start(tmp_path, **SYNC, keep_best=best, checkpoint_every=1)
-    training = coordinator.course.training
+    training = coordinator.job_run.training
     coordinator.store.put_evaluation("epoch-0", 1, 1, {"loss": 0.5})
     one_round(coordinator, worker)
     with monkeypatch.context() as broken:
         broken.setattr(coordinator.store, "scores", refuse)
         one_round(coordinator, worker)
-        scores = training.notes.scores(coordinator.course.run.description.keep_best)
+        scores = training.notes.scores(coordinator.job_run.run.description.keep_best)
         assert scores == {(1, 1): 0.5}, "or the best might be removed"
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000002"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000002"
     assert not training.orders.snapshots.writing
-    assert "results cannot be read: disk I/O error" in coordinator.course.warnings.kept[-1]
+    assert "results cannot be read: disk I/O error" in coordinator.job_run.warnings.kept[-1]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -89,7 +89,7 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     coordinator, worker = start(tmp_path, **SYNC)
-    course = coordinator.course
+    job_run = coordinator.job_run
 
     def full(*_: object) -> None:
         raise CheckpointError("no space")
@@ -99,38 +99,38 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
         for _ in range(4):
             one_round(coordinator, worker)
         tick(coordinator)
-        assert course.phase == "finishing"
+        assert job_run.phase == "finishing"
         awaited = "the final state to be saved: PS401: no space; tried again after 2 s"
-        assert awaited in course.waiting_for()
+        assert awaited in job_run.waiting_for()
         if stopped:
-            course.stop()
-            assert course.waiting_for() == awaited
+            job_run.stop()
+            assert job_run.waiting_for() == awaited
     coordinator.tick()
     coordinator.tick(1.0)
     tick(coordinator)
-    assert course.checkpoints.newest == "checkpoints/step-00000004.r2"
-    assert (course.phase, course.reason) == (("failed", STOPPED) if stopped else ("done", ""))
+    assert job_run.checkpoints.newest == "checkpoints/step-00000004.r2"
+    assert (job_run.phase, job_run.reason) == (("failed", STOPPED) if stopped else ("done", ""))
 
 
 def test_a_run_directory_that_is_gone_is_named_once_and_not_promised(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     coordinator, worker = start(run_dir, **SYNC, checkpoint_every=1)
-    course = coordinator.course
+    job_run = coordinator.job_run
     one_round(coordinator, worker)
-    assert course.checkpoints.newest == "checkpoints/step-00000001"
+    assert job_run.checkpoints.newest == "checkpoints/step-00000001"
     run_dir.rename(tmp_path / "elsewhere")
     for _ in range(2):
         one_round(coordinator, worker)
-    [said] = [warning for warning in course.warnings.kept if "is gone" in warning]
+    [said] = [warning for warning in job_run.warnings.kept if "is gone" in warning]
     assert said.startswith(
         f"snapshot step-00000002 failed: PS504: run directory {run_dir} is gone, it was deleted or "
         "its file system unmounted: nothing of the run is saved there any more; training goes on"
     )
-    assert course.phase == "training"
-    assert course.checkpoints.newest == ""
-    course.fail("diverged")
-    assert summarize(course)["resume"] == ""
+    assert job_run.phase == "training"
+    assert job_run.checkpoints.newest == ""
+    job_run.fail("diverged")
+    assert summarize(job_run)["resume"] == ""
 
 
 def test_a_run_directory_that_is_back_is_written_to(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_run_directory_that_is_back_is_written_to(tmp_path: Path) -> None:
     one_round(coordinator, worker)
     (tmp_path / "elsewhere").rename(run_dir)
     one_round(coordinator, worker)
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000002"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000002"
 
 
 def one_round(coordinator: Coordinator, worker: Worker) -> None:
@@ -161,7 +161,7 @@ def test_no_generation_goes_out_that_is_not_stored(
         coordinator.tick()
         coordinator.settle()
         assert [shard.begins for shard in shards] == [[], []]
-        assert coordinator.course.warnings.kept == [
+        assert coordinator.job_run.warnings.kept == [
             "generation 1 cannot be stored: disk I/O error; tried again"
         ]
         assert phase(coordinator) == "waiting"
@@ -185,7 +185,7 @@ def test_a_decision_that_waits_for_the_disk_is_dropped_with_its_generation(
     assert coordinator.store.last_decision(0) is None
     coordinator.settle()
     coordinator.tick()
-    assert coordinator.course.standing == (2, 0)
+    assert coordinator.job_run.standing == (2, 0)
     assert coordinator.store.last_decision(0) is None
     assert coordinator.shards[0].version == 0
 
@@ -205,7 +205,7 @@ def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
         )
         coordinator.disk.work()
         assert phase(coordinator) == "recovering"
-        assert "EIO; tried again" in coordinator.course.warnings.kept
+        assert "EIO; tried again" in coordinator.job_run.warnings.kept
     coordinator.tick()
     coordinator.settle()
     assert phase(coordinator) == "training"
@@ -222,9 +222,9 @@ def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
         coordinator.settle()
         coordinator.tick()
         assert coordinator.disk.queue == []
-        assert coordinator.course.run.generation == 1
+        assert coordinator.job_run.run.generation == 1
     coordinator.tick()
-    assert coordinator.course.run.generation == 2
+    assert coordinator.job_run.run.generation == 2
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -244,4 +244,4 @@ def test_shards_whose_checkpoint_could_not_be_noted_go_on_where_they_are(
             shard.connect()
         coordinator.settle()
     assert phase(coordinator) == "training"
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.g2"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001.g2"

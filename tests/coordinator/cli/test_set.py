@@ -75,7 +75,7 @@ def test_a_policy_is_set_and_taken_up(job: Job) -> None:
 def test_settings_that_cannot_be_changed_are_refused_with_the_reason(job: Job) -> None:
     with pytest.raises(InvalidJob, match="did you mean 'staleness'"):
         job.client.set_policy(["stalenes=4"])
-    job.served.do(job.served.course.fail, "no more")
+    job.served.do(job.served.job_run.fail, "no more")
     with pytest.raises(JobFailed, match=r"the job is failed \(no more\)"):
         job.client.set_policy(["mode=ssp", "staleness=4"])
 
@@ -187,16 +187,16 @@ def test_a_parked_call_looks_again_when_there_may_be_work(
     """Time alone may bring some, such as a second attempt of what another is late with."""
     other = WorkerDouble(job.client, 5)
     other.register()
-    course = job.served.course
+    job_run = job.served.job_run
     asked: list[float] = []
 
     def find(_name: str, _received: int, _ahead: bool, _clocks: bool) -> Work:
-        asked.append(course.now())
+        asked.append(job_run.now())
         if len(asked) < 3:
-            return Wait("a worker is late", until=course.now() + 0.02)
+            return Wait("a worker is late", until=job_run.now() + 0.02)
         return Ended(False, "enough")
 
-    monkeypatch.setattr(course.assignments, "find", find)
+    monkeypatch.setattr(job_run.assignments, "find", find)
     monkeypatch.setattr(engine_module, "POLL_S", 600.0)
     assert other.lease().finished.reason == "enough"
     assert len(asked) == 3

@@ -82,11 +82,11 @@ def test_a_coordinator_that_reads_its_job_says_so_and_is_awaited(
                     (asking, asyncio.ensure_future(tried.wait())), return_when="FIRST_COMPLETED"
                 )
                 disk = ThreadedDisk(run, failed=print)
-                course = JobRun(run, store, ManualClock(), disk)
-                await server.start(Engine(course, store), DashboardSnapshots("tiny", time.time))
+                job_run = JobRun(run, store, ManualClock(), disk)
+                await server.start(Engine(job_run, store), DashboardSnapshots("tiny", time.time))
                 job = await asking
                 assert await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0) == ""
-                course.close()
+                job_run.close()
         return job
 
     assert asyncio.run(main()).job_path == run.job_path

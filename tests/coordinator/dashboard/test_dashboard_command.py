@@ -99,7 +99,7 @@ def test_it_shows_what_was_before_it_and_outlives_a_restart(certs: Path, tmp_pat
                 pass
             command.wait_for("the job has ended")
             assert command.wait() == 0
-            assert second.audience.wait_until_seen(0)
+            assert second.subscribers.wait_until_seen(0)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *options: str | Path) -> str:

@@ -96,26 +96,26 @@ def test_it_knows_when_the_job_has_ended(phase: str) -> None:
 
 def test_the_end_waits_for_current_subscribers_only() -> None:
     clock = Clock()
-    audience = Subscribers(clock)
-    audience.asked("long ago")
+    subscribers = Subscribers(clock)
+    subscribers.asked("long ago")
     clock.now += WATCHED_S
-    audience.asked(PAGE)
-    audience.asked("elsewhere")
-    audience.changed()
-    assert not audience.wait_until_seen(0)
-    audience.asked(PAGE)
-    assert not audience.wait_until_seen(0)
-    audience.asked("elsewhere")
-    assert audience.wait_until_seen(0)
+    subscribers.asked(PAGE)
+    subscribers.asked("elsewhere")
+    subscribers.changed()
+    assert not subscribers.wait_until_seen(0)
+    subscribers.asked(PAGE)
+    assert not subscribers.wait_until_seen(0)
+    subscribers.asked("elsewhere")
+    assert subscribers.wait_until_seen(0)
 
 
 def test_the_last_subscriber_wakes_the_wait_for_the_end() -> None:
-    audience = Subscribers(Clock())
-    audience.asked(PAGE)
-    audience.changed()
-    asking = threading.Thread(target=audience.asked, args=(PAGE,))
+    subscribers = Subscribers(Clock())
+    subscribers.asked(PAGE)
+    subscribers.changed()
+    asking = threading.Thread(target=subscribers.asked, args=(PAGE,))
     asking.start()
-    assert audience.wait_until_seen(30)
+    assert subscribers.wait_until_seen(30)
     asking.join()
 
 
@@ -125,6 +125,6 @@ def test_remote_dashboards_are_subscribers(tmp_path: Path) -> None:
     board.message("other")
     board.show(pb.GetJobStatusResponse(phase="done"))
     board.message("one")
-    assert not board.audience.wait_until_seen(0)
+    assert not board.subscribers.wait_until_seen(0)
     assert board.message("other").status.phase == "done"
-    assert board.audience.wait_until_seen(0)
+    assert board.subscribers.wait_until_seen(0)

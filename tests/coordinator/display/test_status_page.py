@@ -191,9 +191,9 @@ def ended(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.mkdir(parents=True)
     (run / "job.json").write_text('{"job": "tiny.py"}')
     job.train(job.workers[0], compute_s=1.0, batches=1)
-    job.served.do(lambda: job.served.course.fail("no more data"))
-    job.served.do(job.served.course.training.notes.results.append, ("final", 6, {"loss": 0.5}))
-    write_summary(run, job.served.do(summarize, job.served.course))
+    job.served.do(lambda: job.served.job_run.fail("no more data"))
+    job.served.do(job.served.job_run.training.notes.results.append, ("final", 6, {"loss": 0.5}))
+    write_summary(run, job.served.do(summarize, job.served.job_run))
     return run
 
 

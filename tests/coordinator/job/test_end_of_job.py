@@ -21,15 +21,15 @@ def test_the_result_is_there_before_the_end_is_stored(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     stored: list[tuple[str, Any]] = []
     with Store(tmp_path / "ledger.sqlite") as store:
-        course = JobRun(
+        job_run = JobRun(
             run,
             store,
             ManualClock(),
             ThreadedDisk(run, failed=pytest.fail),
-            at_end=lambda: stored.append((course.phase, store.get(ENDED))),
+            at_end=lambda: stored.append((job_run.phase, store.get(ENDED))),
         )
-        course.fail("why")
-        course.fail("again")
+        job_run.fail("why")
+        job_run.fail("again")
         assert stored == [("failed", None)]
         assert store.get(ENDED) == {"phase": "failed", "reason": "why"}
-        course.close()
+        job_run.close()

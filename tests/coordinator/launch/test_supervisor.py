@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.launch import fleet
-from coordinator.launch import process_health as vitals
+from coordinator.launch import process_health as health
 from coordinator.launch.restarts import Outcome
 from psrpc.core.names import STARTING
 from psrpc.files.run_paths import is_starting
@@ -331,7 +331,7 @@ def test_workers_that_leave_by_themselves_are_let_go(shells: ShellCluster) -> No
 def test_a_process_that_is_stopped_is_killed_and_replaced(
     shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitals, "HUNG_S", 1.5)
+    monkeypatch.setattr(health, "HUNG_S", 1.5)
     shells.coordinator = shells.serving("read line < gate; exit 0")
     shells.members = {
         "shard-0": TWICE.format(
@@ -369,7 +369,7 @@ def silent(shells: ShellCluster) -> None:
 def test_a_shard_that_starts_slowly_on_a_busy_machine_is_left_alone(
     shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitals, "HUNG_S", 3.0)
+    monkeypatch.setattr(health, "HUNG_S", 3.0)
     monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
     shells.coordinator = shells.serving(ENDS)
     slow = SLOW_START.format(python=sys.executable)
@@ -395,7 +395,7 @@ def test_a_shard_that_starts_slowly_on_a_busy_machine_is_left_alone(
 def test_a_shard_that_hangs_while_it_starts_is_replaced_and_its_last_milestone_named(
     shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitals, "HUNG_S", 3.0)
+    monkeypatch.setattr(health, "HUNG_S", 3.0)
     monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
     shells.coordinator = shells.serving("read x < gate; exit 0")
     first = f"echo 'builds its engine'; echo x > came; {WAITS}"
@@ -416,7 +416,7 @@ def test_a_shard_that_hangs_while_it_starts_is_replaced_and_its_last_milestone_n
 def test_a_coordinator_that_does_not_answer_is_killed_and_replaced(
     shells: ShellCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitals, "HUNG_S", 1.5)
+    monkeypatch.setattr(health, "HUNG_S", 1.5)
     shells.status.answers.clear()
     shells.coordinator = TWICE.format(first=shells.serving(WAITS), second=shells.serving(ENDS))
     shells.members = {"worker-a": STAYS}

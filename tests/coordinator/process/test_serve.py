@@ -176,10 +176,10 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
     run_dir = tmp_path / "run"
     tick, killed = JobRun.tick, threading.Event()
 
-    def die(course: JobRun) -> None:
+    def die(job_run: JobRun) -> None:
         if killed.is_set():
             raise Killed
-        tick(course)
+        tick(job_run)
 
     def kill(client: CoordinatorClient) -> None:
         train_to_step_2(client)
@@ -263,7 +263,7 @@ def test_a_signal_in_the_moment_after_the_job_is_described_is_kept(
     assert asyncio.run(serve.serve(options(tmp_path / "run"))) == 130
 
 
-def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
+def test_a_signal_that_comes_before_a_job_run_goes_to_it() -> None:
     class Course:
         def __init__(self) -> None:
             self.heard: list[str] = []
@@ -282,15 +282,15 @@ def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
 
     async def serving() -> None:
         for number, heard in ((signal.SIGINT, "stop"), (signal.SIGTERM, "drain")):
-            signals, course = JobSignals(), Course()
+            signals, job_run = JobSignals(), Course()
             assert await signals.unless_stopped(work()) == 1
             signals._signalled(number)
             assert await signals.unless_stopped(work()) is None, "what comes next is not begun"
-            signals.pass_on_to(cast("Any", course))
-            assert course.heard == [heard]
-            assert await signals.unless_stopped(work()) == 1, "it is with the course"
+            signals.pass_on_to(cast("Any", job_run))
+            assert job_run.heard == [heard]
+            assert await signals.unless_stopped(work()) == 1, "it is with the job run"
             signals._end_early()
-            assert course.heard == [heard, "end early"]
+            assert job_run.heard == [heard, "end early"]
 
     asyncio.run(serving())
 

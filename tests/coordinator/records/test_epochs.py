@@ -245,10 +245,10 @@ def test_with_local_steps_the_learning_rate_is_the_workers(
 
 def test_a_summary_has_every_epoch(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path)
-    course = coordinator.course
-    course.training.epochs.history.begin([0], course.run)
-    course.training.epochs.history.trained(0, {"loss": float("nan")})
-    summary = json.loads(json.dumps(summarize(course), allow_nan=False))
+    job_run = coordinator.job_run
+    job_run.training.epochs.history.begin([0], job_run.run)
+    job_run.training.epochs.history.trained(0, {"loss": float("nan")})
+    summary = json.loads(json.dumps(summarize(job_run), allow_nan=False))
     assert [(row["epoch"], row["loss"]) for row in summary["history"]] == [(1, None)]
     coordinator.store.close()
 

@@ -146,13 +146,13 @@ def test_a_coordinator_says_that_the_authoritys_key_is_with_it(
     certs = tmp_path / where
     certificates_of_run(certs, "tiny", NOW)
     kept = JobWarnings()
-    course: Any = SimpleNamespace(warnings=kept, run=SimpleNamespace(run_dir=tmp_path))
+    job_run: Any = SimpleNamespace(warnings=kept, run=SimpleNamespace(run_dir=tmp_path))
     security = Security.from_options(Role.COORDINATOR, certs)
     for _ in range(2):
-        warn_of_key(course, security)
+        warn_of_key(job_run, security)
     assert len(kept.kept) == warned
     assert all(f"--certs {certs} holds ca.key" in warning for warning in kept.kept)
     (certs / "ca.key").unlink()
     kept.kept = []
-    warn_of_key(course, security)
+    warn_of_key(job_run, security)
     assert not kept.kept

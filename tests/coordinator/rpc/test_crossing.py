@@ -98,15 +98,15 @@ def test_health_and_signs_of_life_while_the_job_is_held_up(
     of_worker, of_shard = _join(client)
     # Shorter than what a coordinator forgives everybody that was itself away.
     for _ in range(3):
-        served.do(served.course.tick)
+        served.do(served.job_run.tick)
         clock.advance(0.4 * LEASE_S)
     with held_up(served):
         assert why_unhealthy(served.address, SERVICE, LONG_S) == ""
         assert not client.heartbeat_worker(of_worker, LONG_S).unknown
         assert not client.heartbeat_shard(of_shard).unknown
-    served.do(served.course.tick)
-    assert served.course.members.workers[WORKER].state == "active"
-    assert served.course.members.places.shards[0].state == "starting"
+    served.do(served.job_run.tick)
+    assert served.job_run.members.workers[WORKER].state == "active"
+    assert served.job_run.members.places.shards[0].state == "starting"
 
 
 def test_the_content_of_a_heartbeat_is_recorded_afterwards(
@@ -116,9 +116,9 @@ def test_the_content_of_a_heartbeat_is_recorded_afterwards(
     beat.waiting_for = "the disk"
     with held_up(served):
         client.heartbeat_worker(beat, LONG_S)
-        assert served.course.members.workers[WORKER].waiting_for == ""
+        assert served.job_run.members.workers[WORKER].waiting_for == ""
     served.do(lambda: None)
-    assert served.course.members.workers[WORKER].waiting_for == "the disk"
+    assert served.job_run.members.workers[WORKER].waiting_for == "the disk"
 
 
 def test_an_unknown_worker_waits_for_the_jobs_own_answer(

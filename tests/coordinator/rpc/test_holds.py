@@ -60,7 +60,7 @@ def test_an_attendant_sees_and_ends_holds(job: Job) -> None:
 
 
 def test_the_end_of_the_job_is_told_to_an_attendant_that_waits(job: Job) -> None:
-    job.served.do(job.served.course.warnings.add, "look here")
+    job.served.do(job.served.job_run.warnings.add, "look here")
     first = job.client.await_hold(-1)
     assert list(first.warnings) == ["look here"]
     job.client.end_hold(first.at, 8)
@@ -68,11 +68,11 @@ def test_the_end_of_the_job_is_told_to_an_attendant_that_waits(job: Job) -> None
         waiting = other.submit(job.client.await_hold, 0)
         [attempt, *_] = job.worker.lease().train.batches
         job.worker.heartbeat([report(attempt)])
-        job.served.do(job.served.course.fail, "no more")
+        job.served.do(job.served.job_run.fail, "no more")
         hold = waiting.result()
     assert (hold.held, hold.phase, hold.reason) == (False, "failed", "no more")
     assert (hold.at, hold.global_step, hold.checkpoint) == (1, 1, "")
-    assert job.served.course.holding.told
+    assert job.served.job_run.holding.told
     with pytest.raises(JobFailed, match="no more"):
         job.client.end_hold(0, 4)
 

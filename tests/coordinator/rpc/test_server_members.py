@@ -125,7 +125,7 @@ def test_a_lapsed_worker_loses_its_batches_to_another(tmp_path: Path) -> None:
             clock.advance(4)
             quick.heartbeat()
             shard.heartbeat()
-            served.do(served.course.tick)
+            served.do(served.job_run.tick)
         assert "shard 0 to refuse worker-0" in client.get_job_status().waiting_for
         assert quick.lease().train.batches[0].batch.first > held.batch.first
         assert shard.refuse(stream).worker == "worker-0"
@@ -214,7 +214,7 @@ def test_a_shard_that_stays_away_is_waited_for_and_named(tmp_path: Path) -> None
             clock.advance(4)
             worker.heartbeat()
             shards[0].heartbeat()
-            served.do(served.course.tick)
+            served.do(served.job_run.tick)
         status = client.get_job_status()
         assert status.phase == "training"
         assert status.waiting_for.startswith("a sign of life of shard 1 at 127.0.0.1:6001")

@@ -51,7 +51,7 @@ class Job:
         return [shard.refuse(stream).worker for shard, stream in pairs]
 
     def state(self, worker: WorkerDouble) -> str:
-        return self.served.course.members.workers[worker.name].state
+        return self.served.job_run.members.workers[worker.name].state
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_another_process_that_names_its_incarnation_is_another_worker(job: Job) 
     assert held(thief).batch != attempt.batch
     assert job.state(job.first) == "active"
     assert not job.first.heartbeat([report(attempt)]).unknown
-    assert job.served.course.training.span.batches == 1
+    assert job.served.job_run.training.span.batches == 1
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
@@ -119,7 +119,7 @@ def test_a_session_that_is_not_known_here(job: Job, session: bytes) -> None:
     stranger.leave("nothing of yours", fatal=True)
     assert job.state(job.first) == "active"
     assert job.client.get_job_status().phase == "training"
-    assert job.served.course.training.span.batches == 0
+    assert job.served.job_run.training.span.batches == 0
 
 
 def test_a_session_ends_when_its_worker_leaves(job: Job) -> None:
@@ -166,7 +166,7 @@ def test_a_worker_that_reports_batches_it_did_not_push_is_dismissed(
     assert caught.value.code == "PS307"
     assert job.obey() == [job.first.name] * SHARDS
     assert held(other).batch == attempt.batch
-    assert job.served.course.training.span.batches == 0
+    assert job.served.job_run.training.span.batches == 0
 
 
 def test_a_receipt_of_another_attempt_is_none(job: Job) -> None:
@@ -182,9 +182,9 @@ def test_a_skipped_push_that_is_reported_as_trained_counts_as_skipped(
 ) -> None:
     attempt = held(job.first)
     claim(job, attempt, *receipts(job, attempt, 0, 1, skipped=skipped))
-    assert job.served.course.training.span.batches == 1
-    assert job.served.course.training.progress.skipped == 1
-    assert job.served.course.training.span.examples == 0
+    assert job.served.job_run.training.span.batches == 1
+    assert job.served.job_run.training.progress.skipped == 1
+    assert job.served.job_run.training.span.examples == 0
     assert job.state(job.first) == "active"
 
 
@@ -205,7 +205,7 @@ def test_leases_of_a_revoked_worker_go_to_others_once_shards_refuse_it(job: Job,
     other.received = 0
     batches = [lease.batch for lease in job.join(6).lease().train.batches]
     assert attempt.batch in batches
-    assert job.served.course.training.span.batches == 0
+    assert job.served.job_run.training.span.batches == 0
 
 
 def test_a_process_that_is_barred_does_not_come_back_and_others_do(job: Job) -> None:
@@ -244,7 +244,7 @@ def test_a_process_that_is_not_barred_comes_back_under_another_name(job: Job) ->
 
 
 def test_a_session_ends_with_its_certificate(job: Job) -> None:
-    worker = job.served.course.members.workers[job.first.name]
+    worker = job.served.job_run.members.workers[job.first.name]
     worker.serial = "5e1"
     other = job.join(5)
     job.served.do(job.served.engine.sessions.certificates_revoked, ["5e1", "5e2"])

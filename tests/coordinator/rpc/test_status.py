@@ -200,10 +200,10 @@ def test_policies_are_listed_from_the_first_on(tmp_path: Path) -> None:
 
 def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
     coordinator, _ = whole_coordinator.start(tmp_path, shards=1)
-    coordinator.course.training.notes.results = [
+    coordinator.job_run.training.notes.results = [
         (f"epoch-{epoch}", epoch, {"loss": 1.0}) for epoch in range(EVALUATIONS + 7)
     ]
-    found = write_status(coordinator.course).evaluations
+    found = write_status(coordinator.job_run).evaluations
     assert [(each.evaluation, each.global_step) for each in found] == [
         (f"epoch-{epoch}", epoch) for epoch in range(7, EVALUATIONS + 7)
     ]
@@ -211,17 +211,17 @@ def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
 
 def test_the_status_warns_before_the_guard_stops_the_job(tmp_path: Path) -> None:
     coordinator, worker = whole_coordinator.start(tmp_path, shards=1, train_records=4000)
-    course = coordinator.course
+    job_run = coordinator.job_run
     batches = worker.batches()
     for step in range(20 + 150):
         done = [Report(a.batch, a.number, 1.0 if step < 20 else 20.0, staleness=1) for a in batches]
         assert len(done) == 1
-        assert write_status(course).warnings[:] == [] or step > WARNED_STEPS
+        assert write_status(job_run).warnings[:] == [] or step > WARNED_STEPS
         batches = worker.batches(done)
-    [warning] = write_status(course).warnings
+    [warning] = write_status(job_run).warnings
     assert warning.startswith("training may be diverging: the loss is ")
     assert "coordinator set mode=sync replicas=N" in warning
-    assert course.phase == "training"
+    assert job_run.phase == "training"
 
 
 def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
@@ -238,8 +238,8 @@ def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
             uncompensated=1,
             apply_s=0.25,
         )
-    job.served.do(job.served.course.tick)
-    summary = json.loads(json.dumps(job.served.do(summarize, job.served.course)))
+    job.served.do(job.served.job_run.tick)
+    summary = json.loads(json.dumps(job.served.do(summarize, job.served.job_run)))
     policy = {
         "policy": 1,
         "settings": {"mode": "async", "staleness_lr": "inverse"},
@@ -276,7 +276,7 @@ def test_epochs_count_from_1_in_status_and_summary(tmp_path: Path) -> None:
             lease = worker.lease([report(lease.train.batches[0])])
         assert seen == [1, 1, 2, 2]
         assert job.status.epoch == 2
-        assert job.served.do(summarize, job.served.course)["epoch"] == 2
+        assert job.served.do(summarize, job.served.job_run)["epoch"] == 2
     (tmp_path / "again").mkdir()
     served = make_run(tmp_path / "again", shards=2)
     with serving(served) as waiting, CoordinatorClient(waiting.address) as client:

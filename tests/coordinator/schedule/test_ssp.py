@@ -224,7 +224,7 @@ def test_a_waiting_worker_is_told_the_slowest_and_wakes_when_that_one_evaluates(
     assert isinstance(fast.lease(more), Wait)
     coordinator.settle()
     rung: list[str] = []
-    monkeypatch.setattr(coordinator.course.bell, "ring", lambda: rung.append("rung"))
+    monkeypatch.setattr(coordinator.job_run.bell, "ring", lambda: rung.append("rung"))
     assert isinstance(slow.lease(), EvaluationWork)
     assert rung
     assert isinstance(fast.lease(), Train)
@@ -291,15 +291,15 @@ def test_one_that_knows_no_clocks_is_held_back_by_its_leases_among_others() -> N
 def test_shards_hear_whom_others_wait_for(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, mode="ssp", staleness=1, train_records=12)
     other = Worker(coordinator, 22)
-    coordinator.course.training.lease(worker.name, 0.0, ALL, 2, clocks=True)
-    coordinator.course.training.lease(other.name, 0.0, ALL, 2, clocks=True)
+    coordinator.job_run.training.lease(worker.name, 0.0, ALL, 2, clocks=True)
+    coordinator.job_run.training.lease(other.name, 0.0, ALL, 2, clocks=True)
     (missed,) = [
         command
-        for command in coordinator.course.training.missed(0)
+        for command in coordinator.job_run.training.missed(0)
         if isinstance(command, AwaitedWorkers)
     ]
     assert [one.worker for one in missed.workers] == [worker.name, other.name]
     sent: list[object] = []
-    coordinator.course.training._awaited._send = sent.append
-    coordinator.course.training.revoke(other.name, lost=True)
+    coordinator.job_run.training._awaited._send = sent.append
+    coordinator.job_run.training.revoke(other.name, lost=True)
     assert sent == [AwaitedWorkers(3, missed.workers[:1])]

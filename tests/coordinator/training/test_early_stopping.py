@@ -53,16 +53,16 @@ def begin(tmp_path: Path, policy: Policy, **changes: Any) -> Loop:
 def test_a_run_stops_once_its_patience_is_over(tmp_path: Path, policy: Policy) -> None:
     loop = begin(tmp_path, policy, stop_early=STOP)
     loop.run()
-    course = loop.coordinator.course
-    assert course.reason == (
+    job_run = loop.coordinator.job_run
+    assert job_run.reason == (
         "stopped early at epoch 4: loss did not improve for 2 epochs; best epoch 2"
     )
-    assert not course.end().failed
+    assert not job_run.end().failed
     assert loop.trained == sorted([0, 1, 2, 3] * 4)
-    assert [row.evaluation for row in course.training.epochs.history.rows] == [
+    assert [row.evaluation for row in job_run.training.epochs.history.rows] == [
         {"loss": loss} for loss in LOSSES[:4]
     ]
-    summary = summarize(course)
+    summary = summarize(job_run)
     assert (summary["phase"], summary["batches"], summary["best"]) == ("done", 16, None)
     # The last epoch's evaluation is the final one: the same state is not evaluated twice.
     assert [found["evaluation"] for found in summary["evaluations"]][-1] == "epoch-4"
@@ -79,7 +79,7 @@ def test_no_epoch_begins_before_the_one_before_is_evaluated(tmp_path: Path, poli
     found = other.lease()
     assert isinstance(found, Wait)
     assert found.reason.startswith("epoch 1 to be evaluated: ")
-    assert loop.coordinator.course.waiting_for().startswith("epoch 1 to be evaluated: worker-0")
+    assert loop.coordinator.job_run.waiting_for().startswith("epoch 1 to be evaluated: worker-0")
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -97,12 +97,12 @@ def test_every_epoch_is_evaluated_where_the_job_says_so(tmp_path: Path, policy: 
     assert found.reason.startswith("epoch 1 to be evaluated: ")
     loop._do(evaluating)
     loop.run()
-    course = loop.coordinator.course
+    job_run = loop.coordinator.job_run
     assert loop.trained == sorted(list(range(9)) * 4)
-    assert [row.evaluation for row in course.training.epochs.history.rows] == [
+    assert [row.evaluation for row in job_run.training.epochs.history.rows] == [
         {"loss": loss} for loss in LOSSES
     ]
-    assert course.training.notes.scores(course.run.description.keep_best)
+    assert job_run.training.notes.scores(job_run.run.description.keep_best)
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_a_coordinator_that_was_restarted_decides_as_before(
     again(loop.coordinator, list(loop.coordinator.shards))
     loop.worker.join()
     loop.run()
-    assert loop.coordinator.course.reason.startswith("stopped early at epoch 4: ")
+    assert loop.coordinator.job_run.reason.startswith("stopped early at epoch 4: ")
     # The job is done, so its processes end with success.
-    assert loop.coordinator.course.end() == Ended(False)
+    assert loop.coordinator.job_run.end() == Ended(False)
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
 
 
@@ -139,11 +139,11 @@ def test_the_learning_rate_falls_at_the_same_step_after_any_kill(
     loop.worker.join()
     loop.run()
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5, 4: 0.25}
-    rows = loop.coordinator.course.training.epochs.history.rows
+    rows = loop.coordinator.job_run.training.epochs.history.rows
     assert [row.learning_rate for row in rows] == [0.5, 0.5, 0.5, 0.25, 0.125]
     batches_per_step = 2 if policy.rounds else 1
     changes = [
-        (one.step * batches_per_step, one.rate) for one in loop.coordinator.course.run.policies
+        (one.step * batches_per_step, one.rate) for one in loop.coordinator.job_run.run.policies
     ]
     assert changes == [(12, 0.5), (16, 0.25)]
 
@@ -157,11 +157,11 @@ def test_the_learning_rate_is_reduced_when_an_epoch_begins(tmp_path: Path) -> No
 def test_a_lower_learning_rate_is_told(tmp_path: Path) -> None:
     loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=5, total_updates=10)
     loop.run(lambda: len(loop.trained) == 2)
-    before = write_status(loop.coordinator.course)
+    before = write_status(loop.coordinator.job_run)
     loop.run(lambda: len(loop.trained) == 14)
-    then = write_status(loop.coordinator.course)
+    then = write_status(loop.coordinator.job_run)
     loop.run()
-    after = write_status(loop.coordinator.course)
+    after = write_status(loop.coordinator.job_run)
     assert [
         event.text
         for one, other in ((before, then), (then, after))
@@ -180,14 +180,14 @@ def test_the_learning_rate_of_a_restarted_coordinator_is_the_same(tmp_path: Path
     again(loop.coordinator, list(loop.coordinator.shards))
     loop.worker.join()
     loop.run()
-    assert [one.rate for one in loop.coordinator.course.run.policies] == [0.5]
+    assert [one.rate for one in loop.coordinator.job_run.run.policies] == [0.5]
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
 
 
 def test_a_checkpoint_says_what_the_learning_rate_was_multiplied_by(tmp_path: Path) -> None:
     loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=5, total_updates=10)
     loop.run()
-    newest = tmp_path / loop.coordinator.course.checkpoints.newest
+    newest = tmp_path / loop.coordinator.job_run.checkpoints.newest
     assert json.loads((newest / MANIFEST).read_text())["details"]["rate"] == 0.25
 
 
@@ -197,7 +197,7 @@ def test_a_run_comes_to_the_checkpoint_of_its_best_epoch(tmp_path: Path, policy:
     stop = {**STOP, "restore_best": True}
     loop = begin(tmp_path, policy, stop_early=stop, keep_best=objective, keep_checkpoints=1)
     loop.run()
-    best = summarize(loop.coordinator.course)["best"]
+    best = summarize(loop.coordinator.job_run)["best"]
     step = 4 if policy.rounds else 8
     checkpoint = f"checkpoints/step-{step:08d}"
     assert best == {
@@ -217,7 +217,7 @@ def test_the_best_epoch_that_a_run_keeps_is_told(tmp_path: Path, policy: Policy)
     objective = {"metric": "loss", "lower": True}
     loop = begin(tmp_path, policy, evaluate_every_epoch=True, keep_best=objective, epochs=4)
     loop.run()
-    summary = summarize(loop.coordinator.course)
+    summary = summarize(loop.coordinator.job_run)
     best = summary["best"]
     assert (best["epoch"], best["loss"], best["restored"]) == (2, 4.0, False)
     assert best["checkpoint"] != summary["checkpoint"]
@@ -247,4 +247,4 @@ def test_an_evaluation_whose_snapshot_fails_is_ordered_again(tmp_path: Path) -> 
     loop.coordinator.shards[0].take = refuse  # type: ignore[method-assign]
     loop.run()
     assert failed == ["epoch-1"]
-    assert loop.coordinator.course.reason.startswith("stopped early at epoch 4")
+    assert loop.coordinator.job_run.reason.startswith("stopped early at epoch 4")

@@ -29,7 +29,7 @@ def finish(coordinator: Coordinator, worker: Worker, task: Work, loss: float) ->
 
 
 def kept(coordinator: Coordinator) -> list[str]:
-    return sorted(p.name for p in (coordinator.course.run.run_dir / "checkpoints").iterdir())
+    return sorted(p.name for p in (coordinator.job_run.run.run_dir / "checkpoints").iterdir())
 
 
 def test_one_that_turns_out_not_to_be_the_best_goes_with_its_evaluation(tmp_path: Path) -> None:
@@ -52,5 +52,5 @@ def test_one_that_turns_out_not_to_be_the_best_goes_with_its_evaluation(tmp_path
     finish(coordinator, evaluator, task, loss=0.5)
     assert kept(coordinator) == [FIRST, LAST], "the best, and the newest"
     finish(coordinator, evaluator, evaluator.lease(), loss=0.25)
-    assert coordinator.course.phase == "done"
+    assert coordinator.job_run.phase == "done"
     assert kept(coordinator) == [LAST]

@@ -12,7 +12,7 @@ from tests.coordinator.whole_coordinator import start
 def test_a_worker_ends_what_it_holds_of_a_round_before_it_evaluates(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **SYNC, eval_records=8)
     rounds(coordinator, worker, 2)
-    assert not coordinator.course.training.orders.evaluations.idle
+    assert not coordinator.job_run.training.orders.evaluations.idle
     # It has both micro-batches of the first round of epoch 2.
     first = worker.round()
     assert first.ahead is not None

@@ -30,15 +30,15 @@ def attend(tmp_path: Path, policy: Policy = ASYNC, **changes: Any) -> tuple[Coor
 
 def hold_of(coordinator: Coordinator, after: int = -1) -> JobHold:
     coordinator.settle()
-    hold = coordinator.course.holding.look(after)
-    assert hold is not None, coordinator.course.waiting_for()
+    hold = coordinator.job_run.holding.look(after)
+    assert hold is not None, coordinator.job_run.waiting_for()
     return hold
 
 
 def end(coordinator: Coordinator, until: int, **more: Any) -> HoldEnd:
     """Ends the present hold."""
     ended = HoldEnd(hold_of(coordinator).at, until, **more)
-    assert coordinator.course.holding.end(ended)
+    assert coordinator.job_run.holding.end(ended)
     return ended
 
 
@@ -74,8 +74,8 @@ def test_a_job_holds_before_its_first_step_and_at_each_limit(
 def test_a_job_without_its_attendant_says_so(tmp_path: Path) -> None:
     coordinator, _ = attend(tmp_path)
     expected = "its attendant (held at batch 0; it has not called yet)"
-    assert coordinator.course.waiting_for() == expected
-    assert coordinator.course.held_up() == expected
+    assert coordinator.job_run.waiting_for() == expected
+    assert coordinator.job_run.held_up() == expected
 
 
 def test_a_hold_is_reported_once_its_checkpoint_is_committed(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_hold_is_reported_once_its_checkpoint_is_committed(tmp_path: Path) -> 
     for shard in coordinator.shards:
         shard.obey()
     assert coordinator.disk.queue, "all shards have written, and nothing is committed"
-    assert coordinator.course.holding.look(0) is None
-    assert coordinator.course.waiting_for() == "a checkpoint to be committed"
+    assert coordinator.job_run.holding.look(0) is None
+    assert coordinator.job_run.waiting_for() == "a checkpoint to be committed"
     coordinator.disk.work()
     assert hold_of(coordinator, 0).checkpoint == "checkpoints/step-00000001"
 
@@ -103,21 +103,21 @@ def test_a_limit_of_rounds_is_rounded_up_to_a_whole_round(tmp_path: Path) -> Non
 def test_an_epoch_that_ends_at_a_hold_is_evaluated_first(tmp_path: Path, policy: Policy) -> None:
     coordinator, worker = attend(tmp_path, policy, eval_records=4)
     loop = Loop(coordinator, worker)
-    holding = coordinator.course.holding
+    holding = coordinator.job_run.holding
     end(coordinator, 4)
     work(coordinator, worker, 4)
     assert holding.look(0) is None
-    assert coordinator.course.waiting_for().startswith("epoch 1 to be evaluated")
+    assert coordinator.job_run.waiting_for().startswith("epoch 1 to be evaluated")
     loop.run(lambda: holding.look(0) is not None)
     assert hold_of(coordinator).evaluation == {"loss": LOSSES[0]}
     assert hold_of(coordinator).epoch == 1
     end(coordinator, 8)
     loop.run(lambda: holding.look(4) is not None)
-    assert (hold_of(coordinator).at, coordinator.course.phase) == (8, "finishing")
+    assert (hold_of(coordinator).at, coordinator.job_run.phase) == (8, "finishing")
     assert hold_of(coordinator).evaluation == {"loss": LOSSES[1]}
     for _ in range(3):
         loop.turn()
-    assert coordinator.course.phase == "finishing", "it waits for its attendant"
+    assert coordinator.job_run.phase == "finishing", "it waits for its attendant"
     end(coordinator, 9)
     loop.run()
 
@@ -126,13 +126,13 @@ def test_an_epoch_that_ends_within_a_segment_is_evaluated_without_a_hold(tmp_pat
     coordinator, worker = attend(tmp_path, eval_records=4)
     end(coordinator, 9)
     Loop(coordinator, worker).run()
-    rows = coordinator.course.training.epochs.history.rows
+    rows = coordinator.job_run.training.epochs.history.rows
     assert [row.evaluation for row in rows] == [{"loss": loss} for loss in LOSSES[:2]]
 
 
 def test_the_end_of_a_hold_may_be_repeated_and_not_be_changed(tmp_path: Path) -> None:
     coordinator, _ = attend(tmp_path)
-    holding = coordinator.course.holding
+    holding = coordinator.job_run.holding
     ended = end(coordinator, 4)
     assert holding.end(ended)
     with pytest.raises(InvalidArgument, match=r"hold at batch 0 was ended with .*until=4"):
@@ -156,16 +156,16 @@ def test_an_end_that_cannot_be_is_refused_and_the_hold_goes_on(
 ) -> None:
     coordinator, _ = attend(tmp_path)
     with pytest.raises(InvalidArgument, match=message):
-        coordinator.course.holding.end(wrong)
+        coordinator.job_run.holding.end(wrong)
     assert hold_of(coordinator).at == 0
 
 
 def test_a_job_that_is_not_attended_has_no_hold_to_end(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path)
     with pytest.raises(InvalidArgument, match="does not hold; start it with --attended"):
-        coordinator.course.holding.end(HoldEnd(0, 1))
+        coordinator.job_run.holding.end(HoldEnd(0, 1))
     with pytest.raises(InvalidArgument, match="does not hold; start it with --attended"):
-        coordinator.course.holding.look(-1)
+        coordinator.job_run.holding.look(-1)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -179,7 +179,7 @@ def test_a_rate_is_a_factor_of_the_jobs_own(tmp_path: Path, policy: Policy) -> N
         work(coordinator, worker, 2)
         scales.append(coordinator.shards[0].begins[-1].rate_scale)
     assert scales == [0.5, 0.0, 0.0, 1.0]
-    assert coordinator.course.run.policy == 4
+    assert coordinator.job_run.run.policy == 4
     assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
 
 
@@ -193,7 +193,7 @@ def test_a_coordinator_that_is_started_again_holds_where_it_stands(
     shards = list(coordinator.shards)
     again(coordinator, shards)
     with pytest.raises(InvalidArgument, match="holds at batch 2, and not at 0"):
-        coordinator.course.holding.end(ended)
+        coordinator.job_run.holding.end(ended)
     # Whatever the attendant has ended before.
     assert hold_of(coordinator, after=2).at == 2
     end(coordinator, 6)
@@ -208,9 +208,9 @@ def test_a_hold_comes_again_once_a_lost_shard_is_replaced(tmp_path: Path) -> Non
     work(coordinator, worker, 4)
     hold = hold_of(coordinator, after=0)
     replace_a_lost_shard(coordinator)
-    assert coordinator.course.phase == "recovering"
+    assert coordinator.job_run.phase == "recovering"
     coordinator.settle()
-    assert coordinator.course.run.generation == 2
+    assert coordinator.job_run.run.generation == 2
     assert hold_of(coordinator, after=0) == hold
 
 
@@ -230,9 +230,9 @@ def test_a_hold_keeps_its_checkpoint_whichever_generations_begin(
     # By time, too, none is written of the same state.
     coordinator.tick(3600.0)
     coordinator.settle()
-    assert (coordinator.course.run.generation, coordinator.course.run.policy) == (3, 2)
+    assert (coordinator.job_run.run.generation, coordinator.job_run.run.policy) == (3, 2)
     assert hold_of(coordinator, after=0) == hold
-    assert coordinator.course.checkpoints.newest == hold.checkpoint
+    assert coordinator.job_run.checkpoints.newest == hold.checkpoint
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -246,9 +246,9 @@ def test_few_of_many_rates_are_kept_and_all_steps_counted(
         coordinator.settle()
         worker.join()
         work(coordinator, worker, 2)
-    followed = coordinator.course.run.followed
+    followed = coordinator.job_run.run.followed
     assert [(one.number, one.rate) for one in followed] == [(1, 1.0), (4, 0.5), (5, 0.125)]
-    per_epoch = coordinator.course.run.description.per_epoch
+    per_epoch = coordinator.job_run.run.description.per_epoch
     taken = 2 if policy.rounds else 1
     assert [global_step(followed, done, per_epoch) for done in (2, 4, 6, 8)] == [
         done // taken for done in (2, 4, 6, 8)
@@ -259,13 +259,13 @@ def test_few_of_many_rates_are_kept_and_all_steps_counted(
 def test_a_hold_ends_with_a_rate_once_another_change_of_the_policy_is_over(tmp_path: Path) -> None:
     coordinator, worker = attend(tmp_path)
     hold_of(coordinator)
-    coordinator.course.training.orders.evaluations.add("epoch-1", "kept", 0)
+    coordinator.job_run.training.orders.evaluations.add("epoch-1", "kept", 0)
     coordinator.engine.set_policy(["mode=ssp", "staleness=2"])
-    assert coordinator.course.holding.end(HoldEnd(0, 2, rate=0.5))
-    coordinator.course.training.orders.evaluations.drop("kept")
+    assert coordinator.job_run.holding.end(HoldEnd(0, 2, rate=0.5))
+    coordinator.job_run.training.orders.evaluations.drop("kept")
     coordinator.tick()
     coordinator.settle()
-    followed = coordinator.course.run.followed
+    followed = coordinator.job_run.run.followed
     assert [(one.number, one.settings.mode, one.rate) for one in followed] == [
         (1, "async", 1.0),
         (2, "ssp", 1.0),
@@ -282,9 +282,9 @@ def test_a_hold_may_be_ended_while_a_lost_shard_is_replaced(tmp_path: Path) -> N
     work(coordinator, worker, 4)
     hold_of(coordinator, after=0)
     replace_a_lost_shard(coordinator)
-    assert coordinator.course.holding.end(HoldEnd(4, 8, rate=0.5))
+    assert coordinator.job_run.holding.end(HoldEnd(4, 8, rate=0.5))
     coordinator.settle()
-    assert coordinator.course.run.followed[-1].rate == 0.5
+    assert coordinator.job_run.run.followed[-1].rate == 0.5
     worker.join()
     work(coordinator, worker, 4)
     assert hold_of(coordinator, after=4).at == 8
@@ -316,7 +316,7 @@ class Restoring:
 
     def end(self, rate: float | None = None) -> HoldEnd:
         ended = HoldEnd(4, 8, rate, self.name)
-        assert not self.coordinator.course.holding.end(ended), "the disk is asked first"
+        assert not self.coordinator.job_run.holding.end(ended), "the disk is asked first"
         self.coordinator.disk.work()
         return ended
 
@@ -329,14 +329,14 @@ def test_all_shards_restore_a_changed_checkpoint_and_go_on_from_it(
     job = Restoring(tmp_path, policy)
     coordinator = job.coordinator
     ended = job.end(rate)
-    assert coordinator.course.holding.end(ended), "accepted by now"
+    assert coordinator.job_run.holding.end(ended), "accepted by now"
     coordinator.settle()
     begins = [shard.begins[-1] for shard in coordinator.shards]
     assert [begin.restore for begin in begins] == [f"checkpoints/{job.name}"] * 2
     assert {begin.rate_scale for begin in begins} == {rate or 1.0}
     assert coordinator.store.newest_checkpoint() == (job.name, 1, job.hold.global_step)
-    assert coordinator.course.checkpoints.newest == f"checkpoints/{job.name}"
-    assert coordinator.course.warnings.kept == []
+    assert coordinator.job_run.checkpoints.newest == f"checkpoints/{job.name}"
+    assert coordinator.job_run.warnings.kept == []
     job.worker.join()
     work(coordinator, job.worker, 4)
     assert held(coordinator) == [{0: [(0, 16)], 1: [(0, 16)]}] * 2
@@ -358,7 +358,7 @@ def test_a_shard_that_is_lost_while_others_restore_restores_the_same(
     coordinator.settle()
     for shard in (kept, again_there):
         assert shard.begins[-1].restore == f"checkpoints/{job.name}", shard.index
-    assert coordinator.course.phase == "training"
+    assert coordinator.job_run.phase == "training"
 
 
 def test_a_checkpoint_that_is_no_changed_copy_is_refused_and_the_hold_goes_on(
@@ -368,7 +368,7 @@ def test_a_checkpoint_that_is_no_changed_copy_is_refused_and_the_hold_goes_on(
     job.found = "it has another plan"
     ended = job.end()
     with pytest.raises(CheckpointError, match="it has another plan"):
-        job.coordinator.course.holding.end(ended)
+        job.coordinator.job_run.holding.end(ended)
     assert hold_of(job.coordinator) == job.hold
     end(job.coordinator, 8)
 
@@ -382,16 +382,16 @@ def test_a_checkpoint_that_a_shard_cannot_restore_ends_the_job(
     coordinator.shards[1].error = "its file is torn"
     ended = job.end()
     coordinator.settle()
-    course = coordinator.course
-    assert (course.phase, course.reason) == (
+    job_run = coordinator.job_run
+    assert (job_run.phase, job_run.reason) == (
         "failed",
         f"shard 1 cannot restore checkpoints/{job.name}: its file is torn",
     )
-    assert not course.everyone_knows
-    assert course.holding.look(4) is None
-    assert course.holding.told
+    assert not job_run.everyone_knows
+    assert job_run.holding.look(4) is None
+    assert job_run.holding.told
     with pytest.raises(JobFailed, match="its file is torn"):
-        course.holding.end(HoldEnd(ended.at, 7))
+        job_run.holding.end(HoldEnd(ended.at, 7))
 
 
 def test_versions_that_are_not_the_holds_end_the_job(tmp_path: Path) -> None:
@@ -399,19 +399,19 @@ def test_versions_that_are_not_the_holds_end_the_job(tmp_path: Path) -> None:
     job.found = Chosen(RestoredCheckpoint(job.name, 7), "r1", 1, ())
     job.end()
     job.coordinator.settle()
-    course = job.coordinator.course
-    assert course.phase == "failed"
-    assert "have restored versions [2]" in course.reason
+    job_run = job.coordinator.job_run
+    assert job_run.phase == "failed"
+    assert "have restored versions [2]" in job_run.reason
 
 
 def test_a_job_that_is_stopped_at_a_hold_holds_no_more(tmp_path: Path) -> None:
     coordinator, _ = attend(tmp_path)
     hold_of(coordinator)
-    coordinator.course.stop()
-    assert coordinator.course.phase == "failed", "there was nothing to finish, and all is saved"
-    assert coordinator.course.holding.look(-1) is None
+    coordinator.job_run.stop()
+    assert coordinator.job_run.phase == "failed", "there was nothing to finish, and all is saved"
+    assert coordinator.job_run.holding.look(-1) is None
     with pytest.raises(JobFailed, match="stopped by a signal"):
-        coordinator.course.holding.end(HoldEnd(0, 1))
+        coordinator.job_run.holding.end(HoldEnd(0, 1))
 
 
 def test_a_job_that_stops_does_not_hold(tmp_path: Path) -> None:
@@ -420,10 +420,10 @@ def test_a_job_that_stops_does_not_hold(tmp_path: Path) -> None:
     work(coordinator, worker, 1)
     hold_of(coordinator, after=0)
     # As with a checkpoint that the disk has refused until now.
-    coordinator.course.phase = "stopping"
-    assert coordinator.course.holding.look(0) is None
+    coordinator.job_run.phase = "stopping"
+    assert coordinator.job_run.holding.look(0) is None
     with pytest.raises(NotReady, match="does not hold at batch 1 now; it is stopping"):
-        coordinator.course.holding.end(HoldEnd(1, 2))
+        coordinator.job_run.holding.end(HoldEnd(1, 2))
 
 
 def test_an_attended_job_that_is_stopped_says_so_to_its_attendant(tmp_path: Path) -> None:
@@ -431,11 +431,11 @@ def test_an_attended_job_that_is_stopped_says_so_to_its_attendant(tmp_path: Path
     end(coordinator, 8)
     found = worker.lease()
     assert isinstance(found, Train)
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     coordinator.settle()
     coordinator.tick(10.0)
     coordinator.settle()
-    assert coordinator.course.phase == "failed"
-    assert not coordinator.course.holding.told
-    assert coordinator.course.holding.look(0) is None
-    assert coordinator.course.holding.told
+    assert coordinator.job_run.phase == "failed"
+    assert not coordinator.job_run.holding.told
+    assert coordinator.job_run.holding.look(0) is None
+    assert coordinator.job_run.holding.told

@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def generation(self) -> int:
-        return self.coordinator.course.run.generation
+        return self.coordinator.job_run.run.generation
 
     @property
     def kept(self) -> list[tuple[bool, Decision | None]]:
@@ -96,9 +96,9 @@ def test_another_generation_begins_once_every_shard_has_obeyed(cluster: Cluster)
     # Only shard 0 had applied round 2.
     assert cluster.kept == [(True, cluster.planned[0])] * 2
     assert [shard.version for shard in coordinator.shards] == [3, 3]
-    assert coordinator.course.phase == "training"
-    assert coordinator.course.standing == (2, 3)
-    assert coordinator.course.training.span.examples == 3 * 8
+    assert coordinator.job_run.phase == "training"
+    assert coordinator.job_run.standing == (2, 3)
+    assert coordinator.job_run.training.span.examples == 3 * 8
     cluster.w.join()
     assert cluster.w.round().attempt.batch.first == 3 * 8
 
@@ -110,8 +110,8 @@ def test_rounds_that_every_shard_has_applied_need_no_report_to_be_kept(cluster: 
     cluster.leaves(cluster.v)
     coordinator.settle()
     assert cluster.kept == [(True, None)] * 2
-    assert coordinator.course.standing == (2, 4)
-    assert not any("done again" in warning for warning in coordinator.course.warnings.kept)
+    assert coordinator.job_run.standing == (2, 4)
+    assert not any("done again" in warning for warning in coordinator.job_run.warnings.kept)
 
 
 def test_reports_meanwhile_change_nothing(cluster: Cluster) -> None:
@@ -119,18 +119,18 @@ def test_reports_meanwhile_change_nothing(cluster: Cluster) -> None:
     cluster.apply(0)
     cluster.leaves(cluster.v)
     cluster.w.lease([report(attempt) for attempt in cluster.others])
-    assert coordinator.course.standing == (1, 2)
+    assert coordinator.job_run.standing == (1, 2)
     coordinator.settle()
-    assert coordinator.course.standing == (2, 3)
+    assert coordinator.job_run.standing == (2, 3)
 
 
 def test_a_worker_that_falls_silent_is_no_other(cluster: Cluster) -> None:
     coordinator = cluster.coordinator
     cluster.apply(1)
-    coordinator.course.departures.dismiss(cluster.w.name, "it cannot go on")
+    coordinator.job_run.departures.dismiss(cluster.w.name, "it cannot go on")
     coordinator.settle()
     assert cluster.kept == [(True, cluster.planned[0])] * 2
-    assert coordinator.course.standing == (2, 3)
+    assert coordinator.job_run.standing == (2, 3)
 
 
 def test_a_worker_that_has_reported_all_its_parts_leaves_the_generation_as_it_is(
@@ -139,7 +139,7 @@ def test_a_worker_that_has_reported_all_its_parts_leaves_the_generation_as_it_is
     coordinator = cluster.coordinator
     cluster.v.ahead = False  # no more are decided
     cluster.v.lease([report(attempt) for attempt in cluster.mine])
-    held = coordinator.course.training.rounds
+    held = coordinator.job_run.training.rounds
     assert held is not None
     if held.ahead.held_by([cluster.v.name]):
         cluster.v.lease([report(attempt) for attempt in cluster.held(cluster.v)])
@@ -163,7 +163,7 @@ def test_a_generation_that_begins_again_goes_on_as_usual(cluster: Cluster) -> No
     coordinator.tick()
     coordinator.settle()
     assert cluster.generation == 2
-    assert not coordinator.course.generations.again
+    assert not coordinator.job_run.generations.again
 
 
 def stands_again(cluster: Cluster) -> None:
@@ -185,24 +185,24 @@ def test_a_job_that_stops_begins_again_and_saves_what_shards_have_applied(
     cluster.apply(*applied)
     if leaves:
         cluster.leaves(cluster.v)
-        coordinator.course.stop()
+        coordinator.job_run.stop()
         coordinator.settle()
     else:
-        coordinator.course.stop()
-        assert coordinator.course.phase == "stopping"
+        coordinator.job_run.stop()
+        assert coordinator.job_run.phase == "stopping"
         stands_again(cluster)
-    assert coordinator.course.reason == STOPPED
+    assert coordinator.job_run.reason == STOPPED
     step = 3 if applied else 2
-    assert coordinator.course.checkpoints.newest.partition(".")[0] == f"checkpoints/step-{step:08}"
-    assert not any("is not saved" in warning for warning in coordinator.course.warnings.kept)
+    assert coordinator.job_run.checkpoints.newest.partition(".")[0] == f"checkpoints/step-{step:08}"
+    assert not any("is not saved" in warning for warning in coordinator.job_run.warnings.kept)
 
 
 def test_a_job_that_stops_does_not_wait_for_ever_for_another_generation(cluster: Cluster) -> None:
     coordinator = cluster.coordinator
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     coordinator.tick(FINISH_S)
-    assert coordinator.course.reason == STOPPED
-    assert any("another generation does not begin" in w for w in coordinator.course.warnings.kept)
+    assert coordinator.job_run.reason == STOPPED
+    assert any("another generation does not begin" in w for w in coordinator.job_run.warnings.kept)
 
 
 def test_while_another_generation_begins_no_shard_goes_unsaved_and_a_stop_waits(
@@ -216,11 +216,11 @@ def test_while_another_generation_begins_no_shard_goes_unsaved_and_a_stop_waits(
         assert isinstance(revocation, Revocation)
         assert revocation.attempts == (), "a shard that lags may need them"
         shard.carry_out(revocation)
-    phases: list[str] = [coordinator.course.phase]
+    phases: list[str] = [coordinator.job_run.phase]
     first = coordinator.shards[0]
-    assert not coordinator.course.departures.shard_may_go(0, first.incarnation)
-    coordinator.course.stop()
-    phases.append(coordinator.course.phase)
+    assert not coordinator.job_run.departures.shard_may_go(0, first.incarnation)
+    coordinator.job_run.stop()
+    phases.append(coordinator.job_run.phase)
     assert phases == ["recovering", "stopping"]
     coordinator.settle()
-    assert coordinator.course.checkpoints.newest.partition(".")[0] == "checkpoints/step-00000003"
+    assert coordinator.job_run.checkpoints.newest.partition(".")[0] == "checkpoints/step-00000003"

@@ -26,7 +26,7 @@ from tests.coordinator.whole_coordinator import Coordinator, Worker, start
 def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     batches = worker.batches()
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     assert phase(coordinator) == "stopping"
     other = Worker(coordinator, 2)
     assert isinstance(other.lease(), Wait)
@@ -34,8 +34,8 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     assert phase(coordinator) == "stopping"
     worker.lease(worker.train(batches))
     coordinator.settle()
-    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert (coordinator.job_run.phase, coordinator.job_run.reason) == ("failed", STOPPED)
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.store.get(ENDED)["reason"] == STOPPED
     # For those who take part it is no failure, whatever way they hear of it.
     assert [shard.ended for shard in coordinator.shards] == [Ended(False, STOPPED)] * 2
@@ -49,13 +49,13 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
 def test_a_job_that_ends_early_is_done_with_what_it_has(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     batches = worker.batches()
-    coordinator.course.end_early()
-    coordinator.course.end_early()
+    coordinator.job_run.end_early()
+    coordinator.job_run.end_early()
     assert phase(coordinator) == "stopping"
     worker.lease(worker.train(batches))
     coordinator.settle()
-    assert (coordinator.course.phase, coordinator.course.reason) == ("done", ENDED_EARLY)
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert (coordinator.job_run.phase, coordinator.job_run.reason) == ("done", ENDED_EARLY)
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.store.get(ENDED) == {"phase": "done", "reason": ENDED_EARLY}
     assert [shard.ended for shard in coordinator.shards] == [Ended(False)] * 2
     assert worker.lease() == Ended(False)
@@ -64,16 +64,16 @@ def test_a_job_that_ends_early_is_done_with_what_it_has(tmp_path: Path) -> None:
 def test_a_stop_outdoes_an_early_end(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     worker.batches()
-    coordinator.course.end_early()
-    coordinator.course.stop()
-    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
+    coordinator.job_run.end_early()
+    coordinator.job_run.stop()
+    assert (coordinator.job_run.phase, coordinator.job_run.reason) == ("failed", STOPPED)
 
 
 def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **SYNC)
     other = Worker(coordinator, 2)
     works = [worker.round(), other.round()]
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     worker.commit(works[0])
     other.commit(works[1])
     commands = [coordinator.shards[0].next() for _ in range(2)]
@@ -83,8 +83,8 @@ def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path
         assert command is not None
         coordinator.shards[0].carry_out(command)
     coordinator.settle()
-    assert coordinator.course.reason == STOPPED
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.reason == STOPPED
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
@@ -92,15 +92,15 @@ def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     other = Worker(coordinator, 2)
     rounds(coordinator, worker, 1)
     held, works = worker.round(), other.round()
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     other.commit(works)
     coordinator.tick(FINISH_S)
     # What comes now would make a round that the checkpoint has not.
     worker.commit(held)
     coordinator.settle()
-    assert coordinator.course.reason == STOPPED
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
-    assert coordinator.course.standing == (1, 1)
+    assert coordinator.job_run.reason == STOPPED
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.standing == (1, 1)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
@@ -115,28 +115,28 @@ def test_a_stop_saves_although_a_decision_that_orders_snapshots_was_never_stored
         full.setattr(coordinator.store, "put_decision", refuse_to_store)
         rounds(coordinator, worker, 1)
         assert (tmp_path / "checkpoints" / ".tmp-step-00000002").is_dir()
-        coordinator.course.stop()
+        coordinator.job_run.stop()
         coordinator.tick(FINISH_S)
         coordinator.settle()
-    assert coordinator.course.reason == STOPPED, "it does not wait for a snapshot that never comes"
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
-    assert coordinator.course.standing == (1, 1)
+    assert coordinator.job_run.reason == STOPPED, "it does not wait for a snapshot that never comes"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.standing == (1, 1)
     assert not (tmp_path / "checkpoints" / ".tmp-step-00000002").exists()
-    assert coordinator.course.training.orders.evaluations.idle
+    assert coordinator.job_run.training.orders.evaluations.idle
 
 
 @pytest.mark.parametrize("how", ["again", "replaced", "lost", "time", "no work"])
 def test_events_that_end_a_stop(tmp_path: Path, how: str) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     if how == "no work":
-        coordinator.course.stop()
+        coordinator.job_run.stop()
         assert phase(coordinator) == "failed"  # step 0 is saved
         return
     worker.lease(worker.train(worker.batches()))
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     if how == "again":
         assert phase(coordinator) == "stopping"
-        coordinator.course.stop()
+        coordinator.job_run.stop()
     elif how == "replaced":
         coordinator.shards[0].kill()
         coordinator.add(0, 20)
@@ -147,33 +147,33 @@ def test_events_that_end_a_stop(tmp_path: Path, how: str) -> None:
         coordinator.tick()
     else:
         coordinator.tick(FINISH_S)
-        assert "snapshot step-00000001" in coordinator.course.waiting_for()
+        assert "snapshot step-00000001" in coordinator.job_run.waiting_for()
         coordinator.tick(SAVE_S)
-    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
+    assert (coordinator.job_run.phase, coordinator.job_run.reason) == ("failed", STOPPED)
 
 
 def test_a_drain_saves_and_leaves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     batches = worker.batches()
-    coordinator.course.drain()
+    coordinator.job_run.drain()
     assert phase(coordinator) == "stopping"
     shard = coordinator.shards[0]
     assert shard.beat(leaving=True) == (False, False)
     worker.lease(worker.train(batches))
-    drained = [coordinator.course.drained]  # its checkpoint is not committed yet
+    drained = [coordinator.job_run.drained]  # its checkpoint is not committed yet
     coordinator.settle()
-    drained.append(coordinator.course.drained)
+    drained.append(coordinator.job_run.drained)
     assert drained == [False, True]
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
-    told = [coordinator.course.departures.all_told]
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
+    told = [coordinator.job_run.departures.all_told]
     assert shard.beat(leaving=True) == (False, True)
-    told.append(coordinator.course.departures.all_told)
+    told.append(coordinator.job_run.departures.all_told)
     assert told == [False, True]
     # For all others it is as if this coordinator had been killed.
     assert coordinator.store.get(ENDED) is None
     assert [shard.ended for shard in coordinator.shards] == [None] * 2
     assert isinstance(worker.lease(), Wait)
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     assert coordinator.store.get(ENDED) is None, "too late"
 
 
@@ -181,24 +181,24 @@ def test_a_drain_saves_and_leaves_a_run_that_has_not_ended(tmp_path: Path) -> No
 def test_a_second_signal_of_another_kind(tmp_path: Path, second: str) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     worker.batches()
-    course = coordinator.course
+    job_run = coordinator.job_run
     if second == "drain first":
-        course.stop()
-        course.drain()
+        job_run.stop()
+        job_run.drain()
         assert phase(coordinator) == "stopping"
-        course.stop()
-        assert (course.phase, course.reason, course.drained) == ("failed", STOPPED, False)
+        job_run.stop()
+        assert (job_run.phase, job_run.reason, job_run.drained) == ("failed", STOPPED, False)
         return
-    course.drain()
+    job_run.drain()
     if second == "drain":
-        course.drain()
-        assert (phase(coordinator), course.drained) == ("stopping", True)
+        job_run.drain()
+        assert (phase(coordinator), job_run.drained) == ("stopping", True)
         return
-    course.stop()
+    job_run.stop()
     assert phase(coordinator) == "stopping"
     coordinator.tick(FINISH_S)
     coordinator.settle()
-    assert (course.phase, course.reason, course.drained) == ("failed", STOPPED, False)
+    assert (job_run.phase, job_run.reason, job_run.drained) == ("failed", STOPPED, False)
 
 
 def test_a_drain_before_there_is_anything_to_save_leaves_at_once(tmp_path: Path) -> None:
@@ -206,24 +206,24 @@ def test_a_drain_before_there_is_anything_to_save_leaves_at_once(tmp_path: Path)
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     assert phase(coordinator) == "recovering"
-    coordinator.course.drain()
-    assert coordinator.course.drained
+    coordinator.job_run.drain()
+    assert coordinator.job_run.drained
     assert coordinator.store.get(ENDED) is None
 
 
 def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     worker.lease(worker.train(worker.batches()))
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     for _ in range(int(LEASE_S) + 2):
         coordinator.tick(1.0)
         coordinator.shards[1].beat()
-    assert coordinator.course.members.places.waiting_for()
+    assert coordinator.job_run.members.places.waiting_for()
     assert phase(coordinator) == "stopping"
     coordinator.shards[0].beat()
     coordinator.settle()
-    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert (coordinator.job_run.phase, coordinator.job_run.reason) == ("failed", STOPPED)
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_a_shard_that_leaves_waits_for_a_checkpoint_after_its_word(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def refuse(coordinator: Coordinator, reason: str = "Input/output error") -> Snap
     command = first.next()
     assert isinstance(command, SnapshotOrder)
     file = ShardFile(first.index, first.version)
-    generation = coordinator.course.run.generation
+    generation = coordinator.job_run.run.generation
     coordinator.engine.shards.report_snapshot(
         SnapshotReport(first.incarnation, generation, command.name, file, reason)
     )
@@ -278,7 +278,7 @@ def test_a_stop_saves_again_what_the_disk_has_refused_once(
     with monkeypatch.context() as disk:
         if where != "shard":
             disk.setattr(Checkpoints, where, fail)
-        coordinator.course.stop()
+        coordinator.job_run.stop()
         worker.lease(worker.train(batches))
         if where == "shard":
             refused.append(refuse(coordinator))
@@ -287,9 +287,9 @@ def test_a_stop_saves_again_what_the_disk_has_refused_once(
     assert phase(coordinator) == "stopping"
     coordinator.tick(REPEAT_S)
     coordinator.settle()
-    assert coordinator.course.reason == STOPPED
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"
-    assert not [w for w in coordinator.course.warnings.kept if "is not saved" in w]
+    assert coordinator.job_run.reason == STOPPED
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001.r1"
+    assert not [w for w in coordinator.job_run.warnings.kept if "is not saved" in w]
 
 
 def test_a_stop_that_cannot_save_ends_and_says_what_is_lost(
@@ -305,7 +305,7 @@ def test_a_stop_that_cannot_save_ends_and_says_what_is_lost(
 
     monkeypatch.setattr(Checkpoints, "prepare", full)
     began = coordinator.clock.now()
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     worker.lease(worker.train(batches))
     while phase(coordinator) == "stopping":
         for shard in coordinator.shards:
@@ -313,8 +313,8 @@ def test_a_stop_that_cannot_save_ends_and_says_what_is_lost(
         coordinator.tick()
     assert coordinator.clock.now() - began == FINISH_S + SAVE_S
     assert refused == ["step-00000001", *(f"step-00000001.r{n}" for n in range(1, 7))]
-    assert coordinator.course.reason == STOPPED
-    [warning] = [w for w in coordinator.course.warnings.kept if "is not saved" in w]
+    assert coordinator.job_run.reason == STOPPED
+    [warning] = [w for w in coordinator.job_run.warnings.kept if "is not saved" in w]
     assert warning == (
         "the job stops, and its state of step 1 is not saved: after 60 s it waits for a checkpoint "
         "to be committed, of which the last failed: PS401: no space; a run that goes on without "
@@ -336,5 +336,5 @@ def test_a_shard_that_leaves_waits_until_a_state_is_saved_and_not_for_a_failed_t
     coordinator.clock.advance(REPEAT_S)
     assert shard.beat(leaving=True) == (False, False)
     coordinator.settle()
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001.r1"
     assert shard.beat(leaving=True) == (False, True)

@@ -46,17 +46,17 @@ def alive(coordinator: Coordinator, *workers: Worker, **said: Any) -> None:
         shard.beat()
     for worker in workers:
         beat(worker, **said)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
 
 
 def lasts(coordinator: Coordinator) -> None:
     """Lets the grace period pass."""
     coordinator.clock.advance(GRACE_S)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
 
 
 def stuck(coordinator: Coordinator) -> list[str]:
-    return list(write_status(coordinator.course).stuck)
+    return list(write_status(coordinator.job_run).stuck)
 
 
 # -- broken routes -----------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def test_a_round_goes_on_without_a_worker_that_cannot_reach_a_shard(tmp_path: Pa
     cut_off.commit(held)
     other.commit(second)
     coordinator.settle()
-    assert coordinator.course.training.tally.superseded == 1
-    assert coordinator.course.standing == (1, 1)
+    assert coordinator.job_run.training.tally.superseded == 1
+    assert coordinator.job_run.standing == (1, 1)
 
 
 def test_the_work_of_a_worker_that_is_cut_off_is_refused_before_another_gets_it(
@@ -87,12 +87,12 @@ def test_the_work_of_a_worker_that_is_cut_off_is_refused_before_another_gets_it(
     other = Worker(coordinator, 2)
     [held] = cut_off.batches()
     beat(cut_off, 1)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
     assert not beat(cut_off, 1, for_s=0.5), "a connection may have been lost"
     lasts(coordinator)
     [before] = other.batches()
     assert before.batch != held.batch
-    assert "shards 0, 1 to refuse worker-0" in coordinator.course.waiting_for()
+    assert "shards 0, 1 to refuse worker-0" in coordinator.job_run.waiting_for()
     coordinator.settle()
     [again] = other.batches(other.train([before]))
     assert (again.batch, again.number > held.number) == (held.batch, True)
@@ -123,12 +123,12 @@ def test_complaints_about_a_replaced_shard_do_not_count_against_the_new_one(
     coordinator.shards[1].kill()
     beat(slow, 1)
     beat(other, 1)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
     coordinator.add(1, 21)
     coordinator.settle()
     other.join()
     beat(other)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
     assert stuck(coordinator) == [], "the other one has yet to join"
     slow.join()
     beat(slow, 1)
@@ -197,15 +197,15 @@ def test_a_cut_off_pair_is_named_with_worker_shard_and_duration(tmp_path: Path) 
         "worker-1 on h cannot reach shard 1 at h:1 (for 5.0 s), other workers can; it gets no "
         "work until it does"
     ]
-    told = write_status(coordinator.course).workers[1].unreachable
+    told = write_status(coordinator.job_run).workers[1].unreachable
     assert [(one.shard, one.for_s) for one in told] == [(1, 5.0)]
     beat(worker, 1)
     assert stuck(coordinator) == [
         "no worker reaches shard 1 at h:1 (for 5.0 s); check that machine's network and firewall, "
         "and the address that it gives (--advertise)"
     ]
-    assert "a worker to reach shard 1 at h:1" in coordinator.course.waiting_for()
-    assert not write_status(coordinator.course).workers[1].unreachable
+    assert "a worker to reach shard 1 at h:1" in coordinator.job_run.waiting_for()
+    assert not write_status(coordinator.job_run).workers[1].unreachable
 
 
 def test_a_shard_that_no_worker_reaches_costs_no_worker_its_leases(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_shard_that_no_worker_reaches_costs_no_worker_its_leases(tmp_path: Pat
     for worker in (first, second):
         beat(worker, 0)
     coordinator.clock.advance(2 * GRACE_S)
-    coordinator.course.tick()
+    coordinator.job_run.tick()
     assert not any(beat(worker) for worker in (first, second))
     for worker, batches in zip((first, second), held, strict=True):
         worker.received = 0
@@ -347,7 +347,7 @@ def test_a_worker_that_stands_still_loses_its_work_whatever_its_heartbeats_say(
     assert stuck(coordinator) == []
     still.commit(still.round())
     coordinator.settle()
-    assert coordinator.course.standing == (1, 1)
+    assert coordinator.job_run.standing == (1, 1)
 
 
 def test_a_job_with_steps_of_two_minutes_never_loses_a_lease(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_job_with_steps_of_two_minutes_never_loses_a_lease(tmp_path: Path) -> 
                 assert not beat(worker, at=(phase, count, TWO_MINUTES if step else 0.0))
                 assert stuck(coordinator) == []
         batches = worker.batches(worker.train(batches)) if step < 3 else batches
-    assert coordinator.course.training.progress.failed == 0
+    assert coordinator.job_run.training.progress.failed == 0
 
 
 def test_all_stand_still_for_a_cause_that_is_no_worker_s(tmp_path: Path) -> None:

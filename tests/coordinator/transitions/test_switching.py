@@ -32,8 +32,8 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
         waits = other.lease()
         assert isinstance(waits, Wait)
         assert f"the change to policy 2 ({then})" in waits.reason
-    assert str(coordinator.course.changes) == f"the change to policy 2 ({then}): draining"
-    assert coordinator.course.run.policy == 1
+    assert str(coordinator.job_run.changes) == f"the change to policy 2 ({then}): draining"
+    assert coordinator.job_run.run.policy == 1
     batches = 2 + do(worker, under_way)
     step = batches
     if first.rounds:
@@ -41,17 +41,17 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
         assert do(other, other.lease()) == 1
         step, batches = 2, 4
     assert isinstance(worker.lease(), Wait)
-    assert str(coordinator.course.changes).endswith(": saving")
+    assert str(coordinator.job_run.changes).endswith(": saving")
     coordinator.settle()
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     assert run.policies == (Followed(2, then, step, batches),)
     assert (run.policy, run.settings, run.generation, run.since) == (2, then, 2, 2)
     begins = [shard.begins[-1] for shard in coordinator.shards]
     assert begins == [Begin(2, 2, keep=True, settings=then, version=step)] * 2
-    assert coordinator.course.standing == (2, step)
-    assert coordinator.course.training.span.batches == batches
-    assert coordinator.course.checkpoints.newest == f"checkpoints/step-{step:08d}"
-    assert str(coordinator.course.changes) == ""
+    assert coordinator.job_run.standing == (2, step)
+    assert coordinator.job_run.training.span.batches == batches
+    assert coordinator.job_run.checkpoints.newest == f"checkpoints/step-{step:08d}"
+    assert str(coordinator.job_run.changes) == ""
     with pytest.raises(StaleGeneration):
         worker.lease()
     worker.join()
@@ -63,7 +63,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     batches = worker.batches()
     assert ask(coordinator, "mode=async") == (1, ASYNC), "nothing changes"
-    assert str(coordinator.course.changes) == ""
+    assert str(coordinator.job_run.changes) == ""
     assert ask(coordinator, *written(SSP)) == (2, SSP)
     assert ask(coordinator, "staleness=1", "mode=ssp") == (2, SSP)
     with pytest.raises(NotReady, match=r"policy 2 \(ssp staleness=1\) is under way"):
@@ -73,7 +73,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
     assert ask(coordinator, "staleness=1") == (2, SSP), "it stands"
     assert ask(coordinator, "mode=sync", "replicas=2") == (3, SYNC)
     coordinator.settle()
-    assert [f.number for f in coordinator.course.run.followed] == [1, 2, 3]
+    assert [f.number for f in coordinator.job_run.run.followed] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(
     coordinator, _ = start(tmp_path, **job(ASYNC))
     with pytest.raises(InvalidJob, match=why):
         ask(coordinator, *settings)
-    assert str(coordinator.course.changes) == ""
+    assert str(coordinator.job_run.changes) == ""
 
 
 def test_settings_not_named_stay_as_far_as_they_fit(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_settings_that_embedding_tables_exclude(tmp_path: Path) -> None:
         ask(coordinator, "delay_compensation=constant")
     with pytest.raises(InvalidSetting, match="'adaptive', but the model has embedding tables"):
         ask(coordinator, "mode=ssp", "staleness=1", "delay_compensation=adaptive")
-    assert str(coordinator.course.changes) == ""
+    assert str(coordinator.job_run.changes) == ""
     assert ask(coordinator, "staleness_lr=inverse") == (2, Policy(staleness_lr="inverse"))
 
 
@@ -139,7 +139,7 @@ def test_settings_that_rows_received_ahead_exclude(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(ASYNC, prefetch_rows=True))
     with pytest.raises(InvalidSetting, match=f"^{re.escape(str(refused.value))}$"):
         ask(coordinator, "max_staleness=0")
-    assert str(coordinator.course.changes) == ""
+    assert str(coordinator.job_run.changes) == ""
     assert ask(coordinator, "max_staleness=1") == (2, Policy(max_staleness=1))
 
 
@@ -166,10 +166,10 @@ def test_a_job_that_ends_meanwhile_needs_no_change(tmp_path: Path) -> None:
     ask(coordinator, *written(SYNC))
     worker.lease(worker.train(last))
     coordinator.settle()
-    assert coordinator.course.phase == "done"
-    assert coordinator.course.run.policy == 1
+    assert coordinator.job_run.phase == "done"
+    assert coordinator.job_run.run.policy == 1
     assert coordinator.store.get(POLICIES) is None
-    assert coordinator.course.warnings.kept == [
+    assert coordinator.job_run.warnings.kept == [
         "the change to policy 2 (sync replicas=2) does not come about: all batches are done"
     ]
 
@@ -178,11 +178,11 @@ def test_a_job_that_is_stopped_meanwhile(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     batches = worker.batches()
     ask(coordinator, *written(SYNC))
-    coordinator.course.stop()
+    coordinator.job_run.stop()
     worker.lease(worker.train(batches))
     coordinator.settle()
-    assert coordinator.course.run.policy == 1
-    assert "does not come about: the job is stopping" in coordinator.course.warnings.kept[0]
+    assert coordinator.job_run.run.policy == 1
+    assert "does not come about: the job is stopping" in coordinator.job_run.warnings.kept[0]
 
 
 # Evaluations.
@@ -193,15 +193,15 @@ def test_a_snapshot_kept_for_evaluation_is_evaluated_first(tmp_path: Path) -> No
     work(coordinator, worker, 4)
     ask(coordinator, *written(SYNC))
     coordinator.settle()
-    assert coordinator.course.run.policy == 1
+    assert coordinator.job_run.run.policy == 1
     assert isinstance(worker.lease(), EvaluationWork)
     coordinator.engine.report_evaluated(worker.caller, "epoch-1", 0, 8, ())
     assert isinstance(worker.lease(), MergeWork)
-    assert coordinator.course.run.policy == 1
+    assert coordinator.job_run.run.policy == 1
     coordinator.engine.report_merged(worker.caller, "epoch-1", {"loss": 0.5})
     coordinator.settle()
-    assert coordinator.course.run.policy == 2
-    assert coordinator.course.training.notes.results[0][0] == "epoch-1"
+    assert coordinator.job_run.run.policy == 2
+    assert coordinator.job_run.training.notes.results[0][0] == "epoch-1"
 
 
 # Rates.

@@ -41,16 +41,16 @@ def test_batches_on_some_shards_reach_all_before_a_change(tmp_path: Path) -> Non
         shard.connect()
     coordinator.settle()
     ask(coordinator, *written(SYNC))
-    assert str(coordinator.course.changes).endswith(": draining")
+    assert str(coordinator.job_run.changes).endswith(": draining")
     worker = Worker(coordinator, 5)
     again = worker.lease()
     assert isinstance(again, Train)
     assert [a.batch for a in again.batches] == [a.batch for a in lost]
     do(worker, again)
     coordinator.settle()
-    assert coordinator.course.run.settings == SYNC
+    assert coordinator.job_run.run.settings == SYNC
     assert held(coordinator)[0] == held(coordinator)[1]
-    assert coordinator.course.standing == (3, 1 + len(lost))
+    assert coordinator.job_run.standing == (3, 1 + len(lost))
     worker.join()
     finish(coordinator, worker)
 
@@ -60,10 +60,10 @@ def test_a_worker_that_is_lost_while_work_is_finished(tmp_path: Path) -> None:
     worker.round()
     ask(coordinator, "mode=async")
     coordinator.engine.sessions.leave(worker.name, "gone", fatal=False)
-    assert str(coordinator.course.changes).endswith(": draining"), "it may be staged still"
+    assert str(coordinator.job_run.changes).endswith(": draining"), "it may be staged still"
     coordinator.settle()
     # No shard has it now, and so the round was not begun.
-    assert coordinator.course.run.policies == (Followed(2, ASYNC, 0, 0),)
+    assert coordinator.job_run.run.policies == (Followed(2, ASYNC, 0, 0),)
     finish(coordinator, Worker(coordinator, 2))
 
 
@@ -74,12 +74,12 @@ def test_a_shard_that_falls_while_work_is_finished(tmp_path: Path) -> None:
     ask(coordinator, "mode=async")
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
-    assert coordinator.course.phase == "recovering"
+    assert coordinator.job_run.phase == "recovering"
     with pytest.raises(NotReady, match=r"the change to policy 2 \(async\) is under way \(drain"):
         ask(coordinator, "replicas=3")
     assert ask(coordinator, "mode=async") == (2, ASYNC)
     coordinator.settle()
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     assert (run.generation, run.policies) == (3, (Followed(2, ASYNC, 2, 4),))
     worker.join()
     finish(coordinator, worker)
@@ -95,11 +95,11 @@ def test_a_coordinator_that_dies_before_it_has_stored_the_change_changes_nothing
     shards = list(coordinator.shards)
     for shard in shards:
         shard.obey()
-    assert str(coordinator.course.changes).endswith("saving")
+    assert str(coordinator.job_run.changes).endswith("saving")
     again(coordinator, shards)
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     assert (run.policy, run.settings, run.generation) == (1, first, 2)
-    assert str(coordinator.course.changes) == ""
+    assert str(coordinator.job_run.changes) == ""
     worker.join()
     finish(coordinator, worker)
 
@@ -111,7 +111,7 @@ def test_a_coordinator_that_dies_after_it_has_stored_the_change(
 ) -> None:
     coordinator, worker = start(tmp_path, **job(first))
     work(coordinator, worker, 2)
-    step = coordinator.course.standing[1]
+    step = coordinator.job_run.standing[1]
     before = held(coordinator)
     ask(coordinator, *written(then))
     shards = list(coordinator.shards)
@@ -122,7 +122,7 @@ def test_a_coordinator_that_dies_after_it_has_stored_the_change(
     for index in begun:
         shards[index].obey()
     again(coordinator, shards)
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     assert (run.policy, run.settings, run.generation) == (2, then, 3)
     begins = [shard.begins[-1] for shard in shards]
     assert {begin.settings for begin in begins} == {then}
@@ -132,7 +132,7 @@ def test_a_coordinator_that_dies_after_it_has_stored_the_change(
     else:
         assert all(begin.keep for begin in begins)
     assert held(coordinator) == before
-    assert coordinator.course.standing == (3, step)
+    assert coordinator.job_run.standing == (3, step)
     worker.join()
     finish(coordinator, worker)
 
@@ -144,25 +144,27 @@ def test_a_shard_that_dies_after_the_change_was_stored(
 ) -> None:
     coordinator, worker = start(tmp_path, **job(first))
     work(coordinator, worker, 2)
-    step = coordinator.course.standing[1]
+    step = coordinator.job_run.standing[1]
     ask(coordinator, *written(then))
     for shard in coordinator.shards:
         shard.obey()
     if when == "between":
         # Its stream ends before the generation can be formed.
-        monkeypatch.setattr(coordinator.course.generations.formation, "absent", lambda _shard: None)
-        coordinator.course.generations.formation._watching.discard(1)
+        monkeypatch.setattr(
+            coordinator.job_run.generations.formation, "absent", lambda _shard: None
+        )
+        coordinator.job_run.generations.formation._watching.discard(1)
         coordinator.disk.work()
-        assert coordinator.course.run.policy == 2
-        assert coordinator.course.run.generation == 1
+        assert coordinator.job_run.run.policy == 2
+        assert coordinator.job_run.run.generation == 1
     else:
         coordinator.disk.work()
         coordinator.shards[0].obey()
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
     coordinator.settle()
-    assert coordinator.course.run.policy == 2
-    assert coordinator.course.standing == (2 if when == "between" else 3, step)
+    assert coordinator.job_run.run.policy == 2
+    assert coordinator.job_run.standing == (2 if when == "between" else 3, step)
     assert held(coordinator)[0] == held(coordinator)[1]
     begins = [shard.begins[-1] for shard in coordinator.shards]
     assert [bool(begin.restore) for begin in begins] == [then.rounds, True]
@@ -173,11 +175,11 @@ def test_a_shard_that_dies_after_the_change_was_stored(
 def test_a_change_falls_back_behind_itself_when_its_checkpoint_is_damaged(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC, checkpoint_every=1))
     work(coordinator, worker, 1)
-    step = coordinator.course.standing[1]
+    step = coordinator.job_run.standing[1]
     work(coordinator, worker, 2)
     ask(coordinator, *written(SYNC))
     coordinator.settle()
-    newest = tmp_path / coordinator.course.checkpoints.newest
+    newest = tmp_path / coordinator.job_run.checkpoints.newest
     (newest / "manifest.json").write_text("{}")
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
@@ -185,7 +187,7 @@ def test_a_change_falls_back_behind_itself_when_its_checkpoint_is_damaged(tmp_pa
     begin = coordinator.shards[0].begins[-1]
     assert begin.restore < f"checkpoints/{newest.name}"
     assert begin.version is not None
-    assert coordinator.course.standing == (3, begin.version)
+    assert coordinator.job_run.standing == (3, begin.version)
     assert begin.version >= step
     worker.join()
     finish(coordinator, worker)
@@ -201,21 +203,21 @@ def test_a_change_that_cannot_be_stored_is_tried_again(
         ask(coordinator, *written(SYNC))
         coordinator.settle()
         coordinator.tick()
-        assert coordinator.course.run.policy == 1
-        assert str(coordinator.course.changes).endswith("storing")
-        assert "it to be stored" in coordinator.course.waiting_for()
-        assert coordinator.course.warnings.kept == [
+        assert coordinator.job_run.run.policy == 1
+        assert str(coordinator.job_run.changes).endswith("storing")
+        assert "it to be stored" in coordinator.job_run.waiting_for()
+        assert coordinator.job_run.warnings.kept == [
             "policy 2 (sync replicas=2) to be stored: disk I/O error; tried again"
         ]
     coordinator.tick()
     coordinator.settle()
-    assert coordinator.course.run.settings == SYNC
+    assert coordinator.job_run.run.settings == SYNC
 
 
 def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     work(coordinator, worker, 2)
-    step = coordinator.course.standing[1]
+    step = coordinator.job_run.standing[1]
     first = coordinator.shards[0]
     ask(coordinator, *written(SYNC))
     (tmp_path / "checkpoints" / f".tmp-step-{step:08d}").rmdir()
@@ -228,13 +230,13 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
             SnapshotReport(shard.incarnation, 1, order.name, file, "disk full")
         )
     coordinator.settle()
-    assert coordinator.course.run.policy == 1
-    assert str(coordinator.course.changes).endswith("saving")
+    assert coordinator.job_run.run.policy == 1
+    assert str(coordinator.job_run.changes).endswith("saving")
     coordinator.tick()
     coordinator.settle()
-    assert coordinator.course.run.policy == 1, "not at once"
+    assert coordinator.job_run.run.policy == 1, "not at once"
     coordinator.tick(REPEAT_S)
     coordinator.settle()
-    assert coordinator.course.run.settings == SYNC
-    assert coordinator.course.checkpoints.newest == f"checkpoints/step-{step:08d}.r1"
+    assert coordinator.job_run.run.settings == SYNC
+    assert coordinator.job_run.checkpoints.newest == f"checkpoints/step-{step:08d}.r1"
     assert first.begins[-1].version == step

@@ -33,11 +33,11 @@ def rule(policy: Policy, epoch: int = 1) -> dict[str, Any]:
 def test_a_job_goes_over_by_its_rule(tmp_path: Path, first: Policy, then: Policy) -> None:
     coordinator, worker = start(tmp_path, **job(first, **rule(then)))
     work(coordinator, worker, 4)
-    run = coordinator.course.run
+    run = coordinator.job_run.run
     step = 2 if first.rounds else 4
     assert run.policies == (Followed(2, then, step, 4),)
     assert held(coordinator) == [{0: [(0, 16)]}] * 2
-    assert coordinator.course.warnings.kept == []
+    assert coordinator.job_run.warnings.kept == []
     worker.join()
     finish(coordinator, worker)
 
@@ -53,7 +53,7 @@ def test_the_rule_is_due_after_a_restart(tmp_path: Path, first: Policy, then: Po
         for shard in shards:
             shard.obey()
     again(coordinator, shards)
-    assert coordinator.course.run.settings == then
+    assert coordinator.job_run.run.settings == then
     worker.join()
     finish(coordinator, worker)
 
@@ -62,15 +62,15 @@ def test_the_rule_waits_for_batches_that_are_lost_again(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(SYNC, **rule(ASYNC)))
     for _ in range(4):
         worker.commit(worker.round())
-    assert str(coordinator.course.changes)
+    assert str(coordinator.job_run.changes)
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
     coordinator.settle()
-    assert coordinator.course.run.policy == 1
-    assert str(coordinator.course.changes) == ""
+    assert coordinator.job_run.run.policy == 1
+    assert str(coordinator.job_run.changes) == ""
     worker.join()
     work(coordinator, worker, 4)
-    assert coordinator.course.run.policies == (Followed(2, ASYNC, 2, 4),)
+    assert coordinator.job_run.run.policies == (Followed(2, ASYNC, 2, 4),)
     worker.join()
     finish(coordinator, worker)
 
@@ -80,11 +80,11 @@ def test_a_change_by_hand_is_stronger_than_the_rule(tmp_path: Path) -> None:
     work(coordinator, worker, 2)
     ask(coordinator, *written(SSP))
     coordinator.settle()
-    assert coordinator.course.warnings.kept == [
+    assert coordinator.job_run.warnings.kept == [
         "the job's rule (async after epoch 1) is not followed: its policy was changed by hand"
     ]
     shards = list(coordinator.shards)
     again(coordinator, shards)
     worker.join()
     finish(coordinator, worker)
-    assert coordinator.course.run.settings == SSP
+    assert coordinator.job_run.run.settings == SSP

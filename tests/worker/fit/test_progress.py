@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.worker.fit.test_course import course
+from tests.worker.fit.test_schedule import schedule
 from worker.fit.progress import EpochProgress
 
 HEADER = "epoch,step,loss,mae,learning_rate\n"
@@ -29,7 +29,7 @@ class Bar:
 
 def test_epochs_end_once_their_results_are_known(tmp_path: Path) -> None:
     bar, history = Bar(), tmp_path / "history.csv"
-    progress = EpochProgress(bar, course(), history)
+    progress = EpochProgress(bar, schedule(), history)
     assert progress.shown
     progress.at(0)
     progress.at(5)
@@ -56,6 +56,6 @@ def test_epochs_end_once_their_results_are_known(tmp_path: Path) -> None:
 
 
 def test_nothing_is_shown_without_a_bar(tmp_path: Path) -> None:
-    progress = EpochProgress(None, course(), tmp_path / "history.csv")
+    progress = EpochProgress(None, schedule(), tmp_path / "history.csv")
     assert not progress.shown
     progress.ended(1, {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""The course of a ``fit``: the batches of a job that its epochs and steps correspond to."""
+"""The schedule of a ``fit``: the batches of a job that its epochs and steps correspond to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Course:
-    """The course of a ``fit``.
+class FitSchedule:
+    """The schedule of a ``fit``.
 
     Attributes:
         first: the first epoch, ``initial_epoch``.
@@ -44,8 +44,8 @@ class Course:
         within = min(step * self.per_step, self.per_epoch)
         return (epoch - self.first) * self.per_epoch + within
 
-    def begun_at(self, epoch: int | None) -> Course:
-        """Returns the course from ``epoch`` on; None for that of the call."""
+    def begun_at(self, epoch: int | None) -> FitSchedule:
+        """Returns the schedule from ``epoch`` on; None for that of the call."""
         return self if not epoch else replace(self, first=min(epoch, self.epochs))
 
     def validates(self, epoch: int) -> bool:

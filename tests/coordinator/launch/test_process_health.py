@@ -10,8 +10,8 @@ from coordinator.launch.process_health import (
     IDLE_S,
     LATE_S,
     WORKER_HUNG_S,
+    ProcessHealth,
     Sample,
-    Vitals,
 )
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -23,23 +23,23 @@ class Watch:
     were all started at 0."""
 
     def __init__(self) -> None:
-        self.vitals = Vitals()
+        self.health = ProcessHealth()
         self.now = 0.0
         self.hung: dict[str, str] = {}
         self.stopped: set[str] = set()
         for pid, name in enumerate((COORDINATOR, "shard-1", "worker-a"), start=10):
-            self.vitals.started(name, pid, 0.0)
+            self.health.started(name, pid, 0.0)
 
     def answer(self, *members: ShardStatus | WorkerStatus) -> None:
         shards = [member for member in members if isinstance(member, ShardStatus)]
         workers = [member for member in members if isinstance(member, WorkerStatus)]
-        self.vitals.answered(GetJobStatusResponse(shards=shards, workers=workers), self.now)
+        self.health.answered(GetJobStatusResponse(shards=shards, workers=workers), self.now)
 
     def tick(self, seconds: float) -> dict[str, str]:
         end = self.now + seconds
         while self.now < end and not self.hung:
             self.now += LATE_S / 4
-            self.hung = self.vitals.hung(self.stopped, self.now)
+            self.hung = self.health.hung(self.stopped, self.now)
         return self.hung
 
 
@@ -58,25 +58,25 @@ def worker(silent_s: float, state: str = "active", pid: int = 12) -> WorkerStatu
 
 def test_the_time_before_a_process_is_up_does_not_count(watch: Watch) -> None:
     watch.now = 5.0
-    watch.vitals.serves(5.0)
+    watch.health.serves(5.0)
     watch.answer(ShardStatus(shard=1, state="missing"), worker(0.1, pid=99))
     watch.now = 8.0
-    assert watch.vitals.ended("shard-1", 8.0) == 0.0
+    assert watch.health.ended("shard-1", 8.0) == 0.0
     watch.answer(worker(0.1))
-    assert watch.vitals.ended("worker-a", 10.0) == 2.0
-    assert watch.vitals.ended(COORDINATOR, 11.0) == 6.0
+    assert watch.health.ended("worker-a", 10.0) == 2.0
+    assert watch.health.ended(COORDINATOR, 11.0) == 6.0
 
 
 def test_a_place_that_still_shows_the_predecessor_is_not_the_process(watch: Watch) -> None:
     watch.now = 8.0
     watch.answer(shard(8.5))
-    assert watch.vitals.ended("shard-1", 10.0) == 0.0
+    assert watch.health.ended("shard-1", 10.0) == 0.0
 
 
 def test_a_coordinator_that_does_not_answer_hangs(watch: Watch) -> None:
     # Not while it reads the job.
     assert watch.tick(LONG_S) == {}
-    watch.vitals.serves(watch.now)
+    watch.health.serves(watch.now)
     assert watch.tick(HUNG_S - 1) == {}
     watch.answer()
     assert watch.tick(HUNG_S) == {}
@@ -84,7 +84,7 @@ def test_a_coordinator_that_does_not_answer_hangs(watch: Watch) -> None:
 
 
 def test_a_watcher_that_was_stopped_itself_gives_the_coordinator_its_time(watch: Watch) -> None:
-    watch.vitals.serves(0.0)
+    watch.health.serves(0.0)
     watch.tick(HUNG_S - 1)
     watch.now += 3600
     assert watch.tick(HUNG_S) == {}
@@ -142,14 +142,14 @@ def test_others_do_not(watch: Watch, members: list[ShardStatus | WorkerStatus]) 
 def test_a_successor_does_not_inherit_the_silence(watch: Watch) -> None:
     watch.now = 100.0
     watch.answer(shard(HUNG_S + 1, "silent"))
-    watch.vitals.ended("shard-1", 100.0)
-    watch.vitals.started("shard-1", 13, 100.0)
+    watch.health.ended("shard-1", 100.0)
+    watch.health.started("shard-1", 13, 100.0)
     watch.answer(shard(HUNG_S + 1, "silent"))
     assert watch.tick(1) == {}
 
 
 def sample(watch: Watch, name: str, cpu_s: float = 0.0, runnable: bool = False) -> None:
-    watch.vitals.sampled({name: Sample(cpu_s, runnable, "listening port=1")}, watch.now)
+    watch.health.sampled({name: Sample(cpu_s, runnable, "listening port=1")}, watch.now)
 
 
 SILENT = [
@@ -205,9 +205,9 @@ def test_from_its_first_report_on_silence_counts(
     reported = member(0.1)
     if isinstance(reported, WorkerStatus):
         reported.batches = 1
-    assert name in watch.vitals.starting
+    assert name in watch.health.starting
     watch.answer(reported)
-    assert name not in watch.vitals.starting
+    assert name not in watch.health.starting
     watch.now = 5.0 + limit_s
     sample(watch, name, cpu_s=30.0, runnable=True)
     watch.answer(member(limit_s + 1, "silent"))
@@ -237,7 +237,7 @@ def test_a_watcher_that_was_stopped_itself_has_not_seen_the_progress_of_others(
 def test_a_coordinator_that_is_slow_to_answer_for_the_first_time_does_not_hang(
     watch: Watch,
 ) -> None:
-    watch.vitals.serves(watch.now)
+    watch.health.serves(watch.now)
     for second in range(1, 60):
         sample(watch, COORDINATOR, cpu_s=second)
         assert watch.tick(1) == {}

@@ -36,7 +36,7 @@ def test_a_report_that_comes_after_its_shard_fell_back_counts_nothing(tmp_path: 
         False,
         None,
     )
-    assert coordinator.course.training.span.batches == 0
+    assert coordinator.job_run.training.span.batches == 0
     worker.join()
     [again] = worker.batches()
     assert again.batch == batches[0].batch
@@ -51,11 +51,11 @@ def test_a_batch_on_every_shard_is_done_even_if_its_report_was_lost(tmp_path: Pa
     shards = list(coordinator.shards)
     coordinator.restart()
     assert phase(coordinator) == "recovering"
-    assert coordinator.course.waiting_for() == "shards 0, 1 to register"
+    assert coordinator.job_run.waiting_for() == "shards 0, 1 to register"
     for shard in shards:
         shard.connect()
     coordinator.settle()
-    assert coordinator.course.training.span.batches == 1
+    assert coordinator.job_run.training.span.batches == 1
     worker.join()
     assert worker.batches()[0].batch != batch.batch
 
@@ -78,7 +78,7 @@ def test_a_restarted_coordinator_costs_only_the_step(tmp_path: Path) -> None:
     assert begins(coordinator) == [Begin(2, 1, keep=True, settings=ASYNC)] * 2
     worker.join()
     assert worker.name == "worker-0"
-    assert coordinator.course.standing == (2, 1)
+    assert coordinator.job_run.standing == (2, 1)
     [again] = worker.batches()
     assert again.batch == other.batch
 
@@ -104,7 +104,7 @@ def test_a_stored_decision_stands_whichever_shards_have_seen_it(
     worker.join()
     work = worker.round()
     assert (work.round, work.decision) == (2, None)
-    assert coordinator.course.standing == (2, 2)
+    assert coordinator.job_run.standing == (2, 2)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -131,7 +131,7 @@ def test_two_restarts_while_a_generation_is_formed(tmp_path: Path, mode: str) ->
     assert [begin.keep for begin in begins(coordinator)] == [True, True]
     assert first.version == second.version
     assert first.version == (versions[0] + 1 if mode == "sync" else versions[0])
-    assert coordinator.course.run.generation == 4
+    assert coordinator.job_run.run.generation == 4
     assert phase(coordinator) == "training"
 
 
@@ -152,7 +152,7 @@ def test_two_shards_are_replaced_one_after_the_other_while_a_generation_is_forme
     with pytest.raises(StaleGeneration, match="taken over"):
         lost.connect()
     coordinator.settle()
-    assert coordinator.course.run.generation == 3
+    assert coordinator.job_run.run.generation == 3
     assert [bool(begin.restore) for begin in begins(coordinator)] == [False, True, False]
     assert phase(coordinator) == "training"
 
@@ -176,7 +176,7 @@ def test_all_processes_are_lost_at_once(tmp_path: Path, mode: str) -> None:
         begins(coordinator)
         == [Begin(2, 1, restore="checkpoints/step-00000001", settings=ASYNC)] * 2
     )
-    assert coordinator.course.standing == (2, 1)
+    assert coordinator.job_run.standing == (2, 1)
     worker = Worker(coordinator, 2)
     assert worker.name == "worker-1"
     work = worker.round().attempt if mode == "sync" else worker.batches()[0]
@@ -193,11 +193,11 @@ def test_a_lost_shard_takes_a_sync_job_back_to_the_last_checkpoint(tmp_path: Pat
         begins(coordinator)
         == [Begin(2, 1, restore="checkpoints/step-00000002", settings=ASYNC)] * 2
     )
-    assert coordinator.course.standing == (2, 2)
+    assert coordinator.job_run.standing == (2, 2)
     worker.join()
     rounds(coordinator, worker, 2)
     assert phase(coordinator) == "done"
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000004.g2"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000004.g2"
     assert coordinator.store.get(ENDED) == {"phase": "done", "reason": ""}
 
 
@@ -213,7 +213,7 @@ def test_decisions_of_before_a_fall_are_not_for_those_after(tmp_path: Path) -> N
         shard.connect()
     coordinator.settle()
     assert begins(coordinator) == [Begin(3, 1, keep=True, settings=ASYNC)] * 2
-    assert coordinator.course.standing == (3, 2)
+    assert coordinator.job_run.standing == (3, 2)
 
 
 def test_a_zombie_shard_cannot_take_its_place_back_from_a_restarted_coordinator(

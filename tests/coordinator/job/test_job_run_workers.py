@@ -52,10 +52,10 @@ def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_p
         for shard in shards:
             shard.beat()
         assert isinstance(second.lease(), Wait)
-        coordinator.course.tick()
+        coordinator.job_run.tick()
     shards[0].obey()
     assert isinstance(second.lease(), Wait)
-    assert "shard 1 to refuse worker-0" in coordinator.course.waiting_for()
+    assert "shard 1 to refuse worker-0" in coordinator.job_run.waiting_for()
     shards[1].obey()
     assert second.lease() == InitializationWork()
     with pytest.raises(StaleGeneration, match="taken for gone"):
@@ -80,10 +80,10 @@ def test_a_worker_that_lapses_again_and_again_is_named_with_the_cure(
             coordinator.clock.advance(LEASE_S / 2)
             for shard in coordinator.shards:
                 shard.beat()
-            coordinator.course.tick()
+            coordinator.job_run.tick()
         coordinator.settle()
         worker.join()
-        return [w for w in coordinator.course.warnings.kept if "was taken for gone" in w]
+        return [w for w in coordinator.job_run.warnings.kept if "was taken for gone" in w]
 
     assert not lapse()
     assert not lapse()
@@ -116,7 +116,7 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     coordinator.settle()
     other.join()
     assert other.round().attempt.batch == held.attempt.batch
-    assert coordinator.course.departures.waiting_for() == ""
+    assert coordinator.job_run.departures.waiting_for() == ""
 
 
 def test_one_sign_of_life_may_say_that_several_workers_are_refused(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
     second.obey()
     first.generation, first.revoked = 1, 1
     first.beat()
-    assert "shard 0 to refuse worker-0" in coordinator.course.waiting_for()
+    assert "shard 0 to refuse worker-0" in coordinator.job_run.waiting_for()
     first.generation = 2
     first.beat()
-    assert "refuse" not in coordinator.course.waiting_for()
+    assert "refuse" not in coordinator.job_run.waiting_for()
 
 
 def test_a_worker_that_joins_anew_within_a_generation_never_does_an_attempt_again(

@@ -24,33 +24,35 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     else:
         worker.lease(worker.train(worker.batches()))
         coordinator.settle()
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
     coordinator.shards[0].kill()
     new = coordinator.add(0, 20)
     new.error = "the file is torn"
-    assert coordinator.course.restored == ""
+    assert coordinator.job_run.restored == ""
     coordinator.disk.work()
-    assert (phase(coordinator), coordinator.course.restored) == ("recovering", "step-00000001")
+    assert (phase(coordinator), coordinator.job_run.restored) == ("recovering", "step-00000001")
     coordinator.settle()
-    assert (phase(coordinator), coordinator.course.restored) == ("training", "step-00000000")
+    assert (phase(coordinator), coordinator.job_run.restored) == ("training", "step-00000000")
     assert [begin.restore for begin in new.begins] == [
         "checkpoints/step-00000001",
         "checkpoints/step-00000000",
     ]
-    assert coordinator.course.run.generation == 3
-    assert coordinator.course.standing == (3, 0)
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000000"
+    assert coordinator.job_run.run.generation == 3
+    assert coordinator.job_run.standing == (3, 0)
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000000"
     assert (
         "shard 0 cannot restore checkpoints/step-00000001: the file is torn"
-        in coordinator.course.warnings.kept
+        in coordinator.job_run.warnings.kept
     )
     coordinator.shards[0].kill()
     again = coordinator.add(coordinator.shards[0].index ^ 1, 30)
     again.error = "this one too"
-    assert coordinator.course.restored == "", "the present generation's is another"
+    assert coordinator.job_run.restored == "", "the present generation's is another"
     coordinator.settle()
     assert phase(coordinator) == "failed"
-    assert "holds no parameters, and no checkpoint of this run is good" in coordinator.course.reason
+    assert (
+        "holds no parameters, and no checkpoint of this run is good" in coordinator.job_run.reason
+    )
 
 
 def test_checkpoints_that_shards_refuse_are_not_newer_for_that(
@@ -74,7 +76,7 @@ def test_checkpoints_that_shards_refuse_are_not_newer_for_that(
     assert [order.restore for order in new.begins][-1] == "checkpoints/step-00000000"
     assert phase(coordinator) == "failed"
     assert coordinator.store.newest_checkpoint() == newest
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_a_shard_that_cannot_keep_what_it_holds_restores(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_shard_that_cannot_keep_what_it_holds_restores(tmp_path: Path) -> None
         begins(coordinator)
         == [Begin(3, 1, restore="checkpoints/step-00000000", settings=ASYNC)] * 2
     )
-    assert coordinator.course.standing == (3, 0)
+    assert coordinator.job_run.standing == (3, 0)
 
 
 def test_a_shard_that_restores_another_round_than_the_checkpoint_is_of(tmp_path: Path) -> None:
@@ -108,8 +110,8 @@ def test_a_shard_that_restores_another_round_than_the_checkpoint_is_of(tmp_path:
 
     new.restore = wrongly  # type: ignore[method-assign]
     coordinator.settle()
-    assert coordinator.course.standing == (3, 0)
-    assert any("restored versions [1, 2]" in w for w in coordinator.course.warnings.kept)
+    assert coordinator.job_run.standing == (3, 0)
+    assert any("restored versions [1, 2]" in w for w in coordinator.job_run.warnings.kept)
 
 
 def test_before_the_first_checkpoint_a_worker_initializes_again(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_before_the_first_checkpoint_a_worker_initializes_again(tmp_path: Path) 
         coordinator.engine.report_initialized(worker.caller)
     worker.join()
     worker.initialize()
-    assert coordinator.course.standing == (2, 0)
+    assert coordinator.job_run.standing == (2, 0)
 
 
 def test_shards_that_were_initialized_and_not_saved_are_saved_first(tmp_path: Path) -> None:
@@ -145,8 +147,8 @@ def test_shards_that_were_initialized_and_not_saved_are_saved_first(tmp_path: Pa
         shard.connect()
     coordinator.settle()
     assert phase(coordinator) == "training"
-    assert coordinator.course.restored == ""
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000000.g2"
+    assert coordinator.job_run.restored == ""
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000000.g2"
 
 
 def test_a_checkpoint_that_is_committed_when_its_generation_is_over_counts(tmp_path: Path) -> None:
@@ -161,8 +163,8 @@ def test_a_checkpoint_that_is_committed_when_its_generation_is_over_counts(tmp_p
     assert begins(coordinator)[0] == Begin(
         2, 1, restore="checkpoints/step-00000001", settings=ASYNC
     )
-    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
-    assert coordinator.course.standing == (2, 1)
+    assert coordinator.job_run.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.job_run.standing == (2, 1)
 
 
 def test_a_snapshot_that_is_reported_when_its_generation_is_over_does_not(tmp_path: Path) -> None:
@@ -189,19 +191,19 @@ def test_a_final_checkpoint_of_another_history_is_not_what_the_shards_hold(tmp_p
         done = worker.train(list(work.batches))
     coordinator.settle()
     assert phase(coordinator) == "finishing"
-    final = coordinator.course.checkpoints.newest
+    final = coordinator.job_run.checkpoints.newest
     assert final == "checkpoints/step-00000004"
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     coordinator.settle()
     assert phase(coordinator) == "finishing"
-    assert coordinator.course.checkpoints.newest == f"{final}.g2"
+    assert coordinator.job_run.checkpoints.newest == f"{final}.g2"
     shards = list(coordinator.shards)
     coordinator.restart()
     for shard in shards:
         shard.connect()
     coordinator.settle()
-    assert coordinator.course.checkpoints.newest == f"{final}.g2"
+    assert coordinator.job_run.checkpoints.newest == f"{final}.g2"
 
 
 def test_shards_that_keep_what_does_not_fit_together_restore(
@@ -222,5 +224,5 @@ def test_shards_that_keep_what_does_not_fit_together_restore(
         begins(coordinator)
         == [Begin(3, 1, restore="checkpoints/step-00000000", settings=ASYNC)] * 2
     )
-    assert any("rounds [0, 1] in generation 2" in w for w in coordinator.course.warnings.kept)
+    assert any("rounds [0, 1] in generation 2" in w for w in coordinator.job_run.warnings.kept)
     assert phase(coordinator) == "training"

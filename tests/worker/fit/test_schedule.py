@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from worker.fit.course import Course
+from worker.fit.schedule import FitSchedule
 
 
-def course(validation_freq: int | Sequence[int] = 1, validated: bool = True) -> Course:
+def schedule(validation_freq: int | Sequence[int] = 1, validated: bool = True) -> FitSchedule:
     """Epochs 1 to 4 of 10 micro-batches, 4 of them in an update."""
-    return Course(
+    return FitSchedule(
         first=1,
         epochs=5,
         job_epochs=4,
@@ -26,18 +26,18 @@ def course(validation_freq: int | Sequence[int] = 1, validated: bool = True) -> 
 
 
 def test_limits_are_batches_of_the_whole_job() -> None:
-    given = course()
+    given = schedule()
     assert given.total == 40
     assert [given.limit(1, step) for step in (1, 2, 3)] == [4, 8, 10]
     assert given.limit(4, 3) == 40
 
 
-def test_a_course_that_begins_later_counts_from_there() -> None:
-    assert course().begun_at(None) == course()
-    later = course().begun_at(3)
+def test_a_schedule_that_begins_later_counts_from_there() -> None:
+    assert schedule().begun_at(None) == schedule()
+    later = schedule().begun_at(3)
     # The job has all of its batches still.
     assert (later.limit(3, 1), later.limit(4, 3), later.total) == (4, 20, 40)
-    assert list(range(course().begun_at(9).first, 5)) == []
+    assert list(range(schedule().begun_at(9).first, 5)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_a_course_that_begins_later_counts_from_there() -> None:
 def test_epochs_that_are_validated(
     freq: int | list[int], validated: bool, epochs: list[int]
 ) -> None:
-    given = course(freq, validated)
+    given = schedule(freq, validated)
     assert [epoch for epoch in range(1, 5) if given.validates(epoch)] == epochs
