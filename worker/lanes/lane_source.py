@@ -14,6 +14,7 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from worker.embedding.row_sets import ReceivedRows
 from worker.job.job import Job
+from worker.job.phases import phases_of
 from worker.model.placement import is_spread
 from worker.protocol.conduct import ONE_CLOCK
 from worker.runtime.devices import HOST, Device
@@ -27,15 +28,25 @@ from worker.step.replica import Replica
 _EACH = "start a worker for each device (--gpu 0, --gpu 1)"
 
 
-def check_lanes(job: Job) -> None:
+def check_lanes(job: Job, device: Device) -> None:
     """Refuses a job that cannot compute a micro-batch on each of several devices. Raises
     InvalidArgument."""
-    if "ssp" in (job.mode, job.then):
+    phases = phases_of(job)
+    policies = [policy for policy in (phases.first, phases.then) if policy is not None]
+    if any(policy.mode == "ssp" for policy in policies):
         raise InvalidArgument(ONE_CLOCK, code="PS506")
     if job.local_steps > 1:
         raise InvalidArgument(
             f"local_steps={job.local_steps} and several devices in a worker exclude each other: "
             f"local steps have parameters of their own; {_EACH}",
+            code="PS506",
+        )
+    most = max(policy.open if policy.rounds else len(device.names) for policy in policies)
+    if most < len(device.names):
+        raise InvalidArgument(
+            f"this worker has {', '.join(device.names)}, and a round has {most} "
+            f"{'micro-batch' if most == 1 else 'micro-batches'}; give the worker {most} at most, "
+            f"or say --replicas {len(device.names)}",
             code="PS506",
         )
 
@@ -47,7 +58,8 @@ class LaneSource(KerasSource):
     a worker of its own would have.
 
     A model that itself says ``tf.device`` for another device than the first keeps all devices for
-    one micro-batch, without lanes.
+    one micro-batch, without lanes. So does a model with embedding tables; where it leaves a device
+    idle, the step refuses that.
     """
 
     def __init__(
@@ -57,8 +69,7 @@ class LaneSource(KerasSource):
         waits: WorkerWaits,
         optimizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """``device`` has several; for the others see KerasSource. Raises InvalidArgument."""
-        check_lanes(job)
+        """``device`` has several; for the others see KerasSource."""
         super().__init__(job, device, waits, optimizer_arguments)
         self._devices = device
         self._lanes: Sequence[GradientComputer] = ()
@@ -82,13 +93,8 @@ class LaneSource(KerasSource):
         self._lanes = ()
         others: Sequence[Device] = ()
         self._device = self._reading = self._devices
-        if plan.tables:
-            raise InvalidArgument(
-                f"embedding tables ({plan.tables[0].name}) and several devices in a worker exclude "
-                f"each other: rows are fetched for one micro-batch at a time; {_EACH}",
-                code="PS506",
-            )
         if not _is_spread(self._replica, plan, self._devices):
+            check_lanes(self._job, self._devices)
             self._device, *others = self._devices.each
             # A batch is read before it is known which device computes it.
             self._reading = Device(HOST, "cpu")
@@ -158,8 +164,11 @@ class LaneSource(KerasSource):
 
 
 def _is_spread(replica: Replica, plan: Plan, device: Device) -> bool:
-    """Whether the model itself asks for a device of this worker besides the first; traces its
-    forward pass to find out."""
+    """Whether the model itself asks for a device of this worker besides the first, or has tables;
+    traces its forward pass to find out."""
+    if plan.tables:
+        # Rows are fetched for one micro-batch at a time.
+        return True
     step = replica.make_step(plan)
     values = [tf.TensorSpec(spec.shape, spec.dtype) for spec in plan.variables]
     batch = Device(HOST, "cpu").place(replica.example)
