@@ -51,6 +51,15 @@ def check_lanes(job: Job, device: Device) -> None:
         )
 
 
+def make_source(
+    job: Job, device: Device, waits: WorkerWaits, optimizer_arguments: Mapping[str, str]
+) -> KerasSource:
+    """Makes the source of a worker: a :class:`LaneSource` if ``device`` has several and the job
+    does not spread its model over them. For the arguments see KerasSource."""
+    make = LaneSource if device.others and job.devices is None else KerasSource
+    return make(job, device, waits, optimizer_arguments)
+
+
 class LaneSource(KerasSource):
     """A :class:`worker.step.keras_source.KerasSource` with a lane for each device: a compiled step
     and a thread. All lanes share the model, the data and the parameters that the worker received,
