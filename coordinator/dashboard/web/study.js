@@ -1,6 +1,6 @@
 // Fetches a study once a second, and shows it.
 import { parallelChart, text, valuesChart } from "./study_charts.js";
-import { state } from "./tables.js";
+import { cell, state } from "./tables.js";
 import { count, duration, el, measure, show } from "./words.js";
 
 const EVERY_MS = 1000;
@@ -54,27 +54,27 @@ function banners(study, away) {
 }
 
 function importance(study) {
-  if (!study.importance.length) return [el("p", { class: "empty" }, `It is estimated from ${count(study.importance_trials)} complete trials with different values on.`)];
+  if (!study.importance.length) return [el("p", { class: "empty" }, `It needs ${count(study.importance_trials)} complete trials, and different values among them.`)];
   return study.importance.map(([key, share]) =>
     el("div", { class: "share" }, el("span", {}, key), el("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": true }, el("rect", { class: "fill", width: 100 * share, height: 8 })), el("span", { class: "n" }, `${Math.round(100 * share)} %`)),
   );
 }
 
 function trials(study) {
-  const head = ["trial", "state", study.metric, "epoch", "time", ...study.axes.map((axis) => axis.key), ""];
+  const head = ["trial", "state", study.metric, "epoch", "time", ...study.axes.map((axis) => axis.key), "why"];
   const rows = [...study.trials].reverse().map((trial) =>
     el("tr", { class: trial.number === study.best ? "best" : null },
-      el("td", { class: "n" }, trial.dashboard ? el("a", { href: trial.dashboard, target: "_blank", rel: "noopener" }, `${trial.number}`) : `${trial.number}`),
-      el("td", {}, state(...shown(trial, study))),
-      el("td", { class: "n" }, measure(trial.value)),
-      el("td", { class: "n" }, trial.epochs ? `${trial.epoch} of ${trial.epochs}` : trial.epoch ? `${trial.epoch}` : "–"),
-      el("td", { class: "n" }, trial.seconds === null ? "–" : duration(trial.seconds)),
-      study.axes.map((axis) => el("td", { class: "n" }, axis.key in trial.point ? text(trial.point[axis.key]) : "–")),
-      el("td", {}, trial.reason),
+      cell("trial", trial.dashboard ? el("a", { href: trial.dashboard, target: "_blank", rel: "noopener" }, `${trial.number}`) : `${trial.number}`),
+      cell("state", state(...shown(trial, study))),
+      cell(study.metric, measure(trial.value), "n"),
+      cell("epoch", trial.epochs ? `${trial.epoch} of ${trial.epochs}` : trial.epoch ? `${trial.epoch}` : "–", "n"),
+      cell("time", trial.seconds === null ? "–" : duration(trial.seconds), "n"),
+      study.axes.map((axis) => cell(axis.key, axis.key in trial.point ? text(trial.point[axis.key]) : "–", "n")),
+      cell("why", trial.reason),
     ),
   );
   if (!rows.length) return el("p", { class: "empty" }, "No trial has begun yet.");
-  return el("table", {}, el("thead", {}, el("tr", {}, head.map((word) => el("th", { scope: "col" }, word)))), el("tbody", {}, rows));
+  return el("table", {}, el("thead", {}, el("tr", {}, head.map((word, i) => el("th", { scope: "col", class: i > 1 && i < head.length - 1 ? "n" : null }, word)))), el("tbody", {}, rows));
 }
 
 /** The word for a trial's state, and what follows it. */
