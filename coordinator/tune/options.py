@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from coordinator.launch.options import LocalArguments
+from coordinator.launch.options import LocalArguments, add_dashboard
 from psrpc.options.config import add_options
 from psrpc.options.declaration import option, positive, run_path
 
@@ -97,3 +97,4 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, TuneArguments)
     parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": []})
+    add_dashboard(parser, "the study")

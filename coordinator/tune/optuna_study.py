@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.search.points import Point, Space
 from coordinator.search.space import RealRange, WholeRange
+from coordinator.search.study_page import IMPORTANCE_TRIALS
 from coordinator.search.trials import (
     Direction,
     TrialEnd,
@@ -153,6 +154,19 @@ class OptunaStudy:
             trial.set_user_attr(_VERDICT, end)
         state = TrialState.COMPLETE if end == "complete" else TrialState.PRUNED
         self._study.tell(trial, value, state=state)
+
+    def importance(self) -> dict[str, float]:
+        """Returns how much each setting decides whether a trial is among the best tenth, as shares
+        of 1, by PED-ANOVA (Watanabe et al., IJCAI 2023). Empty with fewer than
+        :data:`IMPORTANCE_TRIALS` complete trials, or if all of them have the same value."""
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+        done = [each.value for each in self.records() if each.phase == "complete"]
+        if len(done) < IMPORTANCE_TRIALS or len(set(done)) == 1:
+            return {}
+        with _quiet():
+            evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
+            return dict(get_param_importances(self._study, evaluator=evaluator))
 
     def _record(self, number: int) -> TrialRecord:
         return _record(self._study.get_trials(deepcopy=False)[number])
