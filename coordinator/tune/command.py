@@ -25,7 +25,7 @@ from coordinator.process.describing import DescribeFailed
 from coordinator.process.result import export_command
 from coordinator.records.tensorboard import EventWriter
 from coordinator.search.points import Point, overrides_of
-from coordinator.search.trials import StudyMetric
+from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
 from coordinator.tune.directory import (
     RESULTS,
     StudyDirectory,
@@ -34,7 +34,7 @@ from coordinator.tune.directory import (
 )
 from coordinator.tune.engine import StudyEngine
 from coordinator.tune.options import TuneArguments
-from coordinator.tune.optuna_study import OptunaStudy, TrialRecord
+from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
     Preparation,
@@ -43,7 +43,7 @@ from coordinator.tune.preparation import (
     prepare_study,
     trial_overrides,
 )
-from coordinator.tune.results import best_trial, write_results
+from coordinator.tune.results import write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
 from coordinator.tune.trial_run import TrialRun
 from psrpc.core.errors import (

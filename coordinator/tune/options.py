@@ -47,8 +47,9 @@ class TuneArguments(LocalArguments):
         convert=run_path,
     )
     space: tuple[str, ...] = option(
-        "the values of a setting: log(LOW,HIGH), uniform(LOW,HIGH), integers(LOW,HIGH) or "
-        "choice(A,B,...); may be repeated; default: the `search` of the job file",
+        "the values of a setting: log(LOW,HIGH), uniform(LOW,HIGH), integers(LOW,HIGH), "
+        "log_integers(LOW,HIGH) or choice(A,B,...); may be repeated; default: the `search` of the "
+        "job file",
         (),
         metavar="KEY=RANGE",
     )

@@ -8,15 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from coordinator.search.points import Point, Space
 from coordinator.search.space import RealRange, WholeRange
-from coordinator.search.trials import Direction, TrialValue
+from coordinator.search.study_page import IMPORTANCE_TRIALS
+from coordinator.search.trials import (
+    Direction,
+    TrialEnd,
+    TrialPhase,
+    TrialRecord,
+    TrialValue,
+)
 from coordinator.tune.options import Pruner, Sampler
-
-TrialEnd = Literal["complete", "pruned", "failed"]
-TrialPhase = Literal["running", "complete", "pruned", "failed"]
 
 _PHASES: Mapping[str, TrialPhase] = {
     "RUNNING": "running",
@@ -33,32 +37,6 @@ REDUCTION = 4
 """At each rung, Hyperband goes on with a quarter of the trials, as in Li et al., "A System for
 Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs would
 prune late."""
-
-
-IMPORTANCE_TRIALS = 4
-"""Number of complete trials from which on the importance of settings is estimated."""
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial as the storage has it.
-
-    Attributes:
-        values: the values of the metric, in the order of epochs.
-        verdict: the `TrialEnd` to record once the run of a running trial has ended; empty if not
-            decided.
-        reason: why it failed or was pruned.
-        seconds: from its beginning to its end; None before the end.
-    """
-
-    number: int
-    phase: TrialPhase
-    point: Point
-    values: tuple[TrialValue, ...]
-    value: float | None
-    verdict: str
-    reason: str
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +117,7 @@ class OptunaStudy:
                 if isinstance(each, RealRange):
                     trial.suggest_float(key, each.low, each.high, log=each.log)
                 elif isinstance(each, WholeRange):
-                    trial.suggest_int(key, each.low, each.high)
+                    trial.suggest_int(key, each.low, each.high, log=each.log)
                 else:
                     trial.suggest_categorical(key, each.values)
         self._trials[trial.number] = trial

@@ -132,8 +132,8 @@ class TrialRun:
 
     @property
     def dashboard(self) -> str:
-        """The URL of the run's dashboard while it runs; empty without one."""
-        return self._dashboard
+        """The URL of the run's dashboard while its coordinator answers; empty without one."""
+        return self._dashboard if self.status.phase else ""
 
     @property
     def status(self) -> GetJobStatusResponse:
