@@ -11,9 +11,11 @@ TASK_S = 0.5
 """Seconds of work in a lease: long enough to hide the round trip, short enough that losing one
 costs little."""
 
-LEASES_PER_S = 500.0
-"""Most leases per second that all workers together ask for: half of what a coordinator can give on
-one core besides answering heartbeats. To stay below it, many workers get longer tasks."""
+LEASES_PER_S = 250.0
+"""Most leases per second that all workers together ask for; to stay below it, many workers get
+longer tasks. Half of what a coordinator on a slow core gives besides answering heartbeats: if it
+gave fewer than this, workers would wait for leases, which counts as slowness, and would get shorter
+tasks, that is, ask more often."""
 
 LARGEST_TASK = 256
 """Most batches of one lease."""
