@@ -29,7 +29,8 @@ AT_ONCE = 2
 
 MODES: dict[str, tuple[str, ...]] = {
     "sync": ("mode=sync", f"replicas={AT_ONCE}"),
-    "async": ("mode=async",),
+    # The learning rate of docs/reproductions.md.
+    "async": ("mode=async", "optimizer.learning_rate=0.003"),
 }
 
 
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = ROOT / "examples" / f"{options.job}.py"
     found: dict[tuple[str, str], list[Sample]] = {}
     for turn in range(options.runs):
-        for mode in MODES:
+        for mode in options.mode or MODES:
             for layout in LAYOUTS:
                 say(f"run {turn + 1}: {mode}, {layout.name}")
                 try:
@@ -132,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--job", default="mnist_dnn", help="an example; default: %(default)s")
     made.add_argument("--runs", type=int, default=3, help="of each row; default: %(default)s")
     made.add_argument("--epochs", type=int, default=2, help="default: %(default)s")
+    made.add_argument("--mode", action="append", choices=MODES, help="one of them; default: all")
     made.add_argument("--docs", action="store_true", help="put the table into docs/devices.md")
     return made
 
