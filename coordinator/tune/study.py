@@ -41,7 +41,7 @@ def tune(
         space: ranges by setting; None for the ``search`` of the job file.
         run_dir: the directory of the study; None for a new one under ``runs``.
         options: fields of ``TuneArguments``, such as ``trials=20, parallel=2,
-            metric="max:accuracy"``.
+            metric="max:accuracy"``, and ``dashboard``: HOST:PORT, or None for no page.
 
     Returns:
         The ``optuna.Study``, whose ``best_params`` and ``trials`` are those of the runs.
@@ -56,6 +56,8 @@ def tune(
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
     arguments = [str(job), "--run-dir", str(path), *_arguments(space, options)]
     if _run_command(arguments) == INTERRUPTED:
+        if not (path / JOURNAL).exists():
+            raise KeyboardInterrupt("no trial was started")
         raise KeyboardInterrupt(
             f"the study in {path} is saved; the same call with run_dir={str(path)!r} goes on"
         )
@@ -87,9 +89,12 @@ def _arguments(space: SearchSpace | None, options: Mapping[str, object]) -> list
         text = str(Alternatives(tuple(each))) if isinstance(each, list | tuple) else str(each)
         said += ["--space", f"{key}={text}"]
     for name, value in options.items():
+        if name == "dashboard":
+            said += ["--no-dashboard"] if value is None else [f"--dashboard={value}"]
+            continue
         name = {"timeout": "timeout_s"}.get(name, name)
         if name not in declared or name in ("space", "run_dir"):
-            near = get_close_matches(name, declared, 1)
+            near = get_close_matches(name, [*declared, "dashboard"], 1)
             advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(declared)}"
             raise InvalidArgument(f"a study has no option {name!r}; {advice}")
         said += _option(declared[name], value)
