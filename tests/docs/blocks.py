@@ -10,10 +10,15 @@ A comment before a block, on a line of its own or at the end of the text before 
     <!-- run: each line in a terminal of its own -->
     <!-- run: each serve in a terminal of its own, then the others until they work -->
                                                   then Ctrl-C in the first ones
+    <!-- run: again until it prints "TEXT" -->
+    <!-- run: in a terminal of its own, meanwhile -->
+                                                  while the next blocks run; ends with the page
     <!-- not run: REASON -->
 
 All blocks of a page run one after the other in one copy of the repository, on a host called
-``host``. A block in the language ``text`` is not for running, and has no mark.
+``host``. Those of :data:`ENGINE_PAGES` run on the engine of their page by ``make test-launchers``,
+with what only a site knows in the environment. A block in the language ``text`` is not for running,
+and has no mark.
 """
 
 from __future__ import annotations
@@ -33,7 +38,12 @@ SAVED = re.compile(r"saved as (\S+)")
 INTERRUPTED = re.compile(r'until "(.+)", then Ctrl-C')
 TERMINALS = "each line in a terminal of its own"
 SERVED = "each serve in a terminal of its own, then the others until they work"
+AGAIN = re.compile(r'again until it prints "(.+)"')
+MEANWHILE = "in a terminal of its own, meanwhile"
 GOES_ON = "with the block before"
+
+ENGINE_PAGES = ("docs/kubernetes.md", "docs/ray.md", "docs/slurm.md", "docs/spark.md")
+"""Pages whose blocks need an engine: tests/launchers follows them."""
 
 SHELL = ("", "sh", "bash")
 

@@ -1,4 +1,4 @@
-"""A host for the commands of a page: a copy of the repository, and a network of its own."""
+"""Places for the commands of a page: a copy of the repository, with a network of its own or not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tests.test_architecture import ROOT
 
@@ -38,49 +39,61 @@ class Ended:
     output: str
 
 
-class Host:
-    """Runs scripts of the shell as a user of the host ``host`` would, as a context manager.
+class Shell:
+    """Runs scripts as a user of this machine would, in a copy of the repository. A context manager;
+    one thread uses it."""
 
-    Every port of the host is free and nothing leaves it. One thread uses it.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, given: Mapping[str, str] | None = None) -> None:
+        """``given`` is the environment of all scripts, in place of this process's."""
         self.folder = folder / "repository"
-        self._hosts = folder / "hosts"
-        self._holder: subprocess.Popen[str] | None = None
+        self._given = os.environ if given is None else given
+        self._meanwhile: list[Terminal] = []
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> Self:
         _copy_repository(self.folder)
-        self._hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} host\n")
-        user = ["--map-root-user"] if os.geteuid() else []
-        self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", *user, "bash", "-euc", _ENTER, self._hosts],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == "ready\n"
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._holder is not None
-        # Closes its input, at which it ends.
-        self._holder.communicate(timeout=30)
+        for terminal in self._meanwhile:
+            terminal.interrupt()
+            terminal.wait()
 
     def run(self, script: str) -> Ended:
         """Runs a script to its end."""
-        return Terminal(self._inside(script), script).wait()
+        return self._open(script).wait()
+
+    def run_again_until(self, text: str, script: str) -> Ended:
+        """Runs a script again and again until it prints ``text``, or what runs meanwhile has ended.
+        The exit status is 0 if it came so far."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            over = [each for each in self._meanwhile if not each.alive]
+            ended = self.run(script)
+            if text in ended.output:
+                return replace(ended, status=0)
+            if over or time.monotonic() >= deadline:
+                printed = [ended.output, *(each.wait().output for each in over)]
+                return replace(ended, status=ended.status or 1, output="\n".join(printed))
+            time.sleep(1.0)
+
+    def run_meanwhile(self, script: str) -> None:
+        """Runs a script in a terminal of its own, while others run."""
+        self._meanwhile.append(self._open(script))
+
+    def wait_for_all(self) -> list[Ended]:
+        """Waits for the scripts that run meanwhile."""
+        terminals, self._meanwhile = self._meanwhile, []
+        return [terminal.wait() for terminal in terminals]
 
     def run_together(self, scripts: Sequence[str]) -> list[Ended]:
         """Runs scripts at the same time, each in a terminal of its own, to their ends."""
-        terminals = [Terminal(self._inside(script), script) for script in scripts]
+        terminals = [self._open(script) for script in scripts]
         return [terminal.wait() for terminal in terminals]
 
     def run_served(self, servers: Sequence[str], client: str) -> list[Ended]:
         """Runs servers, and meanwhile ``client`` again and again until it works or one of them has
         ended; then presses Ctrl-C in all servers."""
-        terminals = [Terminal(self._inside(script), script) for script in servers]
+        terminals = [self._open(script) for script in servers]
         deadline = time.monotonic() + LIMIT_S
         while True:
             ended = self.run(client)
@@ -96,28 +109,64 @@ class Host:
 
         The exit status is 0 if it came so far and ended by that.
         """
-        return Terminal(self._inside(script), script, text).wait()
+        return self._open(script, text).wait()
 
-    def _inside(self, script: str) -> list[str]:
+    def _open(self, script: str, awaited: str = "") -> Terminal:
+        shell = ["bash", "-euo", "pipefail", "-c", f'cd "$0"\n{script}', str(self.folder)]
+        return Terminal([*self._enter(), *shell], script, self._given, awaited)
+
+    def _enter(self) -> list[str]:
+        """The command that starts a shell where the scripts run; empty for this machine."""
+        return []
+
+
+class Host(Shell):
+    """The host ``host``, as a context manager: every port of it is free and nothing leaves it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._hosts = folder / "hosts"
+        self._holder: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} host\n")
+        user = ["--map-root-user"] if os.geteuid() else []
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", *user, "bash", "-euc", _ENTER, self._hosts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._holder is not None
+        super().__exit__(*exception)
+        # Closes its input, at which it ends.
+        self._holder.communicate(timeout=30)
+
+    def _enter(self) -> list[str]:
         assert self._holder is not None
         user = ["--user", "--preserve-credentials"] if os.geteuid() else []
-        return [
-            *("nsenter", "--target", str(self._holder.pid), "--net", "--mount", *user),
-            *("bash", "-euo", "pipefail", "-c", f'cd "$0"\n{script}', str(self.folder)),
-        ]
+        return ["nsenter", "--target", str(self._holder.pid), "--net", "--mount", *user]
 
 
 class Terminal:
     """A command in a process group of its own, as in a terminal."""
 
-    def __init__(self, line: list[str], command: str, awaited: str = "") -> None:
+    def __init__(
+        self, line: list[str], command: str, given: Mapping[str, str], awaited: str = ""
+    ) -> None:
         """Interrupts the command once it has printed ``awaited``, where given."""
         self._command = command
         self._awaited = awaited
         self._interrupted = False
         self._printed: list[str] = []
-        path = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PATH": path}
+        path = f"{Path(sys.prefix) / 'bin'}:{given['PATH']}"
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **given, "PATH": path}
         self._process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,

@@ -7,10 +7,13 @@ import re
 import pytest
 
 from tests.docs.blocks import (
+    AGAIN,
+    ENGINE_PAGES,
     GOES_ON,
     INDENTED,
     INTERRUPTED,
     LOOSE,
+    MEANWHILE,
     SAVED,
     SERVED,
     SHELL,
@@ -35,7 +38,9 @@ def fault(block: Block) -> str:
         return ""
     if python and block.how == GOES_ON:
         return ""
-    if shell and (block.how in (TERMINALS, SERVED) or INTERRUPTED.fullmatch(block.how)):
+    if shell and block.how in (TERMINALS, SERVED, MEANWHILE):
+        return ""
+    if shell and any(form.fullmatch(block.how) for form in (INTERRUPTED, AGAIN)):
         return ""
     return f"is in {block.language or 'shell'} and cannot be run {block.how!r}"
 
@@ -59,6 +64,7 @@ def test_code_is_fenced(page: str) -> None:
 def test_the_pages_are_those_of_the_index() -> None:
     assert {"README.md", "docs/tutorial.md", "docs/fit.md", "CONTRIBUTING.md"} <= set(PAGES)
     assert "docs/architecture.md" not in PAGES
+    assert set(ENGINE_PAGES) <= set(PAGES)
 
 
 def marked(comment: str, language: str = "") -> Block:
@@ -77,6 +83,9 @@ def marked(comment: str, language: str = "") -> Block:
         ("\n\n<!-- run: saved as job.yaml -->", "yaml", ""),
         ("\n\n<!-- run: somehow -->", "", "cannot be run"),
         (f"\n\n<!-- run: {TERMINALS} -->", "", ""),
+        (f"\n\n<!-- run: {MEANWHILE} -->", "", ""),
+        ('\n\n<!-- run: again until it prints "done" -->', "", ""),
+        ('\n\n<!-- run: again until it prints "done" -->', "python", "cannot be run"),
         (f"\n\n<!-- run: {TERMINALS} -->", "python", "cannot be run"),
     ],
 )

@@ -20,6 +20,8 @@ from coordinator.launchers.ray_driver import RayDriver, RayTask
 from coordinator.launchers.ray_plan import RayOptions
 from pserver import launch
 from psrpc.core.errors import JobFailed, LaunchFailed, PsError
+from tests.docs.following import follow_page
+from tests.docs.host import Shell
 from tests.e2e.cluster import (
     EXAMPLES,
     LIMIT_S,
@@ -98,6 +100,15 @@ def test_killed_actors_and_processes_cost_no_batch(tmp_path: Path, engine: str) 
     assert sum(result.restarts.values()) == 4, result.restarts
     assert result.restarts["coordinator"] == 1
     until(lambda: not processes_of(run), "all processes to be gone")
+
+
+def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: str) -> None:
+    with Shell(tmp_path, {**os.environ, "RAY_ADDRESS": engine}) as host:
+        done = follow_page("docs/ray.md", host)
+        for run, batches in (("first", 7920), ("second", 990)):
+            assert counted(host.folder / "runs" / run)["batches"] == batches
+        assert any("started again" in each.output for each in done if "launch ray" in each.command)
+        until(lambda: not processes_of(host.folder), "all processes to be gone")
 
 
 def test_ctrl_c_drains_and_the_same_command_goes_on(tmp_path: Path, engine: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.docs.following import follow_page
+from tests.docs.host import Shell
 from tests.e2e.cluster import EXAMPLES, command, environment, members, processes_of, until
 from tests.launchers.slurm_engine import slurm
 
@@ -92,6 +94,11 @@ def begin_again_soon(number: str, env: Mapping[str, str]) -> None:
     until(lambda: state(number, env).startswith("RUNNING"), "the batch job to begin again")
 
 
+def ended(log: Path) -> list[str]:
+    """Returns the statuses with which a batch job's starts have ended, but the last one."""
+    return re.findall(r"(?m)^ended with status (\d+)", log.read_text())
+
+
 def test_a_killed_task_and_a_preempted_job_cost_no_batch(
     tmp_path: Path, engine: Mapping[str, str]
 ) -> None:
@@ -106,23 +113,29 @@ def test_a_killed_task_and_a_preempted_job_cost_no_batch(
     subprocess.run(["scancel", "--signal=TERM", number], check=True, env=engine)
     begin_again_soon(number, engine)
     until(lambda: not state(number, engine), "the batch job to end")
-    log = (run / f"slurm-{number}.log").read_text()
-    assert re.findall(r"(?m)^ended with status (\d+)", log) == ["137", "75"], log
+    log = run / f"slurm-{number}.log"
+    assert ended(log) == ["137", "75"], log.read_text()
     assert counted(run)["batches"] == 4800
     assert not processes_of(run)
 
 
-def test_the_script_runs_under_mpirun(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    script = launch(run, "--insecure", "--dry-run").stdout
-    run.mkdir()
-    (run / "launch.sbatch").write_text(script)
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "5"]
-    done = subprocess.run(
-        [*mpirun, "bash", run / "launch.sbatch"], capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert done.returncode == 0, done.stderr
-    assert counted(run)["batches"] == 4800
+# Open MPI asks whoever is root, or has fewer cores than processes, to say that they mean it.
+MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: Mapping[str, str]) -> None:
+    """Also under ``mpirun``."""
+    with Shell(tmp_path, {**engine, **MPI}) as host:
+        follow_page("docs/slurm.md", host)
+        [log] = (host.folder / "runs" / "first").glob("slurm-*.log")
+        assert ended(log) == ["75"]
+        for run, batches in (("first", 7920), ("second", 990)):
+            assert counted(host.folder / "runs" / run)["batches"] == batches
+        assert not processes_of(host.folder)
 
 
 @pytest.mark.parametrize(
