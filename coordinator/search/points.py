@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,6 +153,23 @@ def split_options(options: Iterable[str]) -> dict[str, str]:
 def overrides_of(point: Point) -> tuple[str, ...]:
     """Returns a point as values of ``--set``."""
     return tuple(f"{key}={_text(value)}" for key, value in point.items())
+
+
+def in_words_of_space(message: str, point: Point) -> str:
+    """Returns a message about a job at ``point`` with the settings named as those of the space, or
+    with the values of the settings that it names: users have not typed the ``--set`` that it has.
+    """
+    for key, override in zip(point, overrides_of(point), strict=True):
+        message = message.replace(f"--set {override}:", f"the space of {key}:")
+    last = message.rstrip().rpartition("\n")[2]
+    named = [
+        override
+        for key, override in zip(point, overrides_of(point), strict=True)
+        if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", last)
+    ]
+    if not named or "the space of" in last:
+        return message
+    return f"{message.rstrip()} (the space has {', '.join(named)})"
 
 
 def _text(value: Value) -> str:

@@ -216,7 +216,7 @@ def read_range(text: str) -> Range:
         return choice(*(_literal(text, each) for each in node.elts))
     name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
     if not isinstance(node, ast.Call) or name not in _KINDS or node.keywords:
-        close = get_close_matches(name, _KINDS, 1, 0.7) if name not in _KINDS else []
+        close = get_close_matches(name, _KINDS, 1, 0.65) if name not in _KINDS else []
         hint = f"did you mean {close[0]}?" if close else _EXPECTED
         raise InvalidArgument(f"{text!r} is no range of values; {hint}")
     values = [_literal(text, each) for each in node.args]

@@ -13,8 +13,15 @@ from typing import Any
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.launch.commands import cluster_environment
 from coordinator.launch.warm_start import WarmStart
-from coordinator.process.describing import describe_command, describe_job
-from coordinator.search.points import Point, Space, overrides_of, read_space, split_options
+from coordinator.process.describing import DescribeFailed, describe_command, describe_job
+from coordinator.search.points import (
+    Point,
+    Space,
+    in_words_of_space,
+    overrides_of,
+    read_space,
+    split_options,
+)
 from coordinator.search.trials import (
     StudyLimits,
     StudyMetric,
@@ -24,7 +31,7 @@ from coordinator.search.trials import (
 )
 from coordinator.tune.options import PRUNERS, TRIALS, Pruner, TuneArguments
 from coordinator.tune.optuna_study import StudyRules
-from psrpc.core.errors import InvalidArgument
+from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.text import counted
 from psrpc.options.job_source import first_look
 
@@ -69,7 +76,12 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
     if space is not None:
         _check_counts(args, space)
         # Finds an unknown key in milliseconds if the job file shows all of its settings.
-        first_look(Path(job), (*args.overrides, *overrides_of(space.corners[0])))
+        corner = space.corners[0]
+        try:
+            first_look(Path(job), (*args.overrides, *overrides_of(corner)))
+        except InvalidSetting as error:
+            words = in_words_of_space(str(error), corner)
+            raise InvalidSetting(words, code=error.code) from None
     check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
     # Without EACH_EPOCH, which a job without evaluations refuses with another message.
@@ -168,7 +180,10 @@ def describe_points(
         for point in points:
             said = (*overrides, *overrides_of(point))
             command = describe_command(Path(job), args.mode, args.replicas, said)
-            found.append(await describe_job(command, environment, client))
+            try:
+                found.append(await describe_job(command, environment, client))
+            except DescribeFailed as error:
+                raise DescribeFailed(in_words_of_space(str(error), point)) from None
         return found
 
     return asyncio.run(described())

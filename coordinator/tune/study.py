@@ -41,7 +41,7 @@ def tune(
         space: ranges by setting; None for the ``search`` of the job file.
         run_dir: the directory of the study; None for a new one under ``runs``.
         options: fields of ``TuneArguments``, such as ``trials=20, parallel=2,
-            metric="max:accuracy"``.
+            metric="max:accuracy"``, and ``dashboard``: HOST:PORT, or None for no page.
 
     Returns:
         The ``optuna.Study``, whose ``best_params`` and ``trials`` are those of the runs.
@@ -55,7 +55,12 @@ def tune(
         raise missing("pserver.tune", "Optuna", "tune")
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
     arguments = [str(job), "--run-dir", str(path), *_arguments(space, options)]
-    _run_command(arguments)
+    if _run_command(arguments) == INTERRUPTED:
+        if not (path / JOURNAL).exists():
+            raise KeyboardInterrupt("no trial was started")
+        raise KeyboardInterrupt(
+            f"the study in {path} is saved; the same call with run_dir={str(path)!r} goes on"
+        )
     return load_study(path)
 
 
@@ -84,9 +89,12 @@ def _arguments(space: SearchSpace | None, options: Mapping[str, object]) -> list
         text = str(Alternatives(tuple(each))) if isinstance(each, list | tuple) else str(each)
         said += ["--space", f"{key}={text}"]
     for name, value in options.items():
+        if name == "dashboard":
+            said += ["--no-dashboard"] if value is None else [f"--dashboard={value}"]
+            continue
         name = {"timeout": "timeout_s"}.get(name, name)
         if name not in declared or name in ("space", "run_dir"):
-            near = get_close_matches(name, declared, 1)
+            near = get_close_matches(name, [*declared, "dashboard"], 1)
             advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(declared)}"
             raise InvalidArgument(f"a study has no option {name!r}; {advice}")
         said += _option(declared[name], value)
@@ -117,8 +125,9 @@ def _show(lines: Iterable[str]) -> None:
         sys.stdout.flush()
 
 
-def _run_command(arguments: Sequence[str]) -> None:
-    """Runs the command in a process that ends with this one. Passes a Ctrl-C on to it once."""
+def _run_command(arguments: Sequence[str]) -> int:
+    """Runs the command in a process that ends with this one, and passes each Ctrl-C on to it;
+    returns its exit status, done or interrupted. Raises as :func:`tune` for others."""
     child = subprocess.Popen(
         module_command("coordinator.cli", "tune", *arguments),
         env={**child_environment(os.environ), PARENT_PID: str(os.getpid())},
@@ -134,21 +143,20 @@ def _run_command(arguments: Sequence[str]) -> None:
         shown = threading.Thread(target=_show, args=(child.stdout or (),), daemon=True)
         shown.start()
         lines: list[str] = []
-        try:
-            for line in child.stderr:
-                lines.append(line.rstrip())
-                sys.stderr.write(line)
-            status = child.wait()
-        except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
-            raise
-        finally:
-            shown.join()
-    if status == DONE:
-        return
-    if status == INTERRUPTED:
-        raise KeyboardInterrupt
+        ended = False
+        while not ended:
+            try:
+                for line in child.stderr:
+                    lines.append(line.rstrip())
+                    sys.stderr.write(line)
+                status = child.wait()
+                shown.join()
+                ended = True
+            except KeyboardInterrupt:
+                # The command saves the study, or after a second one ends at once.
+                child.send_signal(signal.SIGINT)
+    if status in (DONE, INTERRUPTED):
+        return status
     said = next((line for line in reversed(lines) if line.startswith("error ")), "")
     code, _, words = said.removeprefix("error ").partition(": ")
     words = words or f"`coordinator tune` ended with status {status}"

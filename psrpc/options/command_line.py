@@ -15,6 +15,10 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 EXIT_BAD_INPUT = 2
+
+USAGE_LINES = 4
+"""Longest usage that is printed before an error: a longer one would hide the error."""
+
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -48,7 +52,10 @@ class Parser(argparse.ArgumentParser):
         if choice is not None:
             message += did_you_mean(choice[1], re.findall(r"[\w.-]+", choice[2]))
         error = InvalidArgument(f"{self.prog}: {message}", code="PS113")
-        self.exit(EXIT_BAD_INPUT, f"{self.format_usage()}{error_line(error)}\n")
+        usage = self.format_usage()
+        if usage.count("\n") > USAGE_LINES:
+            usage = f"usage: {self.prog} ...; `{self.prog} --help` lists the options\n"
+        self.exit(EXIT_BAD_INPUT, f"{usage}{error_line(error)}\n")
 
 
 COMPLETION_HELP = "print a script for a shell's completion"

@@ -1,4 +1,5 @@
-"""``make screenshots``: trains MNIST with four workers and takes the pictures that docs show."""
+"""``make screenshots``: trains MNIST with four workers, searches a small job, and takes the
+pictures that docs show."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Browser, FloatRect, expect
 
 from tests.browser.chromium import Scheme, chromium, new_page
-from tests.e2e.cluster import EXAMPLES, ROOT, Process
+from tests.e2e.cluster import EXAMPLES, JOBS, ROOT, Process
 
 FIGURES = ROOT / "docs/figures"
 
@@ -31,6 +32,20 @@ PICTURES: tuple[tuple[str, int, Scheme], ...] = (
 )
 """File, width in pixels, by day or by night."""
 
+STUDY = (
+    *("--trials", "16", "--parallel", "2", "--pruner", "none"),
+    *("--space", "optimizer.learning_rate=log(1e-4, 0.3)"),
+    *("--space", "batch_size=log_integers(4, 64)"),
+    *("--space", "engine=choice(numpy, keras)"),
+)
+STUDY_ENDED = 13
+"""The number of ended trials of the study when its pictures are taken."""
+
+STUDY_PICTURES: tuple[tuple[str, int, Scheme], ...] = (
+    ("study-light", 1280, "light"),
+    ("study-dark", 1280, "dark"),
+)
+
 TALLEST = 2600
 """Pixels; a phone's page is longer, and the rest of it is lists."""
 
@@ -41,6 +56,7 @@ WAIT_MS = 120_000
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
+        take_study(browser, Path(directory) / "study")
         options = ["--shards", "2", "--workers", str(WORKERS), "--mode", "async"]
         options += [word for setting in SETTINGS for word in ("--set", setting)]
         run_dir = Path(directory) / "run"
@@ -58,6 +74,26 @@ def main() -> int:
             job.wait()
             job.end()
     return 0
+
+
+def take_study(browser: Browser, run_dir: Path) -> None:
+    """Takes the pictures of a study under way."""
+    job = Process("tune", "coordinator", "tune", JOBS / "searched.py", *STUDY, "--run-dir", run_dir)
+    try:
+        url = job.wait_for(r"dashboard (http://\S+)")[1]
+        job.wait_for(rf"{STUDY_ENDED} of 16 trials")
+        for name, width, scheme in STUDY_PICTURES:
+            page = new_page(browser, width, scheme)
+            page.goto(url)
+            expect(page.locator("#importance .share").first).to_be_visible(timeout=WAIT_MS)
+            path = FIGURES / f"{name}.png"
+            save(page.screenshot(full_page=True), path)
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")  # noqa: T201
+            page.close()
+    finally:
+        job.kill(signal.SIGINT)
+        job.wait()
+        job.end()
 
 
 def take(browser: Browser, url: str, width: int, scheme: Scheme, path: Path) -> None:

@@ -136,7 +136,7 @@ def test_names_and_reasons_are_text(tmp_path: Path, serve: Any, open_page: Open)
 def test_a_real_study_leads_to_the_dashboards_of_its_trials(
     tmp_path: Path, open_page: Open
 ) -> None:
-    options = ["--run-dir", tmp_path / "study", "--sampler", "random", "--pruner", "none"]
+    options = ["--run-dir", str(tmp_path / "study"), "--sampler", "random", "--pruner", "none"]
     options += ["--space", "optimizer.learning_rate=log(1e-5,1e-4)", "--set", "epochs=100000"]
     tune = Process("tune", "coordinator", "tune", JOBS / "searched.py", *options)
     try:

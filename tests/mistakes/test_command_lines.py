@@ -61,6 +61,7 @@ def test_the_cause_and_what_to_do(mistake: str, capfd: pytest.CaptureFixture[str
     assert (said.code, said.status) == ("PS113", 2), said.everything
     assert fix in said.message
     assert said.everything.startswith("usage: ")
+    assert said.everything.count("\n") <= 6
     assert "Traceback" not in said.everything
 
 

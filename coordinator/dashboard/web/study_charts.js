@@ -85,7 +85,7 @@ export function parallelChart(study, width) {
     const words = axes.slice(0, -1).map((axis) => `${axis.key}=${text(trial.point[axis.key])}`);
     return el("path", { class: trial.number === study.best ? "trial best" : "trial", d, "stroke-opacity": (0.1 + 0.9 * good(trial.value) ** 2).toFixed(2) }, el("title", {}, `trial ${trial.number}: ${measure(trial.value)}; ${words.join(", ")}`));
   });
-  return svg(width, HEIGHT, "Settings and value of each trial", drawn, lines);
+  return svg(width, HEIGHT, "Settings and value of each trial", lines, drawn);
 }
 
 function marks(axis) {

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.search.points import Point, Space, overrides_of, read_space, split_options
+from coordinator.search.points import (
+    Point,
+    Space,
+    in_words_of_space,
+    overrides_of,
+    read_space,
+    split_options,
+)
 from coordinator.search.space import (
     Alternatives,
     RealRange,
@@ -157,3 +164,23 @@ def test_whole_numbers_of_every_order_of_magnitude_are_equally_likely() -> None:
     for low, high in ((1, 9), (10, 99), (100, 1000)):
         assert 60 < sum(low <= width <= high for width in found) < 140
     assert [log_integers(8, 64).at(place) for place in (0, 1)] == [8, 64]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("--set width=8: there is no width", "the space of width: there is no width"),
+        (
+            "traceback\nerror PS105: width is 8",
+            "traceback\nerror PS105: width is 8 (the space has width=8)",
+        ),
+        (
+            "--set width=9: there is no width",
+            "--set width=9: there is no width (the space has width=8)",
+        ),
+        ("optimizer.width is 8", "optimizer.width is 8"),
+        ("widths are 8", "widths are 8"),
+    ],
+)
+def test_a_job_that_refuses_a_point_is_told_in_words_of_the_space(message: str, words: str) -> None:
+    assert in_words_of_space(message, {"width": 8, "rate": 0.1}) == words

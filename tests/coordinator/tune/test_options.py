@@ -58,9 +58,21 @@ def test_python_has_the_options_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "where"),
+    [({}, "127.0.0.1:0"), ({"dashboard": None}, None), ({"dashboard": "[::1]:80"}, "[::1]:80")],
+)
+def test_python_says_where_the_page_is(options: dict[str, Any], where: str | None) -> None:
+    parser = argparse.ArgumentParser()
+    add_tune_arguments(parser)
+    said = parser.parse_args(["job.py", *study._arguments(None, options)])
+    assert said.dashboard == where
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"trails": 3}, "a study has no option 'trails'; did you mean 'trials'?"),
+        ({"dashbord": None}, "a study has no option 'dashbord'; did you mean 'dashboard'?"),
         ({"trials": 0}, "trials is 0; expected"),
         ({"sampler": "bayes"}, "sampler is 'bayes'; expected tpe or grid or random or zip"),
         ({"shm": "no"}, "shm is 'no'; expected True or False"),
