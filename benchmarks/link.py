@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.cluster import ROOT, RunFailed
+from psrpc.ops.process import child_environment
 
 RATE = 1e9
 """Bits per second of each direction."""
@@ -128,7 +129,7 @@ class Processes:
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            env=child_environment({**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}),
         )
         self._outputs[process] = output
         return process

@@ -34,7 +34,7 @@ from worker.data.source import Array
 from worker.loop.performer import Performer
 from worker.loop.session import WorkerSession
 from worker.protocol.done import Stopped
-from worker.step.gradient_source import PullSnapshot, WithoutTables
+from worker.step.gradient_source import OneAtOnce, PullSnapshot, WithoutTables
 
 log = get_logger()
 
@@ -50,7 +50,7 @@ class SleptResult:
     metrics: tuple[float, ...] = ()
 
 
-class SleepingSource(WithoutTables):
+class SleepingSource(WithoutTables, OneAtOnce):
     """A ``worker.step.gradient_source.GradientSource`` whose gradients are zeros and take time."""
 
     wire: Encoding = "plain"
@@ -111,13 +111,13 @@ class SleepingSource(WithoutTables):
     def swap(self, version: int = 0) -> None:  # noqa: ARG002
         self._current, self.spare = self.spare, self._current
 
-    def settle(self, unused: Iterable[int] = ()) -> None:
+    def settle(self, unused: Iterable[int] = (), _batch: BatchId | None = None) -> None:
         pass
 
     def not_finite(self, _batch: BatchId) -> str:
         return ""
 
-    def take_back(self) -> None:
+    def take_back(self, _batch: BatchId | None = None) -> None:
         pass
 
     def evaluate(

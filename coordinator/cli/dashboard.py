@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from coordinator.client.patience import Patience
     from coordinator.dashboard.relay import Relay
     from coordinator.dashboard.server import DashboardServer
+    from coordinator.dashboard.site import job_site
     from psrpc.ops.process import on_stop_signals
 
     if not args.away_timeout > 0:
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     relay, stopped = Relay(time.monotonic), threading.Event()
     server = DashboardServer(
         args.bind,
-        relay,
+        job_site(relay),
         args.public or security.insecure,
         option="--bind",
         instead="or --public if all who reach it may look",

@@ -52,7 +52,7 @@ class Round:
     computed from version ``round``, or from the ``newest``. ``pull_next``: the worker probably gets
     no other micro-batch of the round, so it may wait for the next round's parameters while it
     commits. ``ahead`` is a second micro-batch of the round for this worker: it may compute it while
-    it commits this one."""
+    it commits this one. Those ``beside`` it are computed at the same time, on its other devices."""
 
     round: int
     attempt: Attempt
@@ -60,6 +60,7 @@ class Round:
     newest: bool = False
     pull_next: bool = False
     ahead: Attempt | None = None
+    beside: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.dashboard.site import Site
 from psrpc.core.errors import PsError
 from psrpc.metrics.http_head import known_host
 
@@ -23,19 +24,23 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 WEB = Path(__file__).parent / "web"
 
+HTML = "text/html; charset=utf-8"
+
 PAGES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
     "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
     "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
     "/lanes.js": ("lanes.js", "text/javascript; charset=utf-8"),
     "/tables.js": ("tables.js", "text/javascript; charset=utf-8"),
+    "/study.css": ("study.css", "text/css; charset=utf-8"),
+    "/study.js": ("study.js", "text/javascript; charset=utf-8"),
+    "/study_charts.js": ("study_charts.js", "text/javascript; charset=utf-8"),
     "/words.js": ("words.js", "text/javascript; charset=utf-8"),
     "/vendor/uPlot.js": ("vendor/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/vendor/uPlot.css": ("vendor/uPlot.min.css", "text/css; charset=utf-8"),
 }
-"""All served files by URL path."""
+"""All served files by URL path, but for the page at the root."""
 
 HEADERS = {
     # No foreign and no inline scripts: a name that got into a page as HTML could not run scripts.
@@ -51,25 +56,15 @@ HEADERS = {
 }
 
 
-class Shown(Protocol):
-    """The data of the pages; the server's thread calls it. Both methods raise PsError with the
-    reason while the data is not available."""
-
-    def status(self) -> Any:
-        """Returns the content of ``/status.json``, see ``DashboardSnapshots.status``."""
-
-    def history(self) -> Any:
-        """Returns the content of ``/history.json``, see ``DashboardSnapshots.history``."""
-
-
-def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
+def make_app(site: Site, names: Iterable[str] = ()) -> ASGIApp:
     """Returns the application that serves the pages.
 
     Args:
         names: host names that requests may use besides localhost and any IP address.
     """
 
-    contents = {path: (WEB / name).read_bytes() for path, (name, _) in PAGES.items()}
+    pages = {"/": (site.front, HTML), **PAGES}
+    contents = {path: (WEB / name).read_bytes() for path, (name, _) in pages.items()}
     edition = hashlib.sha256(b"".join(contents.values())).hexdigest()[:16]
 
     def answer(source: Callable[[], Any]) -> Handler:
@@ -89,9 +84,8 @@ def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
 
         return respond
 
-    routes = [Route(path, page(path, kind), methods=["GET"]) for path, (_, kind) in PAGES.items()]
-    routes.append(Route("/status.json", answer(shown.status), methods=["GET"]))
-    routes.append(Route("/history.json", answer(shown.history), methods=["GET"]))
+    routes = [Route(path, page(path, kind), methods=["GET"]) for path, (_, kind) in pages.items()]
+    routes += [Route(path, answer(one), methods=["GET"]) for path, one in site.answers.items()]
     return _Guard(Starlette(routes=routes), names)
 
 

@@ -19,7 +19,7 @@ from psrpc.options.settings import DASHBOARD_PORT
 if TYPE_CHECKING:
     import uvicorn
 
-    from coordinator.dashboard.app import Shown
+    from coordinator.dashboard.site import Site
 
 log = get_logger()
 
@@ -52,7 +52,7 @@ class DashboardServer:
     def __init__(
         self,
         address: str | None,
-        shown: Shown,
+        site: Site,
         insecure: bool = False,
         option: str = _OPTION,
         instead: str = ELSEWHERE,
@@ -61,14 +61,14 @@ class DashboardServer:
         """
         Args:
             address: HOST:PORT, where port 0 lets the system choose; None for no dashboard.
-            shown: the data of the pages.
+            site: what it shows.
             insecure: whether other machines may view the pages.
             option: the name of the option that sets the address.
             instead: advice in the error for an address that other machines reach.
             patience_s: how long a connection may go without a completed answer, read each time.
         """
         self._address = address
-        self._shown = shown
+        self._site = site
         self._insecure = insecure
         self._option = option
         self._instead = instead
@@ -98,7 +98,7 @@ class DashboardServer:
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.url = f"http://{format_address(shown, port)}/"
         config = uvicorn.Config(
-            make_app(self._shown, {host, socket.gethostname()}),
+            make_app(self._site, {host, socket.gethostname()}),
             log_config=None,
             log_level="error",
             access_log=False,

@@ -47,13 +47,15 @@ def pause_s(work: Wait, now: float) -> float:
 class Caller:
     """The calling worker and its view of the cluster. ``name`` is empty for an unknown session;
     ``policy`` is None where it does not matter. ``ahead`` says that the worker can compute rounds
-    that are decided ahead; ``clocks``, that it sends its clock with pulls and pushes (ssp)."""
+    that are decided ahead; ``clocks``, that it sends its clock with pulls and pushes (ssp);
+    ``devices``, how many micro-batches it computes at once."""
 
     name: str
     generation: int
     policy: int | None = None
     ahead: bool = False
     clocks: bool = False
+    devices: int = 1
 
 
 class Engine:
@@ -211,7 +213,8 @@ class Engine:
         if not self._admit(caller):
             return self.job_run.end()
         self._members.workers[caller.name].asked = True
-        return self.job_run.assignments.find(caller.name, received, caller.ahead, caller.clocks)
+        can = caller.ahead, caller.clocks, caller.devices
+        return self.job_run.assignments.find(caller.name, received, *can)
 
     def _admit(self, caller: Caller) -> bool:
         """Returns whether the job still runs. Raises StaleGeneration if the session is unknown or

@@ -99,16 +99,17 @@ def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, UpArguments)
     parser.set_defaults(**{**vars(UpArguments()), "overrides": []})
-    _add_dashboard(parser)
+    add_dashboard(parser, "the job")
 
 
-def _add_dashboard(parser: argparse.ArgumentParser) -> None:
+def add_dashboard(parser: argparse.ArgumentParser, what: str) -> None:
+    """Defines ``--dashboard`` and ``--no-dashboard``, for a page with ``what``."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--dashboard",
         default=ANYWHERE,
         metavar="HOST:PORT",
-        help="where browsers can look at the job; default: a free port, for this machine alone",
+        help=f"where browsers can look at {what}; default: a free port, for this machine alone",
     )
     where.add_argument(
         "--no-dashboard", dest="dashboard", action="store_const", const=None, help="nowhere"

@@ -14,6 +14,7 @@ from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.dashboard.server import DashboardServer
+from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
@@ -82,7 +83,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     server = Server(format_address(host, port), options.security, options.reflection)
     board = DashboardSnapshots(options.job.stem, time.time)
     chronicle = DashboardSampler(board)
-    dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
+    dashboard = DashboardServer(options.dashboard, job_site(board), options.security.insecure)
     try:
         # Before the run directory exists.
         if options.metrics != OFF:

@@ -225,6 +225,7 @@ def write_lease(work: Work, worker: str, run: Run, authority: Authority) -> pb.L
             lease.round.pull_next = work.pull_next
             if work.ahead is not None:
                 lease.round.ahead.CopyFrom(leased(work.ahead))
+            lease.round.beside.extend(map(leased, work.beside))
             if work.decision is not None:
                 decision = decision_bytes(work.decision)
                 signed = authority.sign(decision)

@@ -31,6 +31,7 @@ from psrpc.core.text import sanitize
 from psrpc.security.peer_certificate import peer_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from psrpc.wire.bounds import DEVICES
 from psrpc.wire.commands import to_command, to_shutdown
 from psrpc.wire.shard_reports import (
     from_heartbeat,
@@ -80,10 +81,12 @@ class Servicer(CoordinatorServicer):
         context: Any,
         policy: int | None = None,
     ) -> Caller:
-        ahead = not isinstance(request, pb.ReportWorkRequest) and request.rounds_ahead
-        clocks = isinstance(request, pb.LeaseWorkRequest) and request.clocks
         name = self._worker(request.session, context)
-        return Caller(name, request.generation, policy, ahead, clocks)
+        if isinstance(request, pb.ReportWorkRequest):
+            return Caller(name, request.generation, policy)
+        clocks = isinstance(request, pb.LeaseWorkRequest) and request.clocks
+        devices = min(max(1, request.devices), DEVICES)
+        return Caller(name, request.generation, policy, request.rounds_ahead, clocks, devices)
 
     def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
         """Returns the caller's reports with the outcomes that the shards' receipts prove."""

@@ -22,7 +22,7 @@ from coordinator.core.work import Report, RoundsLease
 from coordinator.schedule.micro_batch import Held, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import TASK_S, Pace
+from coordinator.schedule.pace import TASK_S, Crew, Pace
 from coordinator.schedule.round_leases import RoundLeases
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, RoundsAhead
@@ -53,41 +53,6 @@ class RoundAhead:
         return self.decision.round
 
 
-class Crew:
-    """The workers of a generation that train. Not thread-safe."""
-
-    def __init__(self, needed: int) -> None:
-        """``needed`` is the number of workers that suffice for a round."""
-        self._needed = needed
-        self._asked: dict[str, bool] = {}
-        """By worker that has asked for work: whether it can compute rounds that are decided
-        ahead."""
-        self._worked: set[str] = set()
-
-    @property
-    def names(self) -> list[str]:
-        """The workers among which rounds are divided, sorted. Empty while a worker cannot compute
-        such rounds, or while fewer than needed have done a micro-batch: the first one may take
-        long."""
-        worked = self._asked.keys() & self._worked
-        ready = len(worked) >= min(len(self._asked), self._needed)
-        return sorted(worked) if ready and all(self._asked.values()) else []
-
-    def asks(self, worker: str, able: bool) -> None:
-        """Notes that ``worker`` asks for work; ``able`` says whether it can compute rounds that are
-        decided ahead."""
-        self._asked[worker] = able
-
-    def worked(self, worker: str) -> None:
-        """Notes that ``worker`` has done a micro-batch."""
-        self._worked.add(worker)
-
-    def left(self, worker: str) -> None:
-        """Forgets a worker."""
-        self._asked.pop(worker, None)
-        self._worked.discard(worker)
-
-
 class DecidedAhead:
     """The rounds that are decided ahead: some after the open one, and perhaps the open one itself.
     Not thread-safe.
@@ -97,8 +62,8 @@ class DecidedAhead:
         opened: the open round if it was decided ahead, or None.
     """
 
-    def __init__(self, policy: Policy, generation: int) -> None:
-        self.crew = Crew(policy.taken)
+    def __init__(self, policy: Policy, generation: int, crew: Crew | None = None) -> None:
+        self.crew = crew or Crew(policy.taken)
         self.opened: RoundAhead | None = None
         self._generation = generation
         self._taken = policy.taken
@@ -266,7 +231,11 @@ class DecidedAhead:
         if not self._allowed or not workers:
             return 0
         size, round_s = self._pace.next_size(workers), self._pace.batch_s
-        if self._taken <= workers and round_s is not None and round_s <= LONG_ROUND_S:
+        if (
+            self._taken <= self.crew.lanes(workers)
+            and round_s is not None
+            and round_s <= LONG_ROUND_S
+        ):
             # A worker has one micro-batch of a round at most, so none could help another.
             size = max(size, LEAST_ROUNDS)
         # A checkpoint, a policy change and a stop wait for all decided rounds: few if they are

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from coordinator.core.work import Report, Train, TrainingPosition, Wait
 from coordinator.schedule.clocks import Clocks
 from coordinator.schedule.micro_batch import Tally
-from coordinator.schedule.open_batches import BatchSchedule, OpenBatches
+from coordinator.schedule.open_batches import NOTHING_BELOW, NOTHING_NEW, BatchSchedule, OpenBatches
 from coordinator.schedule.pace import LeaseHolder
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, WorkerClock
@@ -18,17 +18,12 @@ from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.core.text import first_names
 
-NOTHING_NEW = "the policy to change; nothing new is handed out under the present one"
-NOTHING_BELOW = "the hold to end; all batches below its limit are done"
-
 
 class Ledger(BatchSchedule):
-    """Leases batches in position order, one epoch after another, and counts each once.
-
-    Batches are cut from the grid of their epoch, so a batch's id is the same on every lease. Epochs
-    overlap: the next one is leased while the last batches of the present one are still out. Under
-    ssp, :class:`Clocks` limits how many batches a worker gets. Not thread-safe.
-    """
+    """Leases batches in position order, one epoch after another, and counts each once. They are cut
+    from the grid of their epoch, so a batch's id is the same on every lease. Epochs overlap: the
+    next one is leased while the last batches of the present one are still out. Under ssp,
+    :class:`Clocks` limits how many batches a worker gets. Not thread-safe."""
 
     def __init__(
         self,
@@ -126,11 +121,17 @@ class Ledger(BatchSchedule):
             self.clocks.idle(worker)
 
     def lease(
-        self, worker: str, now: float, received: int, workers: int, clocks: bool = False
+        self,
+        worker: str,
+        now: float,
+        received: int,
+        workers: int,
+        clocks: bool = False,
+        devices: int = 1,
     ) -> Train | Wait:
-        """Returns a task for ``worker``: attempts numbered above ``received``, which were leased to
-        it but did not reach it, or else the next open batches. ``workers`` share the rest, so tasks
-        shrink towards the end. ``clocks``: shards hold this worker back, see :class:`Clocks`."""
+        """Returns a task for ``worker``: attempts above ``received``, which did not reach it, or
+        else open batches. ``workers`` share the rest, so tasks shrink towards the end. ``clocks``:
+        shards hold it back, see :class:`Clocks`. ``devices`` as in LeaseWork."""
         holder = self._holders.setdefault(worker, LeaseHolder())
         if not holder.leases:
             holder.pace.since = now  # the time before was not work
@@ -142,7 +143,7 @@ class Ledger(BatchSchedule):
                 self.idle_worker(worker)
             return Wait(self.waiting_for())
         left = self._todo.end - self._todo.batches - len(self._leased)
-        size = min(holder.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
+        size = holder.task_size(workers, left, max(1, devices))
         if self.clocks is not None:
             self._busy_next.discard(worker)
             self._enter(self.clocks, worker, now, clocks)
@@ -161,11 +162,9 @@ class Ledger(BatchSchedule):
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
         """Records batches that are done (or skipped) on all shards; returns those that count now.
-        A batch that was too stale is open to all workers again.
-
-        Idempotent: a batch counts once, and only if it is leased to ``worker``. Repeated reports
-        change nothing, nor do reports of work under an earlier name: such a batch is leased again,
-        and shards answer that they have it.
+        A batch that was too stale is open to all workers again. A batch counts once, and only if it
+        is leased to ``worker``. Repeated reports change nothing, nor do reports of work under an
+        earlier name: such a batch is leased again, and shards answer that they have it.
 
         Raises:
             InvalidArgument: a report names no batch of this job; nothing is recorded.
@@ -281,8 +280,8 @@ class Ledger(BatchSchedule):
         return not (self._draining or self._todo.limited)
 
     def _next_open(self, worker: str) -> BatchId | None:
-        """Takes an open batch, first those that some shards may have. A worker gets back a batch
-        that shards refused from it only as a last resort: its parameters may be too old again."""
+        """Takes an open batch, first one that some shards may have, and last one that shards have
+        refused from this worker: its parameters may be too old again."""
         batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
         if batch is None:
             batch = self._todo.take_partial()

@@ -9,6 +9,9 @@ from psrpc.core.batch import BatchId, batches_per_epoch, cut_batch
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 
+NOTHING_NEW = "the policy to change; nothing new is handed out under the present one"
+NOTHING_BELOW = "the hold to end; all batches below its limit are done"
+
 
 class OpenBatches:
     """The grid of batches of all epochs, without the finished ones.

@@ -1,4 +1,4 @@
-"""The speed of workers, as last measured."""
+"""The workers that train, and their speed, as last measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ TASK_S = 0.5
 """Seconds of work in a lease: long enough to hide the round trip, short enough that losing one
 costs little."""
 
-LEASES_PER_S = 500.0
-"""Most leases per second that all workers together ask for: half of what a coordinator can give on
-one core besides answering heartbeats. To stay below it, many workers get longer tasks."""
+LEASES_PER_S = 250.0
+"""Most leases per second that all workers together ask for; to stay below it, many workers get
+longer tasks. Half of what a coordinator on a slow core gives besides answering heartbeats: if it
+gave fewer than this, workers would wait for leases, which counts as slowness, and would get shorter
+tasks, that is, ask more often."""
 
 LARGEST_TASK = 256
 """Most batches of one lease."""
@@ -52,6 +54,12 @@ class LeaseHolder:
 
     leases: dict[BatchId, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+
+    def task_size(self, workers: int, left: int, devices: int) -> int:
+        """Returns the number of batches of its next task, of ``left`` ones that ``workers`` share:
+        a multiple of its ``devices``, which compute at once."""
+        size = min(self.pace.next_size(workers), max(1, left // (2 * max(1, workers))))
+        return -(-size // devices) * devices
 
     def expected(self, now: float) -> int:
         """Estimates how many of its batches the worker has done and not reported."""
@@ -94,6 +102,53 @@ class Speeds:
     def forget(self, worker: str) -> None:
         """Forgets a departed ``worker``."""
         self._known.pop(worker, None)
+
+
+class Crew:
+    """The workers of a generation that train. Not thread-safe."""
+
+    def __init__(self, needed: int) -> None:
+        """``needed`` is the number of workers that suffice for a round."""
+        self._needed = needed
+        self._asked: dict[str, bool] = {}
+        """By worker that has asked for work: whether it can compute rounds that are decided
+        ahead."""
+        self._devices: dict[str, int] = {}
+        self._worked: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The workers among which rounds are divided, sorted. Empty while a worker cannot compute
+        such rounds, or while fewer than needed have done a micro-batch: the first one may take
+        long."""
+        worked = self._asked.keys() & self._worked
+        ready = len(worked) >= min(len(self._asked), self._needed)
+        return sorted(worked) if ready and all(self._asked.values()) else []
+
+    def devices(self, worker: str) -> int:
+        """Returns how many micro-batches ``worker`` computes at once, one on each device."""
+        return self._devices.get(worker, 1)
+
+    def lanes(self, workers: int) -> int:
+        """Returns how many micro-batches ``workers`` workers compute at once; one that has not
+        asked yet counts as one with a single device."""
+        return max(1, workers) + sum(count - 1 for count in self._devices.values())
+
+    def asks(self, worker: str, able: bool, devices: int = 1) -> None:
+        """Notes that ``worker`` asks for work; ``able`` says whether it can compute rounds that are
+        decided ahead, ``devices`` how many micro-batches it computes at once."""
+        self._asked[worker] = able
+        self._devices[worker] = max(1, devices)
+
+    def worked(self, worker: str) -> None:
+        """Notes that ``worker`` has done a micro-batch."""
+        self._worked.add(worker)
+
+    def left(self, worker: str) -> None:
+        """Forgets a worker."""
+        self._asked.pop(worker, None)
+        self._devices.pop(worker, None)
+        self._worked.discard(worker)
 
 
 def _blend(old: float | None, new: float) -> float:

@@ -56,8 +56,9 @@ class RoundCommits:
         held = micro.held(report.attempt, worker)
         if micro.committed is None or micro.committed.attempt != report.attempt:
             self._slow.speeds.measure(held.worker, report.batch.count, now - held.since)
-            # The worker begins its other micro-batches only now.
-            self._open.begin_again(worker, now)
+            if self._ahead.crew.devices(worker) == 1:
+                # The worker begins its other micro-batches only now.
+                self._open.begin_again(worker, now)
         if micro.committed is not None:
             if micro.committed.attempt != report.attempt:
                 # The attempt came second, and its worker is done with it.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.open_round import OpenRound
+from coordinator.schedule.pace import Crew
 from coordinator.schedule.speculation import SlowAttempts
 from psrpc.core.commands import Attempt
 from psrpc.core.policy import Policy
@@ -19,14 +20,15 @@ advance: a slow worker would keep the others waiting for that."""
 @dataclass(frozen=True, slots=True)
 class RoundLease:
     """The attempt that a worker should make. If it is None, the worker asks again: at the time
-    ``until``, or at any change if that is None. For ``ahead`` and ``last`` see
-    :class:`coordinator.core.work.Round`, where it is ``pull_next``.
+    ``until``, or at any change if that is None. For ``ahead``, ``beside`` and
+    ``last`` see :class:`coordinator.core.work.Round`, where the last is ``pull_next``.
     """
 
     attempt: Attempt | None
     ahead: Attempt | None = None
     last: bool = False
     until: float | None = None
+    beside: tuple[Attempt, ...] = ()
 
 
 class RoundLeases:
@@ -37,14 +39,21 @@ class RoundLeases:
     """
 
     def __init__(
-        self, opened: OpenRound, slow: SlowAttempts, policy: Policy, tally: Tally, first: int
+        self,
+        opened: OpenRound,
+        slow: SlowAttempts,
+        policy: Policy,
+        tally: Tally,
+        first: int,
+        crew: Crew,
     ) -> None:
-        """``first`` is the number of the first attempt."""
+        """``first`` is the number of the first attempt; ``crew`` knows the workers' devices."""
         self._open = opened
         self._slow = slow
         self._policy = policy
         self._tally = tally
         self._next = first
+        self._crew = crew
         self.stuck: Collection[str] = ()
 
     def lease(self, worker: str, now: float, number: int, workers: int) -> RoundLease:
@@ -80,12 +89,27 @@ class RoundLeases:
     def _with_ahead(
         self, attempt: Attempt, worker: str, now: float, number: int, workers: int
     ) -> RoundLease:
+        ahead, beside = None, self._beside(attempt, worker, now, number, workers)
         if self._policy.backups:
-            return RoundLease(attempt)
-        ahead = self._ahead(attempt, worker, now, number, workers)
+            return RoundLease(attempt, beside=beside)
+        if self._crew.devices(worker) == 1:
+            ahead = self._ahead(attempt, worker, now, number, workers)
         # The other workers without a micro-batch take the open ones.
-        last = ahead is None and self._open.left <= workers - len(self._open.holders)
-        return RoundLease(attempt, ahead, last)
+        idle = self._open.left <= workers - len(self._open.holders)
+        return RoundLease(attempt, ahead, idle and ahead is None and not beside, beside=beside)
+
+    def _beside(
+        self, current: Attempt, worker: str, now: float, number: int, workers: int
+    ) -> tuple[Attempt, ...]:
+        """Returns the attempts that ``worker`` computes at the same time as ``current``, on its
+        other devices: those that it holds, and its share of the open micro-batches."""
+        devices, lanes = self._crew.devices(worker), self._crew.lanes(workers)
+        held = [attempt for attempt in self._open.held_by(worker) if attempt != current]
+        share = min(devices, -(-self._policy.open * devices // lanes))
+        while len(held) + 1 < share and self._open.has_open:
+            micro = self._open.take(self._slow.speeds.ratio(worker))
+            held.append(self._attempt(micro, worker, now, number))
+        return tuple(held[: devices - 1])
 
     def _ahead(
         self, current: Attempt, worker: str, now: float, number: int, workers: int
@@ -99,7 +123,7 @@ class RoundLeases:
         ratio = self._slow.speeds.ratio(worker)
         if self._policy.balance or self._policy.speculate or (ratio or 1) < NOT_SLOW:
             return None
-        share = -(-self._open.uncommitted // max(1, workers))
+        share = -(-self._open.uncommitted // self._crew.lanes(workers))
         if len(held) >= share or not self._open.has_open:
             return None
         return self._attempt(self._open.take(ratio), worker, now, number)

@@ -23,10 +23,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.core.work import Report, Round, TrainingPosition, TrainingWork, Wait
 from coordinator.schedule.decided_ahead import DecidedAhead
-from coordinator.schedule.ledger import NOTHING_BELOW
 from coordinator.schedule.micro_batch import Tally
-from coordinator.schedule.open_batches import BatchSchedule, OpenBatches
+from coordinator.schedule.open_batches import NOTHING_BELOW, BatchSchedule, OpenBatches
 from coordinator.schedule.open_round import OpenRound
+from coordinator.schedule.pace import Crew
 from coordinator.schedule.round_commits import RoundCommits
 from coordinator.schedule.round_leases import RoundLeases
 from coordinator.schedule.speculation import SlowAttempts
@@ -83,8 +83,8 @@ class Rounds(BatchSchedule):
         self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
         self._finished_epochs: list[int] = []
         self._slow = SlowAttempts(policy, self._tally)
-        self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt)
-        self.ahead = DecidedAhead(policy, generation)
+        self.ahead = DecidedAhead(policy, generation, crew := Crew(policy.taken))
+        self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt, crew)
         examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._commits = RoundCommits(
             self._open, self.ahead, self._slow, self._tally, examples, backups=policy.backups
@@ -187,9 +187,9 @@ class Rounds(BatchSchedule):
         chosen = self._leases.lease(worker, now, self._round, workers)
         if chosen.attempt is None:
             return Wait(self.waiting_for(), chosen.until)
-        decision = self._decided[-1] if self._decided else None
-        newest = self._policy.backups
-        return Round(self._round, chosen.attempt, decision, newest, chosen.last, chosen.ahead)
+        decision, newest = self._decided[-1] if self._decided else None, self._policy.backups
+        more = newest, chosen.last, chosen.ahead, chosen.beside
+        return Round(self._round, chosen.attempt, decision, *more)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> Report | None:
         """Commits an attempt that all shards hold, and returns its report if it counts. The first

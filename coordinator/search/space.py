@@ -12,9 +12,11 @@ from __future__ import annotations
 import ast
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from psrpc.core.errors import InvalidArgument
+from psrpc.core.text import counted
 
 Value = str | int | float | bool | None
 """A value of a setting."""
@@ -35,7 +37,7 @@ class RealRange:
             raise InvalidArgument(f"{self} is {_empty(self.low, self.high)}")
         if self.log and self.low <= 0:
             raise InvalidArgument(
-                f"{self} begins at {self.low!r}; a logarithm needs bounds above 0, or say "
+                f"{self} begins at {self.low!r}; a logarithm needs values above 0, or say "
                 f"uniform({self.low!r}, {self.high!r})"
             )
 
@@ -59,22 +61,35 @@ class RealRange:
 
 @dataclass(frozen=True)
 class WholeRange:
-    """The whole numbers from ``low`` to ``high``, both included."""
+    """The whole numbers from ``low`` to ``high``, both included; with ``log``, every order of
+    magnitude is equally likely."""
 
     low: int
     high: int
+    log: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for an empty or reversed interval."""
         if not self.low < self.high:
             raise InvalidArgument(f"{self} is {_empty(self.low, self.high)}")
+        if self.log and self.low < 1:
+            raise InvalidArgument(
+                f"{self} begins at {self.low}; a logarithm needs whole numbers of at least 1, or "
+                f"say integers({self.low}, {self.high})"
+            )
 
     def __str__(self) -> str:
-        return f"integers({self.low}, {self.high})"
+        return f"{'log_integers' if self.log else 'integers'}({self.low}, {self.high})"
 
     def at(self, place: float) -> int:
         """Returns the number at ``place`` of the range, where 0 is its beginning and 1 its end."""
-        return min(self.low + int(place * (self.high - self.low + 1)), self.high)
+        if self.log:
+            # Each number has the interval that rounds to it, as in Optuna.
+            low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+            found = round(math.exp(low + place * (high - low)))
+        else:
+            found = self.low + int(place * (self.high - self.low + 1))
+        return min(max(found, self.low), self.high)
 
     @property
     def ends(self) -> tuple[Value, ...]:
@@ -121,22 +136,30 @@ def log(low: float, high: float) -> RealRange:
     """Makes the range of real numbers from ``low`` to ``high`` in which every order of magnitude is
     equally likely, as for learning rates. Raises InvalidArgument for an empty interval or one that
     begins at 0 or below."""
-    return RealRange(_real("log", low), _real("log", high), log=True)
+    _check_real("log", low, high)
+    return RealRange(float(low), float(high), log=True)
 
 
 def uniform(low: float, high: float) -> RealRange:
     """Makes the range of real numbers from ``low`` to ``high``. Raises InvalidArgument for an empty
     interval."""
-    return RealRange(_real("uniform", low), _real("uniform", high))
+    _check_real("uniform", low, high)
+    return RealRange(float(low), float(high))
 
 
 def integers(low: int, high: int) -> WholeRange:
     """Makes the range of whole numbers from ``low`` to ``high``, both included. Raises
     InvalidArgument for an empty interval."""
-    for bound in (low, high):
-        if isinstance(bound, bool) or not isinstance(bound, int):
-            raise InvalidArgument(f"integers has the bound {bound!r}; expected a whole number")
+    _check_whole("integers", low, high)
     return WholeRange(low, high)
+
+
+def log_integers(low: int, high: int) -> WholeRange:
+    """Makes the range of whole numbers from ``low`` to ``high``, both included, in which every
+    order of magnitude is equally likely, as for widths and batch sizes. Raises InvalidArgument for
+    an empty interval or one that begins below 1."""
+    _check_whole("log_integers", low, high)
+    return WholeRange(low, high, log=True)
 
 
 def choice(*values: Value) -> Alternatives:
@@ -145,22 +168,37 @@ def choice(*values: Value) -> Alternatives:
     return Alternatives(values)
 
 
-def _real(kind: str, bound: Any) -> float:
-    if isinstance(bound, bool) or not isinstance(bound, int | float):
-        raise InvalidArgument(f"{kind} has the bound {bound!r}; expected a number")
-    return float(bound)
+def _check_real(kind: str, low: Any, high: Any) -> None:
+    for name, end in (("lowest", low), ("highest", high)):
+        if isinstance(end, bool) or not isinstance(end, int | float):
+            raise InvalidArgument(
+                f"the {name} value of {kind} is {end!r}; expected a number, as in "
+                f"{kind}(0.001, 0.1)"
+            )
+
+
+def _check_whole(kind: str, low: Any, high: Any) -> None:
+    for name, end in (("lowest", low), ("highest", high)):
+        if isinstance(end, bool) or not isinstance(end, int):
+            raise InvalidArgument(
+                f"the {name} value of {kind} is {end!r}; expected a whole number, as in "
+                f"{kind}(8, 64)"
+            )
 
 
 def _empty(low: float, high: float) -> str:
     if low > high:
-        return f"reversed; say the smaller bound first: {high!r}, {low!r}"
+        return f"reversed; say the smaller value first: {high!r}, {low!r}"
     if low == high:
-        return f"empty; expected two different bounds, or --set KEY={low!r} for one value"
+        return f"one value; expected two different ones, or --set KEY={low!r} and no search of it"
     return "not an interval; expected two finite numbers"
 
 
-_KINDS = {"log": log, "uniform": uniform, "integers": integers, "choice": choice}
-_EXPECTED = "expected log(LOW, HIGH), uniform(LOW, HIGH), integers(LOW, HIGH) or choice(A, B, ...)"
+_KINDS = {each.__name__: each for each in (log, uniform, integers, log_integers, choice)}
+_EXPECTED = (
+    "expected log(LOW, HIGH), uniform(LOW, HIGH), integers(LOW, HIGH), log_integers(LOW, HIGH) or "
+    "choice(A, B, ...)"
+)
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -178,10 +216,15 @@ def read_range(text: str) -> Range:
         return choice(*(_literal(text, each) for each in node.elts))
     name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
     if not isinstance(node, ast.Call) or name not in _KINDS or node.keywords:
-        raise InvalidArgument(f"{text!r} is no range of values; {_EXPECTED}")
+        close = get_close_matches(name, _KINDS, 1, 0.7) if name not in _KINDS else []
+        hint = f"did you mean {close[0]}?" if close else _EXPECTED
+        raise InvalidArgument(f"{text!r} is no range of values; {hint}")
     values = [_literal(text, each) for each in node.args]
     if name != "choice" and len(values) != 2:
-        raise InvalidArgument(f"{text!r} has {len(values)} bounds; expected {name}(LOW, HIGH)")
+        given = counted(len(values), "value")
+        raise InvalidArgument(
+            f"{text!r} has {given}; expected the lowest and the highest: {name}(LOW, HIGH)"
+        )
     make: Any = _KINDS[name]
     made: Range = make(*values)
     return made

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
+from coordinator.search.points import Point
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.text import counted
 
 Direction = Literal["max", "min"]
+TrialEnd = Literal["complete", "pruned", "failed"]
+TrialPhase = Literal["running", "stopped", "complete", "pruned", "failed"]
 
 _MORE = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "similarity")
 """Parts of the names of metrics of which more is better."""
@@ -82,6 +85,38 @@ class TrialValue:
 
     epoch: int
     value: float
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial as the storage has it.
+
+    Attributes:
+        phase: ``stopped`` is under way, but does not run now; the same command goes on with it.
+        values: the values of the metric, in the order of epochs.
+        verdict: the `TrialEnd` to record once the run of a running trial has ended; empty if not
+            decided.
+        reason: why it failed or was pruned.
+        seconds: from its beginning to its end; None before the end.
+    """
+
+    number: int
+    phase: TrialPhase
+    point: Point
+    values: tuple[TrialValue, ...]
+    value: float | None
+    verdict: str
+    reason: str
+    seconds: float | None
+
+
+def best_trial(records: Sequence[TrialRecord], metric: StudyMetric) -> TrialRecord | None:
+    """Returns the best of the trials that are complete, the first of equals; None without one."""
+    done = [each for each in records if each.phase == "complete" and each.value is not None]
+    if not done:
+        return None
+    best = metric.best([each.value for each in done if each.value is not None])
+    return next(each for each in done if each.value == best)
 
 
 def read_history(text: str, metric: str) -> list[TrialValue]:

@@ -97,8 +97,7 @@ class Training:
     @property
     def span(self) -> TrainingPosition:
         """The training position."""
-        total = self.run.description.total_updates
-        begins = TrainingPosition(0, total, 0, 0, 0)
+        begins = TrainingPosition(0, self.run.description.total_updates, 0, 0, 0)
         return begins if self.schedule is None else self.schedule.span
 
     @property
@@ -172,18 +171,19 @@ class Training:
         workers: int,
         ahead: bool = False,
         clocks: bool = False,
+        devices: int = 1,
     ) -> TrainingWork:
-        """Leases work, or returns the reason to wait; see
-        :class:`coordinator.job.engine.Caller`."""
+        """Leases work, or returns why to wait; see ``coordinator.job.engine.Caller``."""
         assert self.schedule is not None
         if self.rounds is not None:
-            self.rounds.ahead.crew.asks(worker, ahead)
+            self.rounds.ahead.crew.asks(worker, ahead, devices)
             if not self._at_outset and self.orders.evaluations.idle:
                 waits = self.decisions.look_ahead(self.rounds, self.orders, now)
                 if waits:
                     return Wait(waits)
         if self.ledger is not None:
-            work: TrainingWork = self.ledger.lease(worker, now, received, workers, clocks)
+            asked = worker, now, received, workers, clocks, devices
+            work: TrainingWork = self.ledger.lease(*asked)
             self._awaited.look(self.ledger)
         else:
             work = self.schedule.lease(worker, now, received, workers)

@@ -24,9 +24,16 @@ class Assignments:
         self._stuck = stuck
         self._waiting_for = waiting_for
 
-    def find(self, name: str, received: int, ahead: bool = False, clocks: bool = False) -> Work:
-        """Returns the work of ``name`` now; ``received`` and ``clocks`` as in LeaseWork, ``ahead``
-        its ``rounds_ahead``."""
+    def find(
+        self,
+        name: str,
+        received: int,
+        ahead: bool = False,
+        clocks: bool = False,
+        devices: int = 1,
+    ) -> Work:
+        """Returns the work of ``name`` now; ``received``, ``clocks`` and ``devices`` as in
+        LeaseWork, ``ahead`` its ``rounds_ahead``."""
         job = self._job
         if job.phase in ENDED:
             return job.end()
@@ -51,7 +58,8 @@ class Assignments:
                 return task
             if job.phase == "training":
                 active = job.members.active_workers
-                work = job.training.lease(name, job.now(), received, active, ahead, clocks)
+                can = ahead, clocks, devices
+                work = job.training.lease(name, job.now(), received, active, *can)
                 if not isinstance(work, Wait):
                     return work
                 reason, until = work.reason, work.until

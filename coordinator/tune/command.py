@@ -13,9 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from coordinator.core.wording import figure
+from coordinator.dashboard.server import DashboardServer, check_address
+from coordinator.dashboard.snapshots import LAST_LOOK_S
 from coordinator.launch.commands import UpOptions
 from coordinator.launch.conclusion import print_error
-from coordinator.launch.options import LocalArguments
+from coordinator.launch.options import ANYWHERE, LocalArguments
 from coordinator.launch.shared_forks import SharedForks
 from coordinator.launch.up import check_local, run_credentials
 from coordinator.launch.warm_start import WarmStart
@@ -23,7 +25,7 @@ from coordinator.process.describing import DescribeFailed
 from coordinator.process.result import export_command
 from coordinator.records.tensorboard import EventWriter
 from coordinator.search.points import Point, overrides_of
-from coordinator.search.trials import StudyMetric
+from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
 from coordinator.tune.directory import (
     RESULTS,
     StudyDirectory,
@@ -32,7 +34,8 @@ from coordinator.tune.directory import (
 )
 from coordinator.tune.engine import StudyEngine
 from coordinator.tune.options import TuneArguments
-from coordinator.tune.optuna_study import OptunaStudy, TrialRecord
+from coordinator.tune.optuna_study import OptunaStudy
+from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
     Preparation,
     gpu_count,
@@ -40,7 +43,7 @@ from coordinator.tune.preparation import (
     prepare_study,
     trial_overrides,
 )
-from coordinator.tune.results import best_trial, write_results
+from coordinator.tune.results import write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
 from coordinator.tune.trial_run import TrialRun
 from psrpc.core.errors import (
@@ -57,7 +60,7 @@ from psrpc.ops.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 from psrpc.ops.process import on_stop_signals
 from psrpc.options.declaration import options_of
 from psrpc.options.job_keys import UserCodeFailed
-from psrpc.options.security_options import from_arguments
+from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 
@@ -75,12 +78,14 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
     try:
         check_local(options)
         _check(options)
+        if args.dashboard not in (None, ANYWHERE):
+            check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
         prepared = prepare_study(options, job, warm_start)
         directory = StudyDirectory(options.run_dir or new_study_directory(Path(job).stem))
         with directory:
             directory.settle(prepared.identity)
-            return _run(options, job, prepared, directory, asked, warm_start)
+            return _run(options, job, prepared, directory, asked, warm_start, args.dashboard)
     except KeyboardInterrupt:
         print_error("stopped; no trial was started")
         return INTERRUPTED
@@ -120,13 +125,16 @@ class _Trials:
         asked: Security,
         forks: SharedForks,
         note: Callable[[str], object],
+        dashboard: str | None,
     ) -> None:
+        """``dashboard`` is where the dashboards of the runs are; None for no dashboards."""
         self._options = options
         self._job = job
         self._directory = directory
         self._asked = asked
         self._forks = forks
         self._note = note
+        self._dashboard = dashboard
         self._gpus = gpu_count(os.environ)
         self._cores = max(1, (os.cpu_count() or 1) // options.parallel)
 
@@ -149,6 +157,7 @@ class _Trials:
             run_dir_given=True,
             goes_on=True,
             security=run_credentials(self._asked, self._job, run_dir, options.workers),
+            dashboard=self._dashboard,
         )
         note = partial(self._warn, number)
         return TrialRun(up, self._forks, self._cores, note), run_dir
@@ -164,21 +173,36 @@ def _run(
     directory: StudyDirectory,
     asked: Security,
     warm_start: WarmStart | None,
+    dashboard: str | None,
 ) -> int:
     mend_journal(directory.journal)
     study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
     limits, metric = prepared.limits, prepared.metric
-    screen = open_study_screen(Console(), metric, limits)
+    page = StudyPage(directory.path, metric, limits, prepared.rules.space)
+    screen = PagedScreen(open_study_screen(Console(), metric, limits), page)
     keys = list(prepared.rules.space.ranges)
-    trials = _Trials(options, job, directory, asked, SharedForks(warm_start), screen.note)
+    shown = ANYWHERE if dashboard is not None else None
+    trials = _Trials(options, job, directory, asked, SharedForks(warm_start), screen.note, shown)
 
     def changed(records: Sequence[TrialRecord]) -> None:
         write_results(directory, records, metric, keys)
+        page.show_importance(study.importance())
 
     engine = StudyEngine(study, limits, metric, trials.launch, screen, changed, options.timeout_s)
     on_stop_signals(lambda _number: engine.stop())
-    screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
-    status, reason = engine.run()
+    server = DashboardServer(dashboard, page.site, asked.insecure)
+    server.start()
+    try:
+        screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
+        if server.url:
+            screen.note(f"dashboard {server.url}")
+        page.show(study.records(), ())
+        page.show_importance(study.importance())
+        status, reason = engine.run()
+        page.end(reason, study.records())
+        page.subscribers.wait_until_seen(LAST_LOOK_S)
+    finally:
+        server.stop()
     for line in conclusion(study.records(), metric, directory):
         print(line)  # noqa: T201
     if status == FAILED:

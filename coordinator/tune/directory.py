@@ -64,6 +64,7 @@ class StudyDirectory:
             )
         try:
             ensure_directory(self.path.absolute())
+            self._check_own()
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidArgument(
@@ -79,6 +80,17 @@ class StudyDirectory:
                 code="PS122",
             ) from None
         return self
+
+    def _check_own(self) -> None:
+        """Refuses a directory with other files, which the study's would mix with."""
+        names = {each.name for each in self.path.iterdir()}
+        # A command that was killed early leaves no more than the lock and an unfinished file.
+        other = sorted(names - {LOCK, f".{STUDY}.tmp"})
+        if other and STUDY not in names:
+            raise InvalidArgument(
+                f"--run-dir {self.path} holds {other[0]!r}, and no study; say a new or an empty "
+                "directory"
+            )
 
     def __exit__(self, *_error: object) -> None:
         self._release()

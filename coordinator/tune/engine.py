@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +19,12 @@ from coordinator.search.trials import (
     StudyCounts,
     StudyLimits,
     StudyMetric,
+    TrialEnd,
+    TrialRecord,
     TrialValue,
     next_step,
 )
-from coordinator.tune.optuna_study import OptunaStudy, TrialEnd, TrialRecord
+from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.trial_run import RunEnd, TrialHistory, TrialRun
 from psrpc.core.text import sanitize
 from psrpc.ops.exit_status import DONE, INTERRUPTED
@@ -121,8 +123,18 @@ class StudyEngine:
             self._stop_all()
         finally:
             self._screen.close()
-            self._changed(self._study.records())
+            self._changed(self._records())
         return status, reason
+
+    def _records(self) -> list[TrialRecord]:
+        """Returns all trials; those under way that do not run now are ``stopped``."""
+        running = {each.number for each in self._running}
+        return [
+            replace(each, phase="stopped")
+            if each.phase == "running" and each.number not in running
+            else each
+            for each in self._study.records()
+        ]
 
     def _go(self) -> tuple[int, str]:
         while True:
@@ -139,7 +151,7 @@ class StudyEngine:
                 case BeginTrial():
                     self._start(self._study.ask(), went_on=False)
                 case AwaitTrials():
-                    self._screen.show(self._study.records(), self._running)
+                    self._screen.show(self._records(), self._running)
                     self._wake.wait(POLL_S)
 
     def _counts(self) -> StudyCounts:
@@ -226,7 +238,7 @@ class StudyEngine:
         self, trial: RunningTrial, end: TrialEnd, value: float | None = None, reason: str = ""
     ) -> None:
         self._study.tell(trial.number, end, value, reason)
-        records = self._study.records()
+        records = self._records()
         self._screen.ended(records[trial.number])
         self._changed(records)
 
@@ -244,5 +256,5 @@ class StudyEngine:
                 killed = True
                 for trial in self._running:
                     trial.run.stop()
-            self._screen.show(self._study.records(), self._running)
+            self._screen.show(self._records(), self._running)
             self._wake.wait(POLL_S)

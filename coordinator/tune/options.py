@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from coordinator.launch.options import LocalArguments
+from coordinator.launch.options import LocalArguments, add_dashboard
 from psrpc.options.config import add_options
 from psrpc.options.declaration import option, positive, run_path
 
@@ -47,8 +47,9 @@ class TuneArguments(LocalArguments):
         convert=run_path,
     )
     space: tuple[str, ...] = option(
-        "the values of a setting: log(LOW,HIGH), uniform(LOW,HIGH), integers(LOW,HIGH) or "
-        "choice(A,B,...); may be repeated; default: the `search` of the job file",
+        "the values of a setting: log(LOW,HIGH), uniform(LOW,HIGH), integers(LOW,HIGH), "
+        "log_integers(LOW,HIGH) or choice(A,B,...); may be repeated; default: the `search` of the "
+        "job file",
         (),
         metavar="KEY=RANGE",
     )
@@ -96,3 +97,4 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, TuneArguments)
     parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": []})
+    add_dashboard(parser, "the study")

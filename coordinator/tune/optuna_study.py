@@ -8,15 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from coordinator.search.points import Point, Space
 from coordinator.search.space import RealRange, WholeRange
-from coordinator.search.trials import Direction, TrialValue
+from coordinator.search.study_page import IMPORTANCE_TRIALS
+from coordinator.search.trials import (
+    Direction,
+    TrialEnd,
+    TrialPhase,
+    TrialRecord,
+    TrialValue,
+)
 from coordinator.tune.options import Pruner, Sampler
-
-TrialEnd = Literal["complete", "pruned", "failed"]
-TrialPhase = Literal["running", "complete", "pruned", "failed"]
 
 _PHASES: Mapping[str, TrialPhase] = {
     "RUNNING": "running",
@@ -33,28 +37,6 @@ REDUCTION = 4
 """At each rung, Hyperband goes on with a quarter of the trials, as in Li et al., "A System for
 Massively Parallel Hyperparameter Tuning" (MLSys 2020). With a third, brackets of a few epochs would
 prune late."""
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial as the storage has it.
-
-    Attributes:
-        values: the values of the metric, in the order of epochs.
-        verdict: the `TrialEnd` to record once the run of a running trial has ended; empty if not
-            decided.
-        reason: why it failed or was pruned.
-        seconds: from its beginning to its end; None before the end.
-    """
-
-    number: int
-    phase: TrialPhase
-    point: Point
-    values: tuple[TrialValue, ...]
-    value: float | None
-    verdict: str
-    reason: str
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +117,7 @@ class OptunaStudy:
                 if isinstance(each, RealRange):
                     trial.suggest_float(key, each.low, each.high, log=each.log)
                 elif isinstance(each, WholeRange):
-                    trial.suggest_int(key, each.low, each.high)
+                    trial.suggest_int(key, each.low, each.high, log=each.log)
                 else:
                     trial.suggest_categorical(key, each.values)
         self._trials[trial.number] = trial
@@ -172,6 +154,19 @@ class OptunaStudy:
             trial.set_user_attr(_VERDICT, end)
         state = TrialState.COMPLETE if end == "complete" else TrialState.PRUNED
         self._study.tell(trial, value, state=state)
+
+    def importance(self) -> dict[str, float]:
+        """Returns how much each setting decides whether a trial is among the best tenth, as shares
+        of 1, by PED-ANOVA (Watanabe et al., IJCAI 2023). Empty with fewer than
+        :data:`IMPORTANCE_TRIALS` complete trials, or if all of them have the same value."""
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+        done = [each.value for each in self.records() if each.phase == "complete"]
+        if len(done) < IMPORTANCE_TRIALS or len(set(done)) == 1:
+            return {}
+        with _quiet():
+            evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
+            return dict(get_param_importances(self._study, evaluator=evaluator))
 
     def _record(self, number: int) -> TrialRecord:
         return _record(self._study.get_trials(deepcopy=False)[number])

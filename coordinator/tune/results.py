@@ -10,21 +10,11 @@ from pathlib import Path
 
 from coordinator.process.result import export_command
 from coordinator.search.points import overrides_of
-from coordinator.search.trials import StudyMetric
+from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
 from coordinator.tune.directory import BEST, RESULTS, StudyDirectory
-from coordinator.tune.optuna_study import TrialRecord
 from coordinator.tune.trial_run import TrialHistory
 from psrpc.files.run_paths import read_summary
 from psrpc.files.storage import replace_text
-
-
-def best_trial(records: Sequence[TrialRecord], metric: StudyMetric) -> TrialRecord | None:
-    """Returns the best of the trials that are complete, the first of equals; None without one."""
-    done = [each for each in records if each.phase == "complete" and each.value is not None]
-    if not done:
-        return None
-    best = metric.best([each.value for each in done if each.value is not None])
-    return next(each for each in done if each.value == best)
 
 
 def study_table(

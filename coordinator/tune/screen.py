@@ -13,10 +13,14 @@ from rich.text import Text
 
 from coordinator.core.wording import duration, figure
 from coordinator.search.points import Point, overrides_of
-from coordinator.search.trials import StudyLimits, StudyMetric, TrialValue
+from coordinator.search.trials import (
+    StudyLimits,
+    StudyMetric,
+    TrialRecord,
+    TrialValue,
+    best_trial,
+)
 from coordinator.tune.engine import RunningTrial, StudyScreen
-from coordinator.tune.optuna_study import TrialRecord
-from coordinator.tune.results import best_trial
 from psrpc.core.text import sanitize
 
 SHOWN = 5
@@ -29,9 +33,13 @@ DRAW_S = 0.5
 def headline(records: Sequence[TrialRecord], metric: StudyMetric, limits: StudyLimits) -> str:
     """Returns counts, the best value so far and the time left, in one line."""
     phases = Counter(each.phase for each in records)
-    ended = len(records) - phases["running"]
+    ended = len(records) - phases["running"] - phases["stopped"]
     words = [f"{ended} of {limits.trials} trials"]
-    words += [f"{phases[name]} {name}" for name in ("running", "pruned", "failed") if phases[name]]
+    words += [
+        f"{phases[name]} {name}"
+        for name in ("running", "stopped", "pruned", "failed")
+        if phases[name]
+    ]
     best = best_trial(records, metric)
     if best is not None and best.value is not None:
         words.append(f"best {metric.name} {figure(best.value)} in trial {best.number}")
@@ -92,7 +100,7 @@ class StudyLines(_Screen):
 
     def show(self, records: Sequence[TrialRecord], running: Sequence[RunningTrial]) -> None:  # noqa: ARG002
         """See :class:`coordinator.tune.engine.StudyScreen`: a line when a trial has ended."""
-        ended = sum(each.phase != "running" for each in records)
+        ended = sum(each.phase not in ("running", "stopped") for each in records)
         if ended and str(ended) != self._said:
             self._said = str(ended)
             self.note(self._head(records))

@@ -13,7 +13,7 @@ from coordinator.launch.fleet import Stamp, stamp
 from coordinator.launch.restarts import Outcome
 from coordinator.launch.shared_forks import SharedForks
 from coordinator.launch.supervisor import Supervisor
-from coordinator.launch.up import supervised
+from coordinator.launch.up import reserved_dashboard, supervised
 from coordinator.search.trials import TrialValue, read_history
 from psrpc.core.errors import disk_reason
 from psrpc.core.names import HISTORY, SUMMARY
@@ -96,6 +96,7 @@ class TrialRun:
         self._lock = threading.Lock()
         self._end: RunEnd | None = None
         self._error: BaseException | None = None
+        self._dashboard = ""
         # The kernel takes this thread for the parent of the processes, so they end with it.
         name = options.run_dir.name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -130,6 +131,11 @@ class TrialRun:
         return None
 
     @property
+    def dashboard(self) -> str:
+        """The URL of the run's dashboard while its coordinator answers; empty without one."""
+        return self._dashboard if self.status.phase else ""
+
+    @property
     def status(self) -> GetJobStatusResponse:
         """The newest status of its coordinator."""
         return self._screen.status
@@ -146,9 +152,11 @@ class TrialRun:
         earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
         try:
             with (
+                reserved_dashboard(options) as options,
                 self._forks.share() as share,
                 supervised(options, self._screen, share, self._cores) as supervisor,
             ):
+                self._dashboard = f"http://{options.dashboard}/" if options.dashboard else ""
                 with self._lock:
                     self._supervisor = supervisor
                     for _ in range(self._stops):
@@ -158,6 +166,8 @@ class TrialRun:
                 outcome = supervisor.run()
         except OSError as error:
             outcome = Outcome(FAILED, f"its processes cannot be started: {disk_reason(error)}")
+        finally:
+            self._dashboard = ""
         if outcome.refused:
             words = [line for line in outcome.details if line.strip()]
             return RunEnd(outcome.exit_status, words[-1] if words else "it was refused")

@@ -220,14 +220,14 @@ class WorkerOptions(ProcessOptions):
         metavar="FILE",
     )
     gpu: str = option(
-        "the GPU to compute on, or several for a job with `devices`; auto takes the first one "
+        "the GPU to compute on, or several, for a micro-batch on each; auto takes the first one "
         "there is (default: %(default)s)",
         "auto",
         convert=gpu_choice,
         metavar=GPUS,
     )
     devices: str | None = option(
-        "divide the CPU into N devices, to try a job with `devices` without GPUs",
+        "divide the CPU into N devices, to try several without GPUs",
         None,
         convert=cpu_devices,
         metavar="cpu:N",

@@ -469,7 +469,7 @@ class GetClusterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class LeaseWorkRequest(_message.Message):
-    __slots__ = ("generation", "policy", "done", "received", "session", "rounds_ahead", "clocks")
+    __slots__ = ("generation", "policy", "done", "received", "session", "rounds_ahead", "clocks", "devices")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +477,7 @@ class LeaseWorkRequest(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
@@ -484,7 +485,8 @@ class LeaseWorkRequest(_message.Message):
     session: bytes
     rounds_ahead: bool
     clocks: bool
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ..., clocks: bool = ...) -> None: ...
+    devices: int
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ..., clocks: bool = ..., devices: _Optional[int] = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)
@@ -535,20 +537,22 @@ class TrainTask(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: bool = ..., clock: _Optional[_Union[_types_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("round", "attempt", "newest", "decision", "pull_next", "ahead")
+    __slots__ = ("round", "attempt", "newest", "decision", "pull_next", "ahead", "beside")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     PULL_NEXT_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: _types_pb2.Attempt
     newest: bool
     decision: _types_pb2.SignedDecision
     pull_next: bool
     ahead: _types_pb2.Attempt
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: bool = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: bool = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ...) -> None: ...
+    beside: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: bool = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ..., pull_next: bool = ..., ahead: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
 
 class RoundsTask(_message.Message):
     __slots__ = ("attempts",)
@@ -609,20 +613,22 @@ class Wait(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class CommitBatchRequest(_message.Message):
-    __slots__ = ("generation", "policy", "round", "report", "session", "rounds_ahead")
+    __slots__ = ("generation", "policy", "round", "report", "session", "rounds_ahead", "devices")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     round: int
     report: BatchReport
     session: bytes
     rounds_ahead: bool
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ...) -> None: ...
+    devices: int
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ..., rounds_ahead: bool = ..., devices: _Optional[int] = ...) -> None: ...
 
 class CommitBatchResponse(_message.Message):
     __slots__ = ("lease",)

@@ -39,6 +39,9 @@ INTERVALS = 1 << 20
 REPORTS = 1 << 16
 """Batches or attempts per message."""
 
+DEVICES = 64
+"""Micro-batches that a worker computes at once. More count as so many."""
+
 WORKERS = 256
 """Workers whose figures a shard reports, see :data:`pserver.core.counters.MAX_WORKERS`."""
 

@@ -20,6 +20,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from coordinator.dashboard.server import DashboardServer
+from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.browser.conftest import WAIT_MS, Open
@@ -71,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def board() -> Iterator[tuple[DashboardSnapshots, str]]:
     """A board without a job, and where it is shown."""
     board = DashboardSnapshots("digits", lambda: 1_800_000_000.0)
-    server = DashboardServer("127.0.0.1:0", board)
+    server = DashboardServer("127.0.0.1:0", job_site(board))
     server.start()
     try:
         yield board, server.url
@@ -314,7 +315,7 @@ def test_inline_scripts_do_not_run(board: tuple[DashboardSnapshots, str], open_p
 
 def test_the_end_is_told_and_stays(open_page: Open, tmp_path: Path) -> None:
     own = DashboardSnapshots("digits", lambda: 1_800_000_000.0)
-    server = DashboardServer("127.0.0.1:0", own)
+    server = DashboardServer("127.0.0.1:0", job_site(own))
     server.start()
     status = pb.GetJobStatusResponse(job="digits", phase="training", global_step=9, total_steps=10)
     chronicle = DashboardSampler(own)

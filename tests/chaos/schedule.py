@@ -91,6 +91,7 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
     if not tensorflow:
         options = _with_policies(policies, options)
         options = replace(options, rows=random.Random(f"tables {seed}").random() < TABLES)
+        options = _with_devices(random.Random(f"devices {seed}"), options)
     options = replace(options, data=random.Random(f"data {seed}").random() < DATA)
     faults = _with_change(policies, options, _faults(rng, options, disk))
     return Schedule(seed, options, _with_drains(random.Random(f"drains {seed}"), faults))
@@ -161,6 +162,14 @@ def _with_policies(rng: random.Random, options: Options) -> Options:
     if change.taken > 1:
         change = replace(change, aggregate=1, speculate=False)
     return replace(options, change=change, change_step=step)
+
+
+def _with_devices(rng: random.Random, options: Options) -> Options:
+    """The same cluster, often with workers of several devices, where nothing excludes them."""
+    modes = {each.mode for each in (options.policy, options.change) if each is not None}
+    if options.rows or "ssp" in modes or rng.random() < 0.4:
+        return options
+    return replace(options, devices=rng.choice((2, 3)))
 
 
 def _varied(rng: random.Random, policy: Policy) -> Policy:

@@ -111,6 +111,18 @@ def test_jobs_of_every_policy_and_optimizer_have_tables() -> None:
         assert [table.name for table in options.plan.tables] == ["growing", "fixed"]
 
 
+def test_workers_of_jobs_of_either_mode_have_several_devices() -> None:
+    found = [s.options for s in map(make_schedule, range(400)) if s.options.devices > 1]
+    assert 60 < len(found) < 200
+    assert {options.policy.mode for options in found} == {"async", "sync"}
+    assert {options.devices for options in found} == {2, 3}
+    assert any(options.policy.backups for options in found)
+    assert any(options.policy.speculate for options in found)
+    for options in found:
+        assert options == Options.from_json(options.to_json())
+        assert not options.rows
+
+
 def test_without_a_disk_none_is_filled() -> None:
     schedules = [make_schedule(seed, disk=False) for seed in range(200)]
     assert not any(f.kind == "full" for s in schedules for f in s.faults)

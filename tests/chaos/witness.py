@@ -58,6 +58,7 @@ class Options:
         tensorflow: trains ``keras_job`` instead of the witness model.
         data: shards take data connections, which workers use that share no memory with them.
         rows: it has embedding tables, see :mod:`tests.chaos.row_witness`.
+        devices: batches that each worker computes at once.
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
     """
@@ -76,6 +77,7 @@ class Options:
     tensorflow: bool = False
     data: bool = False
     rows: bool = False
+    devices: int = 1
     change: Policy | None = None
     change_step: int = 0
 
@@ -83,11 +85,12 @@ class Options:
         change = "" if self.change is None else f" -> {self.change} (step {self.change_step})"
         model = "TensorFlow" if self.tensorflow else self.optimizer
         tables = " with tables" if self.rows else ""
+        devices = f" of {self.devices} devices" if self.devices > 1 else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         tcp = "data connections" if self.data else "tcp"
         return (
-            f"{self.policy}{change} {self.shards} shards {self.workers} workers {model}{tables} "
-            f"{self.epochs}x{self.batches} batches {'shm' if self.shm else tcp} "
+            f"{self.policy}{change} {self.shards} shards {self.workers} workers{devices} "
+            f"{model}{tables} {self.epochs}x{self.batches} batches {'shm' if self.shm else tcp} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
 

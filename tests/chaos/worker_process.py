@@ -87,12 +87,30 @@ class WitnessSource(FakeSource):
     def place(self, _given: int, /) -> ReceivedRows | None:
         return self._row_sets.place(self._needed) if self._row_sets else None
 
-    def gradient(self, batch: BatchId, given: int, received: ReceivedRows | None, /) -> FakeResult:
+    @property
+    def at_once(self) -> int:
+        return self._options.devices
+
+    def gradients(
+        self, batches: Sequence[BatchId], given: Sequence[int], /
+    ) -> Sequence[FakeResult]:
+        assert len(batches) <= self.at_once
+        self._wait(max(given))
+        return [self._result(one, None) for one in given]
+
+    def gradient(self, _batch: BatchId, given: int, received: ReceivedRows | None, /) -> FakeResult:
+        self._wait(given)
+        return self._result(given, received)
+
+    def _wait(self, given: int) -> None:
         options = self._options
         time.sleep(options.pace_ms / 1000)
         while given >= GATE * options.total_batches and not self._gate.exists():
             self._standing.check()
             time.sleep(GATE_S)
+
+    def _result(self, given: int, received: ReceivedRows | None) -> FakeResult:
+        options = self._options
         self._check(given // options.policy.taken if options.fixed else None)
         if received is not None:
             self._check_rows(received)

@@ -64,6 +64,48 @@ def test_sync_on_two_devices_of_a_worker_agrees_with_the_plain_loop(
         np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sync_with_a_micro_batch_on_each_device_ends_in_the_same_bits(
+    dense_loop: Variables, tmp_path: Path, workers: str
+) -> None:
+    options = ("--mode", "sync", "--workers", workers, "--shards", "2", "--devices", "cpu:2")
+    run = up(JOBS / "dense.py", tmp_path / "run", *options)
+    assert run.summary["batches"] == 124
+    log = (run.run_dir / "logs" / "worker-a.log").read_text()
+    assert "device='2 cpus'" in log
+    trained = load_variables(run.checkpoint)
+    for name, expected in dense_loop.items():
+        np.testing.assert_array_equal(trained[name], expected, err_msg=name)
+
+
+def test_async_with_a_batch_on_each_device_applies_every_batch_once(tmp_path: Path) -> None:
+    options = ("--mode", "async", "--shards", "2", "--devices", "cpu:2")
+    run = up(JOBS / "dense.py", tmp_path / "run", *options)
+    summary = run.summary
+    assert summary["global_step"] == summary["batches"] == 124
+    assert (summary["examples"], summary["skipped"], summary["failed"]) == (2460, 0, 0)
+    # Of two gradients that were computed at once one is older by the other.
+    assert summary["mean_staleness"] >= 0.4
+    assert summary["eval"]["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("--mode", "ssp", "--set", "staleness=2"), "ssp counts the steps of each worker"),
+        (("--mode", "sync", "--replicas", "1"), "a round has 1 micro-batch; give the worker 1"),
+    ],
+)
+def test_what_several_devices_cannot_do_is_refused_before_the_first_step(
+    tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
+    arguments = ("--devices", "cpu:2", *settings)
+    run = up(JOBS / "dense.py", tmp_path / "run", *arguments, check=False)
+    assert run.code == 2
+    assert "error PS506: " in run.stderr
+    assert said in run.stderr
+
+
 def test_async_applies_every_batch_once_and_learns(tmp_path: Path) -> None:
     run = up(
         JOBS / "dense.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import get_args
 
@@ -33,7 +33,8 @@ class Options:
     ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
     for ``cut_s``, at least and at most.
-    The first ``old_workers`` know no clocks of ssp.
+    The first ``old_workers`` know no clocks of ssp. Workers named in ``devices`` compute so many
+    batches at once.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
     With ``holds`` the job is attended: each has the batches after which it holds next, and whether
     the attendant changes the state before."""
@@ -70,6 +71,7 @@ class Options:
     cut_s: tuple[float, float] = (2.0, 40.0)
     paced: bool = False
     old_workers: int = 0
+    devices: Mapping[str, int] = field(default_factory=dict)
     holds: tuple[tuple[int, bool], ...] = ()
 
     @property
@@ -118,16 +120,16 @@ class Options:
 
     def __str__(self) -> str:
         named = []
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, Mapping):
                 value = ",".join(f"{k}:{v:.3g}" for k, v in value.items()) or "none"
             elif isinstance(value, Policy):
                 value = f"[{value}]"
-            elif field.name == "changes":
+            elif each.name == "changes":
                 value = ",".join(f"[{change}]" for change in value) or "none"
             named.append(
-                f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}"
+                f"{each.name}={value:.3g}" if isinstance(value, float) else f"{each.name}={value}"
             )
         return " ".join(named)
 
@@ -188,10 +190,11 @@ def draw(random: Random) -> Options:
     )
     options = _with_policies(random, options)
     # Last, so that everything else of a seed is as it was before there were tables, intervals in
-    # time, signals, ids that come again, and cuts.
+    # time, signals, ids that come again, cuts, and devices.
     options = _with_interval(random, _with_tables(random, options))
     options = _with_recent(random, _with_signals(random, options))
-    return _with_short_steps(random, _with_short_rounds(random, _with_cuts(random, options)))
+    options = _with_short_rounds(random, _with_cuts(random, options))
+    return _with_devices(random, _with_short_steps(random, options))
 
 
 def with_attendant(random: Random, options: Options) -> Options:
@@ -214,6 +217,16 @@ def _with_short_steps(random: Random, options: Options) -> Options:
         return options
     options = _of_one_epoch(options, random.choice((12, 16, MOST_BATCHES)))
     return replace(options, batch_s=random.choice((0.01, 0.03, 0.1)))
+
+
+def _with_devices(random: Random, options: Options) -> Options:
+    """The same, maybe with workers that have several devices, where nothing excludes them."""
+    excluded = options.tables or options.local_steps > 1
+    if excluded or any(policy.mode == "ssp" for policy in options.policies):
+        return options
+    names = [f"worker-{index}" for index in range(options.workers)]
+    counts = {name: random.choice((1, 1, 2, 3)) for name in names}
+    return replace(options, devices={name: n for name, n in counts.items() if n > 1})
 
 
 def _with_short_rounds(random: Random, options: Options) -> Options:

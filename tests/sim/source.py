@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,10 +132,28 @@ class Source(FakeSource):
             return None
         return self._rows.place(self._needed(given))
 
+    @property
+    def at_once(self) -> int:
+        return self._options.devices.get(self._worker.process.name, 1)
+
+    def gradients(
+        self, batches: Sequence[BatchId], _given: Sequence[BatchId], /
+    ) -> Sequence[FakeResult]:
+        assert len(batches) <= self.at_once
+        self._worker.cluster.counts["computed at once"] += 1
+        self._compute()
+        return [self._result(batch, None) for batch in batches]
+
     def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> FakeResult:
+        self._compute()
+        return self._result(batch, rows)
+
+    def _compute(self) -> None:
         self.computes = True
         self._worker.fibers.sleep(self._options.batch_s)
         self.computes = False
+
+    def _result(self, batch: BatchId, rows: ReceivedRows | None) -> FakeResult:
         parameters = self.parameters
         self._bases = self.versions
         if rows is not None:

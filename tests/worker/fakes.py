@@ -12,7 +12,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Array
-from worker.step.gradient_source import PullSnapshot, WithoutTables
+from worker.step.gradient_source import OneAtOnce, PullSnapshot, WithoutTables
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FakeResult:
     metrics: Sequence[float] = ()
 
 
-class FakeSource(WithoutTables):
+class FakeSource(WithoutTables, OneAtOnce):
     """The model-independent part of a :class:`worker.step.gradient_source.GradientSource`.
     A subclass adds ``initial_values``, ``read`` and ``gradient``."""
 
@@ -52,12 +52,12 @@ class FakeSource(WithoutTables):
     def swap(self, version: int) -> None:
         self._current, self.spare = self.spare, self._current
 
-    def settle(self, unused: Iterable[int] = ()) -> None: ...
+    def settle(self, unused: Iterable[int] = (), batch: BatchId | None = None) -> None: ...
 
     def not_finite(self, _batch: BatchId, /) -> str:
         return ""
 
-    def take_back(self) -> None: ...
+    def take_back(self, batch: BatchId | None = None) -> None: ...
 
     def evaluate(
         self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot

@@ -15,9 +15,17 @@ from worker.step.gradient_source import GradientSource
 class Commits:
     """Performs the commits of one worker. One thread uses it."""
 
-    def __init__(self, source: GradientSource, standing: WorkerSession, times: StepTimes) -> None:
-        """``source`` takes the parameters that come during a commit; ``times`` counts the wait."""
+    def __init__(
+        self,
+        source: GradientSource,
+        standing: WorkerSession,
+        times: StepTimes,
+        ended: Callable[[], object],
+    ) -> None:
+        """``source`` takes the parameters that come during a commit; ``times`` counts the wait.
+        Calls ``ended`` at the end of each."""
         self._source = source
+        self._ended = ended
         self._standing = standing
         self._times = times
 
@@ -31,13 +39,13 @@ class Commits:
             else:
                 committed = Committed(commit())
         self._times.took("commit")
-        self._times.end()
+        self._ended()
         return committed
 
     def begin(self, action: BeginCommit, here: Joined) -> None:
         """Performs :class:`worker.protocol.actions.BeginCommit`."""
         here.leases.commit_ahead(self._standing.committing(action.round, action.batch))
-        self._times.end()
+        self._ended()
 
     def take(self, here: Joined) -> pb.Lease:
         """Performs :class:`worker.protocol.actions.TakeCommit`."""

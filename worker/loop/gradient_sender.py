@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pserver.client.client import PushResult, StagedEverywhere
 from pserver.client.requests import GradientPush
+from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import NotReady
 from psrpc.v1 import coordinator_pb2 as pb
@@ -24,14 +25,13 @@ class GradientSender:
     """Performs the pulls and pushes of one worker. One thread uses it.
 
     Attributes:
-        result: the gradient that the next push sends, or None.
-        used: the table rows that it was computed from.
+        results: by batch, the gradients that are not pushed yet, each with the table rows that it
+            was computed from.
         round: the round of the parameters received last; None if they were the newest.
     """
 
     def __init__(self, source: GradientSource, standing: WorkerSession, times: StepTimes) -> None:
-        self.result: GradientResult | None = None
-        self.used: ReceivedRows | None = None
+        self.results: dict[BatchId, tuple[GradientResult, ReceivedRows | None]] = {}
         self.round: int | None = None
         self._source = source
         self._standing = standing
@@ -41,8 +41,8 @@ class GradientSender:
         pull or :meth:`confirm` tells it the rest."""
 
     def drop(self) -> None:
-        """Drops the gradient."""
-        self.result = self.used = None
+        """Drops the gradients."""
+        self.results.clear()
 
     def leave(self) -> None:
         """Drops all that belongs to the joined generation."""
@@ -91,6 +91,10 @@ class GradientSender:
         spare = self._source.spare
         others = _BEHIND if clock else ""
         pushes = self._pushes(action, here)
+        if not action.pull:
+            results = shards.push(pushes)
+            greatest = max([result.staleness for result in results])
+            return self._pushed(action.batch, results, greatest, shards.asked_again)
         results = shards.push_pull(pushes, spare, rows, clock=clock, others=others)
         self._times.waited(max([result.waited_us for result in results]) * 1e-6)
         asked_again = shards.asked_again
@@ -98,7 +102,8 @@ class GradientSender:
             self._patiently(lambda: shards.pull(None, spare, rows=rows, clock=clock, others=others))
         here.rows.came(following, rows)
         self._received(None, here)
-        return self._pushed(results, max([result.staleness for result in results]), asked_again)
+        greatest = max([result.staleness for result in results])
+        return self._pushed(action.batch, results, greatest, asked_again)
 
     def push(self, action: does.Push, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.Push`."""
@@ -109,7 +114,7 @@ class GradientSender:
         # Backup workers may stage gradients of parameters older than the open round's.
         answers = zip(results, pushes, strict=True)
         staleness = max(0, *[r.version - p.base_version for r, p in answers])
-        pushed = self._pushed(results, staleness, here.shards.asked_again)
+        pushed = self._pushed(action.batch, results, staleness, here.shards.asked_again)
         if action.ahead and len(results) > 1:
             attempt = Attempt(action.batch, action.attempt)
             self._staged.append(StagedEverywhere(attempt, pushed.receipts))
@@ -147,7 +152,7 @@ class GradientSender:
         self._received(action.round, here)
         # If a try ended because the round was not ready, the shard has the gradient from that try.
         asked_again = frozenset([0]) if len(tries) > 1 else here.shards.asked_again
-        return self._pushed(tries[-1], 0, asked_again)
+        return self._pushed(action.batch, tries[-1], 0, asked_again)
 
     def _patiently(self, exchange: Callable[[], None]) -> None:
         """Repeats ``exchange`` until the shards are ready to answer it: the workers that they wait
@@ -164,10 +169,12 @@ class GradientSender:
 
     def _pushes(self, action: does.PushPull | does.Push, here: Joined) -> list[GradientPush]:
         """Returns each shard's part of the gradient."""
-        result, bases = self.result, here.shards.bases(self.used)
         batch, attempt, grant = action.batch, action.attempt, action.grant
-        if action.skip or result is None:
+        result, used = self.results.get(batch, (None, None))
+        bases = here.shards.bases(used)
+        if action.skip:
             return [GradientPush(batch, attempt, base, None, grant=grant) for base in bases]
+        assert result is not None  # Compute comes first
         totals = _totals(result, batch.count)
         return [
             GradientPush(
@@ -184,9 +191,13 @@ class GradientSender:
         ]
 
     def _pushed(
-        self, results: Sequence[PushResult], staleness: int, asked_again: frozenset[int]
+        self,
+        batch: BatchId,
+        results: Sequence[PushResult],
+        staleness: int,
+        asked_again: frozenset[int],
     ) -> does.Pushed:
-        self.drop()
+        self.results.pop(batch, None)
         # The shards update in parallel, so the slowest one determines the time.
         apply_s = max([result.apply_us for result in results]) * 1e-6
         self._times.applied(apply_s)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pserver.client.client import ShardClient
+from psrpc.core.batch import BatchId
 from psrpc.core.errors import RoundPassed
 from psrpc.ops.logs import get_logger
 from psrpc.ops.retry import BUILDING
 from psrpc.v1 import coordinator_pb2 as pb
+from worker.embedding.row_sets import ReceivedRows
 from worker.loop.commits import Commits
 from worker.loop.gradient_sender import GradientSender
 from worker.loop.joined import Joined, Joining
@@ -18,7 +20,7 @@ from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.protocol import actions as does
 from worker.protocol.conduct import conduct, drive
-from worker.step.gradient_source import GradientSource
+from worker.step.gradient_source import GradientResult, GradientSource
 
 log = get_logger()
 
@@ -60,7 +62,7 @@ class Performer:
         standing.position = self._times.position
         self._sizes: set[int] = set()
         """Numbers of records of computed batches; the first batch of a size may compile."""
-        self._commits = Commits(source, standing, self._times)
+        self._commits = Commits(source, standing, self._times, self._end_step)
         self._joining = Joining(source, standing, self._times, shm, prefetch_rows, connect)
         self._slow_down = slow_down
         self._built = False
@@ -81,8 +83,8 @@ class Performer:
             does.Push: lambda action: self._sender.push(action, self._here),
             does.Confirm: lambda _action: self._sender.confirm(self._here),
             does.PushNext: lambda action: self._sender.push_next(action, self._here),
-            does.Settle: lambda action: self._source.settle(action.unused),
-            does.TakeBack: lambda _action: self._source.take_back(),
+            does.Settle: lambda action: self._source.settle(action.unused, action.batch),
+            does.TakeBack: self._take_back,
             does.Done: self._done,
             does.Commit: self._commit,
             does.BeginCommit: lambda action: self._commits.begin(action, self._here),
@@ -123,8 +125,10 @@ class Performer:
                 self._source.build()
             self._built = True
 
-    def _join(self, _action: does.Join) -> None:
+    def _join(self, _action: does.Join) -> int:
         self._joined = self._joining.join(self._standing.get_cluster())
+        devices = self._standing.membership.devices = self._source.at_once
+        return devices
 
     def _rejoin(self, action: does.Rejoin) -> None:
         log.info("joining again", reason=action.reason)
@@ -174,11 +178,13 @@ class Performer:
             self._sender.pull(action, self._here)
             self._times.took("pull")
 
-    def _compute(self, action: does.Compute) -> does.Computed:
+    def _compute(self, action: does.Compute) -> does.Computed | tuple[does.Computed, ...]:
         self._standing.check()
         if not self._stepping:
             self._begin_step()
         self._stepping = False
+        if action.beside:
+            return self._compute_at_once((action.batch, *action.beside))
         times = self._times
         times.at(pb.WorkerPosition.PHASE_DATA)
         given = self._source.read(action.batch)
@@ -192,21 +198,49 @@ class Performer:
         with self._here.rows.prefetching(action.following):
             result = self._source.gradient(action.batch, given, used)
         self._sizes.add(action.batch.count)
-        computed_s = times.took("compute")
+        self._took_to_compute()
+        return self._computed(action.batch, result, used)
+
+    def _compute_at_once(self, batches: Sequence[BatchId]) -> tuple[does.Computed, ...]:
+        times, position = self._times, pb.WorkerPosition
+        times.at(position.PHASE_DATA)
+        given = [self._source.read(batch) for batch in batches]
+        times.took("data")
+        sizes = {batch.count for batch in batches}
+        known = sizes <= self._sizes
+        times.at(position.PHASE_COMPUTING if known else position.PHASE_COMPILING)
+        results = self._source.gradients(batches, given)
+        self._sizes |= sizes
+        self._took_to_compute()
+        pairs = zip(batches, results, strict=True)
+        return tuple([self._computed(batch, result, None) for batch, result in pairs])
+
+    def _took_to_compute(self) -> None:
+        computed_s = self._times.took("compute")
         if self._slow_down > 1:
             self._standing.pause((self._slow_down - 1) * computed_s)
-            times.took("compute")
-        not_finite = "" if result.finite else self._source.not_finite(action.batch)
+            self._times.took("compute")
+
+    def _computed(
+        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None
+    ) -> does.Computed:
+        """Keeps the gradient of ``batch`` for its push."""
+        not_finite = "" if result.finite else self._source.not_finite(batch)
         if not result.finite:
             data = {"data": not_finite} if not_finite else {}
             text = "the gradient is NaN or infinite; the batch is skipped"
-            log.warning(text, batch=str(action.batch), **data)
-        self._sender.result, self._sender.used = result, used
+            log.warning(text, batch=str(batch), **data)
+        self._sender.results[batch] = result, used
         return does.Computed(result.loss, result.finite, not_finite)
+
+    def _take_back(self, action: does.TakeBack) -> None:
+        if action.batch is None:
+            self._sender.drop()
+        self._source.take_back(action.batch)
 
     def _done(self, action: does.Done) -> None:
         self._times.took("push_pull" if self._sender.round is None else "commit")
-        self._times.end()
+        self._end_step()
         self._standing.done(action.batch)
         self._here.leases.look_ahead()
 
@@ -215,6 +249,11 @@ class Performer:
         if committed.pulled:
             self._sender.round = action.round + 1
         return committed
+
+    def _end_step(self) -> None:
+        # A step of several devices ends with the push of its last gradient.
+        if not self._sender.results:
+            self._times.end()
 
     def _begin_step(self) -> None:
         self._times.begin()

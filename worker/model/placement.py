@@ -179,12 +179,7 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
     if soft:
         return
     there = {_canonical(each.name) for each in tf.config.list_logical_devices()}
-    asked: dict[str, str] = {}
-    for operation in graph.get_operations():
-        # A function of Python has the host of the process, and no device.
-        if tf.DeviceSpec.from_string(operation.device).device_type:
-            asked.setdefault(operation.device, operation.name)
-    used = {_canonical(name): operation for name, operation in asked.items()}
+    used = _used(graph)
     for name, operation in used.items():
         if name not in there:
             raise InvalidArgument(
@@ -199,6 +194,22 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
                 "spread it by Job(devices=...), or start a worker for each device",
                 code="PS506",
             )
+
+
+def is_spread(graph: tf.Graph, device: Device) -> bool:
+    """Whether the operations of ``graph`` ask for a device of this worker besides its first."""
+    return not _used(graph).keys().isdisjoint(map(_canonical, device.others))
+
+
+def _used(graph: tf.Graph) -> dict[str, str]:
+    """Returns the short names of the devices that the operations of ``graph`` ask for, each with an
+    operation that does."""
+    asked: dict[str, str] = {}
+    for operation in graph.get_operations():
+        # A function of Python has the host of the process, and no device.
+        if tf.DeviceSpec.from_string(operation.device).device_type:
+            asked.setdefault(operation.device, operation.name)
+    return {_canonical(name): operation for name, operation in asked.items()}
 
 
 def _canonical(name: str) -> str:

@@ -200,12 +200,14 @@ def train(
 ) -> None:
     """Works until the job ends, leaves it, and raises; for the arguments and the errors see
     :class:`worker.loop.performer.Performer` and :func:`worker.protocol.conduct.conduct`."""
+    from worker.lanes.lane_source import LaneSource
     from worker.loop.performer import Performer
     from worker.step.keras_source import KerasSource
 
     job, waits = loaded.job, standing.waits
+    make = LaneSource if device.others and job.devices is None else KerasSource
     with (
-        KerasSource(job, device, waits, loaded.optimizer_arguments) as source,
+        make(job, device, waits, loaded.optimizer_arguments) as source,
         Performer(
             source,
             standing,

@@ -1,10 +1,9 @@
 """The actions of a worker as values: ``worker.protocol.conduct`` yields them, a performer carries
 them out.
 
-Each action documents its answer, which is None if the action mentions none. Any action may instead
-raise ``Stopped``, ``JobFailed`` or ``StaleGeneration``. After the last, the worker must join anew
-and drop everything that it computed before.
-"""
+Each documents its answer, which is None if it mentions none. Any may instead raise ``Stopped``,
+``JobFailed`` or ``StaleGeneration``. After the last, the worker must join anew and drop everything
+that it computed before."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ class Register(Action):
 
 @dataclass(frozen=True, slots=True)
 class Join(Action):
-    """Wait until all shards are ready, and prepare to call them in that generation."""
+    """Wait until all shards are ready, and prepare to call them in that generation. Answered by the
+    number of batches that this worker computes at once, one on each device; None means 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class Compute(Action):
     """Compute the gradient of a batch at the parameters received last, and keep it for the push
     that follows. Missing table rows are received first: of the same round, or the newest.
     ``following`` is the batch to compute after it, if known: its rows may be received meanwhile.
-    Answered by :class:`Computed`.
-
-    Raises ``RoundPassed``.
-    """
+    The batches ``beside`` it are computed at once, each on another device and for a push of its
+    own. Answered by :class:`Computed`; with ``beside``, by a tuple of one for each batch. Raises
+    ``RoundPassed``."""
 
     batch: BatchId
     following: BatchId | None = None
+    beside: tuple[BatchId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class PushPull(Action):
     """Async: have every shard apply the gradient, and receive the newest parameters and the table
     rows for the batch ``following``, if known. With ``skip`` the batch is recorded as skipped.
     ``grant`` came with the attempt's lease, and ``clock`` (ssp) with the task; see :class:`Pull`.
-    Answered by :class:`Pushed`."""
+    Without ``pull`` nothing is received: another push follows. Answered by :class:`Pushed`."""
 
     batch: BatchId
     attempt: int
@@ -131,16 +131,14 @@ class PushPull(Action):
     following: BatchId | None = None
     grant: bytes = b""
     clock: types_pb2.WorkerClock | None = None
+    pull: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Push(Action):
     """Sync: have every shard stage the gradient or, with ``skip``, record that the batch is
     skipped. ``grant`` came with the attempt's lease; ``ahead`` says that the round is decided
-    already. Answered by :class:`Pushed`.
-
-    Raises ``RoundPassed``.
-    """
+    already. Answered by :class:`Pushed`. Raises ``RoundPassed``."""
 
     batch: BatchId
     attempt: int
@@ -153,10 +151,7 @@ class Push(Action):
 class PushNext(Action):
     """Sync: do as :class:`Push` for a round that was decided ahead; then receive the parameters of
     ``round``, the next round with a micro-batch of this worker, and the table rows for the batch
-    ``following``. Answered by :class:`Pushed`.
-
-    Raises ``RoundPassed``.
-    """
+    ``following``. Answered by :class:`Pushed`. Raises ``RoundPassed``."""
 
     batch: BatchId
     attempt: int
@@ -195,16 +190,20 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Settle(Action):
-    """Keep the residual of compression, since shards use the last gradient. For the shards
-    ``unused``, which never will, restore the residual from before that gradient."""
+    """Keep the residual of compression, since shards use the gradient of ``batch``. For the shards
+    ``unused``, which never will, restore the residual from before that gradient. A worker with one
+    device may leave out the batch, which is the last one."""
 
     unused: tuple[int, ...] = ()
+    batch: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(Action):
-    """Restore the residual of compression from before the last gradient, which no shard will use.
-    Does nothing if the gradient is settled."""
+    """Restore the residual of compression from before the gradient of ``batch`` (None: the last, or
+    all that are kept), which no shard will use. Does nothing if it is settled."""
+
+    batch: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True)

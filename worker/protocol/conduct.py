@@ -32,10 +32,18 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from psrpc.core.batch import BatchId
-from psrpc.core.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
+from psrpc.core.errors import (
+    InvalidArgument,
+    InvalidJob,
+    NotReady,
+    PsError,
+    RoundPassed,
+    StaleGeneration,
+    TableFull,
+)
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.wire.commands import from_batch
@@ -44,6 +52,11 @@ from worker.protocol.actions import Conduct, Leased
 from worker.protocol.done import DoneBatch, Stopped, raise_shutdown
 from worker.protocol.micro_batches import MicroBatches
 from worker.protocol.rounds_ahead import RoundsAheadRunner
+
+ONE_CLOCK = (
+    "ssp counts the steps of each worker, and gradients that several devices compute at once would "
+    "be older than its bound; start a worker for each device"
+)
 
 
 def conduct() -> Conduct:
@@ -62,8 +75,8 @@ def conduct() -> Conduct:
                 if stale:
                     yield does.Rejoin(stale)
                 yield does.Register()
-                yield does.Join()
-                yield from _work(ahead)
+                devices = yield does.Join()
+                yield from _work(ahead, devices or 1)
             except StaleGeneration as error:
                 stale = str(error) or "the cluster has a newer generation"
     except (InvalidJob, TableFull) as error:
@@ -86,14 +99,15 @@ def drive(actions: Conduct, perform: Callable[[does.Action], object]) -> None:
             action = actions.send(answer)
 
 
-def _work(ahead: RoundsAheadRunner) -> Conduct:
-    """Works on one lease after the other in the joined generation, until an error ends that."""
-    rounds = MicroBatches()
+def _work(ahead: RoundsAheadRunner, devices: int) -> Conduct:
+    """Works on one lease after the other in the joined generation, until an error ends that.
+    Computes on all ``devices`` at once."""
+    rounds = MicroBatches(devices)
     lease = yield does.Lease()
     while True:
         match lease.WhichOneof("work"):
             case "train":
-                lease = yield from _train(lease.train)
+                lease = yield from _train(lease.train, devices)
                 continue
             case "round":
                 lease = yield from rounds.run(lease.round)
@@ -124,22 +138,27 @@ def _work(ahead: RoundsAheadRunner) -> Conduct:
         lease = yield does.Lease()
 
 
-def _train(task: pb.TrainTask) -> Leased:
+def _train(task: pb.TrainTask, devices: int) -> Leased:
     """Async, ssp: runs ``task`` and following ones; returns the first lease of another kind.
 
-    Requests the next task when half of the current one is done.
+    Requests the next task when half of the current one is done. Raises InvalidArgument in ssp mode
+    with several ``devices``.
     """
     clock = _clock(task)
+    if clock is not None and devices > 1:
+        raise InvalidArgument(ONE_CLOCK, code="PS506")
     yield does.Pull(batch=_first(task), clock=clock)
     yield does.Expect(tuple(from_batch(each.batch) for each in task.batches))
     while True:
         asked = False
-        following = [*(from_batch(each.batch) for each in task.batches[1:]), None]
-        for index, attempt in enumerate(task.batches):
-            if not asked and 2 * index >= len(task.batches) - 1:
+        batches = [*(from_batch(each.batch) for each in task.batches), None]
+        for start in range(0, len(task.batches), devices):
+            group = task.batches[start : start + devices]
+            end = start + len(group)
+            if not asked and 2 * (end - 1) >= len(task.batches) - 1:
                 asked = True
                 yield does.LeaseAhead()
-            yield from _apply(attempt, following[index], clock)
+            yield from _apply(group, batches[end], clock)
         if not asked:
             yield does.LeaseAhead()
         lease: pb.Lease = yield does.TakeLease()
@@ -153,32 +172,41 @@ def _train(task: pb.TrainTask) -> Leased:
 
 
 def _apply(
-    leased: types.Attempt, following: BatchId | None, clock: types.WorkerClock | None
+    group: Sequence[types.Attempt], following: BatchId | None, clock: types.WorkerClock | None
 ) -> Conduct:
-    """Async, ssp: runs one batch, from its data to its report; ``following`` is the next batch of
-    the task."""
-    batch, attempt = from_batch(leased.batch), leased.attempt
+    """Async, ssp: runs the batches of ``group`` at once, from their data to their reports; the last
+    push brings new parameters. ``following`` is the next batch of the task."""
+    batches = [from_batch(leased.batch) for leased in group]
     # Rows that come during the computation may be older than the next step's clock allows.
     ahead = following if clock is None else None
-    computed: does.Computed = yield does.Compute(batch, ahead)
-    pushed: does.Pushed = yield does.PushPull(
-        batch, attempt, not computed.finite, following, leased.grant, clock
-    )
-    # A shard whose call was repeated may have the batch from this very push.
-    unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
-    yield does.Settle(unused + pushed.too_stale)
-    yield does.Done(
-        DoneBatch(
+    answer = yield does.Compute(batches[0], ahead, tuple(batches[1:]))
+    results: Sequence[does.Computed] = answer if len(group) > 1 else [answer]
+    for leased, batch, computed in zip(group, batches, results, strict=True):
+        last = leased is group[-1]
+        pushed: does.Pushed = yield does.PushPull(
             batch,
-            attempt,
-            computed.loss,
-            pushed.staleness,
-            skipped=not computed.finite,
-            too_stale=bool(pushed.too_stale),
-            receipts=pushed.receipts,
-            not_finite=computed.not_finite,
+            leased.attempt,
+            not computed.finite,
+            following if last else None,
+            leased.grant,
+            clock,
+            pull=last,
         )
-    )
+        # A shard whose call was repeated may have the batch from this very push.
+        unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
+        yield does.Settle(unused + pushed.too_stale, None if len(group) == 1 else batch)
+        yield does.Done(
+            DoneBatch(
+                batch,
+                leased.attempt,
+                computed.loss,
+                pushed.staleness,
+                skipped=not computed.finite,
+                too_stale=bool(pushed.too_stale),
+                receipts=pushed.receipts,
+                not_finite=computed.not_finite,
+            )
+        )
 
 
 def _clock(task: pb.TrainTask) -> types.WorkerClock | None:

@@ -49,6 +49,8 @@ class WorkerMembership:
         self.generation = 0
         self.policy = 0
         self.heartbeat_s = 1.0
+        self.devices = 1
+        """Micro-batches that this worker computes at once."""
         self.settings_sha256 = ""
         """Hash of the settings that this process has loaded, as received from the coordinator."""
         self._incarnation = incarnation
@@ -175,6 +177,7 @@ class WorkerMembership:
             received=0 if self._dropped else self._received,
             rounds_ahead=True,
             clocks=True,
+            devices=self.devices,
         )
         return LeaseRequest(request, sent)
 
@@ -207,6 +210,7 @@ class WorkerMembership:
             round=round_number,
             report=done.message(),
             rounds_ahead=True,
+            devices=self.devices,
         )
 
     def report(self, done: WorkDone) -> pb.ReportWorkRequest:

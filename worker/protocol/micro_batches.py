@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import PsError, RoundPassed, StaleGeneration
@@ -15,16 +17,20 @@ from worker.protocol.done import DoneBatch, Stopped
 
 class MicroBatches:
     """Sync: runs micro-batches of rounds. The answer to a commit is the next lease. If the last
-    lease announced another micro-batch of the same round, the worker computes it during the
-    commit."""
+    lease announced another micro-batch of the same round, the worker computes it during the commit;
+    one for another device, at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1) -> None:
+        self.devices = devices
+        """The number of micro-batches that this worker computes at once."""
         self._next = NextBatch()
         self.pulled: int | None = None
         """The round of the parameters at hand, if known."""
-        self._expected: BatchId | None = None
-        # The round and the attempt that were computed during a commit.
-        self._ahead: tuple[int, int, does.Computed] | None = None
+        self._expected: tuple[BatchId, ...] | None = None
+        self._kept: dict[int, does.Computed] = {}
+        """Attempts that are computed and not yet pushed, by number."""
+        self._kept_round = 0
+        """The round whose parameters they were computed from."""
 
     def expect_nothing(self) -> None:
         """Forgets the batch announced last, because others have been announced since."""
@@ -35,9 +41,10 @@ class MicroBatches:
         while True:
             lease: pb.Lease = yield from self._run_micro_batch(work)
             work = lease.round
-            if self._ahead is not None and self._ahead[:2] != (work.round, work.attempt.attempt):
-                # No shard will use the gradient that was computed ahead.
-                self._ahead = None
+            same = work.newest or work.round == self._kept_round
+            if self._kept and not (same and work.attempt.attempt in self._kept):
+                # No shard will use the gradients that were computed ahead.
+                self._kept.clear()
                 yield does.TakeBack()
             if lease.WhichOneof("work") != "round":
                 return lease
@@ -46,14 +53,11 @@ class MicroBatches:
         batch, attempt = from_batch(work.attempt.batch), work.attempt.attempt
         ahead = from_batch(work.ahead.batch) if work.HasField("ahead") else None
         lease: pb.Lease
-        computed: does.Computed
+        several = self.devices > 1
         try:
-            if self._ahead is not None:
-                (_, _, computed), self._ahead = self._ahead, None
-            else:
-                yield from self._expect(batch)
-                yield from self._receive(work, batch)
-                computed = yield does.Compute(batch)
+            if attempt not in self._kept:
+                yield from self._compute(work)
+            computed = self._kept.pop(attempt)
             # Other workers may still compute this round: time to read ahead.
             guess = self._next.after(batch)
             following = ahead or guess
@@ -63,11 +67,13 @@ class MicroBatches:
                 batch, attempt, not computed.finite, work.attempt.grant
             )
         except RoundPassed:
+            self._kept.clear()
             yield does.TakeBack()
             lease = yield does.Lease()
             return lease
         # A shard that had the batch has applied the round with another attempt; so will the others.
-        yield does.TakeBack() if pushed.had else does.Settle()
+        of = batch if several else None
+        yield does.TakeBack(of) if pushed.had else does.Settle(batch=of)
         done = DoneBatch(
             batch,
             attempt,
@@ -80,17 +86,28 @@ class MicroBatches:
         if ahead is not None:
             lease = yield from self._commit_and_compute(work, done, ahead)
             return lease
-        committed: does.Committed = yield does.Commit(work.round, done, work.pull_next)
+        committed: does.Committed = yield does.Commit(self._kept_round, done, work.pull_next)
         if committed.pulled:
             self.pulled = work.round + 1
         return committed.lease
+
+    def _compute(self, work: pb.RoundWork) -> Conduct:
+        """Computes the micro-batch of ``work`` and, at once, those for the other devices."""
+        attempts = [work.attempt, *work.beside[: self.devices - 1]]
+        batches = tuple(from_batch(attempt.batch) for attempt in attempts)
+        yield from self._expect(*batches)
+        yield from self._receive(work, batches[0])
+        results = yield from computed_at_once(batches)
+        self._kept_round = work.round
+        for attempt, computed in zip(attempts, results, strict=True):
+            self._kept[attempt.attempt] = computed
 
     def _commit_and_compute(self, work: pb.RoundWork, done: DoneBatch, ahead: BatchId) -> Leased:
         """Commits ``done`` and meanwhile computes the batch ``ahead``, of the same round."""
         yield does.BeginCommit(work.round, done)
         try:
             computed: does.Computed = yield does.Compute(ahead)
-            self._ahead = work.round, work.ahead.attempt, computed
+            self._kept[work.ahead.attempt] = computed
         except RoundPassed:
             yield does.TakeBack()
         except (PsError, Stopped) as error:
@@ -102,10 +119,10 @@ class MicroBatches:
         lease: pb.Lease = yield does.TakeCommit()
         return lease
 
-    def _expect(self, batch: BatchId) -> Conduct:
-        if batch != self._expected:
-            self._expected = batch
-            yield does.Expect((batch,), instead=True)
+    def _expect(self, *batches: BatchId) -> Conduct:
+        if batches != self._expected:
+            self._expected = batches
+            yield does.Expect(batches, instead=True)
 
     def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
         """Pulls the parameters of the round, unless this worker has them. With backup workers they
@@ -114,6 +131,16 @@ class MicroBatches:
             decision = work.decision if work.HasField("decision") else None
             yield does.Pull(None if work.newest else work.round, decision, batch)
             self.pulled = work.round
+
+
+def computed_at_once(
+    batches: Sequence[BatchId], following: BatchId | None = None
+) -> Generator[does.Action, Any, tuple[does.Computed, ...]]:
+    """Computes ``batches`` at once, each on a device of its own, and returns their results; for
+    ``following`` see :class:`worker.protocol.actions.Compute`."""
+    first, *beside = batches
+    answer = yield does.Compute(first, following, tuple(beside))
+    return tuple(answer) if beside else (answer,)
 
 
 class NextBatch:

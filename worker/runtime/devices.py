@@ -34,6 +34,11 @@ class Device:
         return (self.name, *self.others)
 
     @property
+    def each(self) -> tuple[Device, ...]:
+        """Its devices, each as one by itself."""
+        return tuple(Device(name, self.label) for name in self.names)
+
+    @property
     def is_host(self) -> bool:
         """Whether its tensors are in the memory that NumPy and gRPC use."""
         return self.name == HOST
@@ -62,6 +67,14 @@ class Device:
         with tf.device(HOST):
             return tf.identity(tensor)
 
+    def take(self, batch: Batch) -> Batch:
+        """Copies the tensors of a batch from the host to this device; returns them as they are if
+        the host is this device. Any thread may call it."""
+        if self.is_host:
+            return batch
+        taken: Batch = tf.nest.map_structure(self._copy, batch, expand_composites=True)
+        return taken
+
     def place(self, batch: Batch) -> Batch:
         """Converts a batch of arrays to tensors on this device, :class:`Ragged` to ragged tensors.
         Any thread may call it."""
@@ -69,9 +82,7 @@ class Device:
         # One scope for all arrays: entering it takes as long as converting a small array.
         with tf.device(HOST):
             placed: Batch = map_arrays(as_tensor, batch)
-        if not self.is_host:
-            placed = tf.nest.map_structure(self._copy, placed, expand_composites=True)
-        return placed
+        return self.take(placed)
 
     def _copy(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.name):

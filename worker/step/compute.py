@@ -198,6 +198,10 @@ class GradientComputer:
         with self._waits.on("the training data"):
             return self.feed.get(batch)
 
+    def compiled(self, given: Any) -> bool:
+        """Whether the step is already compiled for the shape of this batch."""
+        return self._step.compiled(given)
+
     def place(self, given: Any) -> ReceivedRows | None:
         """Returns where to receive the rows that a batch needs, given its data; None if it needs
         none. Valid until the call after the next."""
@@ -210,8 +214,7 @@ class GradientComputer:
         if the step fails, InvalidArgument if it asks for other devices than those of this
         worker."""
         try:
-            compiled = self._step.compiled(given)
-            with nullcontext() if compiled else self._waits.on(self._compiling):
+            with nullcontext() if self.compiled(given) else self._waits.on(self._compiling):
                 return self._run(given, rows)
         except InvalidArgument:
             # Not a fault of the user's code: this worker has other devices than the model asks for.

@@ -69,6 +69,18 @@ class WithoutTables:
         return None
 
 
+class OneAtOnce:
+    """The methods of a source that computes one gradient at a time."""
+
+    @property
+    def at_once(self) -> int:
+        """See GradientSource, also for the other method."""
+        return 1
+
+    def gradients(self, _batches: Any, _given: Any, /) -> Sequence[GradientResult]:
+        raise AssertionError("gradient() computes one at a time")
+
+
 class GradientSource(Protocol):
     """A model, its data and its parameters. One thread uses it.
 
@@ -85,6 +97,11 @@ class GradientSource(Protocol):
     def spare(self) -> Mapping[str, Array]:
         """Where to receive parameters: arena name -> ``[length]``. Alternates between two mappings,
         which stay the same as long as the workspace does."""
+
+    @property
+    def at_once(self) -> int:
+        """How many gradients :meth:`gradients` computes at once, one on each device. Known once
+        :meth:`prepare` has returned."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""
@@ -126,18 +143,26 @@ class GradientSource(Protocol):
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> GradientResult:
         """Computes the gradient of ``batch`` at the current parameters and its ``rows``."""
 
+    def gradients(
+        self, batches: Sequence[BatchId], given: Sequence[Any], /
+    ) -> Sequence[GradientResult]:
+        """Computes the gradients of several batches at once, at most :attr:`at_once`, each on a
+        device of its own, at the current parameters. A model without tables only."""
+
     def swap(self, version: int) -> None:
         """Makes the spare parameters current; ``version`` is the newest among the shards' parts."""
 
-    def settle(self, unused: Iterable[int] = ()) -> None:
-        """Records that all shards but ``unused`` have used or will use the last gradient."""
+    def settle(self, unused: Iterable[int] = (), batch: BatchId | None = None, /) -> None:
+        """Records that all shards but ``unused`` have used or will use the gradient of ``batch``;
+        None is the last one."""
 
     def not_finite(self, batch: BatchId, /) -> str:
         """Names the records of ``batch`` that have NaN or infinite values, to explain a gradient
         that is not finite. Empty if there are none, or if unknown."""
 
-    def take_back(self) -> None:
-        """Records that no shard has used or will use the last gradient, if not settled yet."""
+    def take_back(self, batch: BatchId | None = None, /) -> None:
+        """Records that no shard has used or will use the gradient of ``batch``, or (None) any that
+        is not settled yet."""
 
     def evaluate(
         self, task: pb.EvaluateTask, generation: int, pull: PullSnapshot

@@ -22,14 +22,14 @@ from worker.runtime.waits import WorkerWaits
 from worker.step.compute import BatchReader, GradientComputer, first_rows_nbytes
 from worker.step.evaluator import Evaluator
 from worker.step.flat import StepResult
-from worker.step.gradient_source import PullSnapshot
+from worker.step.gradient_source import OneAtOnce, PullSnapshot
 from worker.step.initializer import initial_values
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalReader
 from worker.step.replica import Replica
 
 
-class KerasSource:
+class KerasSource(OneAtOnce):
     """A :class:`worker.step.gradient_source.GradientSource` for Keras models and ``tf.Module``;
     caches the parts that depend on the plan."""
 
@@ -44,6 +44,8 @@ class KerasSource:
         self.wire: Encoding = wire_encoding(job.wire_dtype)
         self._job = job
         self._device = device
+        self._reading = device
+        """The device that batches are placed on."""
         self._waits = waits
         self._optimizer_arguments = optimizer_arguments or {}
         self._opened = ExitStack()
@@ -72,11 +74,13 @@ class KerasSource:
 
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         if self._plan != plan:
-            compute = self._make_compute(plan)
-            self._compute = self._opened.enter_context(compute)
-            self._evaluator = None
-            self._plan = plan
+            self._use(plan)
         self._made.renew(workspace)
+
+    def _use(self, plan: Plan) -> None:
+        """Makes the parts that depend on the plan."""
+        self._compute = self._opened.enter_context(self._make_compute(plan))
+        self._evaluator, self._plan = None, plan
 
     def _make_compute(self, plan: Plan) -> GradientComputer:
         # ``replica.job`` includes what the model is compiled with.
@@ -94,7 +98,7 @@ class KerasSource:
             finder = self._replica.make_finder(plan)
             seeds = self._replica.num_seeds()
             inputs = whole_inputs(self._replica.model)
-            self._read = plan, BatchReader(self._job, self._device, seeds, finder, inputs)
+            self._read = plan, BatchReader(self._job, self._reading, seeds, finder, inputs)
         return self._read[1]
 
     def leave(self) -> None:
@@ -129,13 +133,13 @@ class KerasSource:
     def swap(self, version: int) -> None:
         self._made.swap(version)
 
-    def settle(self, unused: Iterable[int] = ()) -> None:
+    def settle(self, unused: Iterable[int] = (), _batch: BatchId | None = None) -> None:
         self._made.settle(unused)
 
     def not_finite(self, batch: BatchId) -> str:
         return not_finite_record(self._job.train, self._job.seed, batch)
 
-    def take_back(self) -> None:
+    def take_back(self, _batch: BatchId | None = None) -> None:
         self._made.take_back()
 
     def evaluate(

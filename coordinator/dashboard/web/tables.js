@@ -136,7 +136,7 @@ function table(titles, rows, figures) {
 
 const waiting = (member) => (member.waiting_for ? el("small", { class: "clamp", title: member.waiting_for }, `waits for ${member.waiting_for}`) : null);
 
-const cell = (title, content, look = null) => el("td", { "data-title": title, class: look }, el("div", {}, content));
+export const cell = (title, content, look = null) => el("td", { "data-title": title, class: look }, el("div", {}, content));
 
 function shares(spent) {
   const total = spent ? Object.keys(CAUSES).reduce((sum, cause) => sum + spent[cause], 0) : 0;

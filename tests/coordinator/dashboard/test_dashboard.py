@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from coordinator.dashboard.app import PAGES, WEB
+from coordinator.dashboard.app import HTML, PAGES, WEB
 from coordinator.dashboard.server import DashboardServer
+from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import NAME, DashboardSampler, DashboardSnapshots
 from psrpc.core.errors import InvalidArgument, PortInUse
 from psrpc.metrics.http_head import known_host
@@ -53,7 +54,7 @@ class Dashboard:
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[Dashboard]:
     board = DashboardSnapshots("digits", lambda: NOW)
-    server = DashboardServer("127.0.0.1:0", board)
+    server = DashboardServer("127.0.0.1:0", job_site(board))
     server.start()
     try:
         yield Dashboard(board, server)
@@ -63,12 +64,14 @@ def dashboard() -> Iterator[Dashboard]:
 
 @pytest.mark.slow
 def test_every_file_of_the_page_is_served_and_nothing_else(dashboard: Dashboard) -> None:
-    for path, (name, kind) in PAGES.items():
+    pages = {"/": ("index.html", HTML), **PAGES}
+    for path, (name, kind) in pages.items():
         answer = dashboard.ask(path)
         assert (answer.status, answer.headers["content-type"]) == (200, kind)
         assert answer.body == (WEB / name).read_bytes()
     files = {str(file.relative_to(WEB)) for file in WEB.rglob("*") if file.is_file()}
-    assert files == {name for name, _ in PAGES.values()} | {"vendor/LICENSE.uPlot.txt"}
+    elsewhere = {"study.html", "vendor/LICENSE.uPlot.txt"}
+    assert files == {name for name, _ in pages.values()} | elsewhere
     for path in ("/dashboard.py", "/../board.py", "/%2e%2e/board.py", "/vendor/", "/ledger.sqlite"):
         assert dashboard.ask(path).status == 404
 
@@ -135,7 +138,7 @@ def test_hosts_that_are_ours(host: str, known: bool) -> None:
 @pytest.mark.slow
 def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> None:
     board = DashboardSnapshots("digits", lambda: NOW)
-    server = DashboardServer("127.0.0.1:0", board)
+    server = DashboardServer("127.0.0.1:0", job_site(board))
     server.start()
     try:
         shown = Dashboard(board, server)
@@ -210,13 +213,13 @@ def test_a_disk_that_refuses_costs_the_history_only(tmp_path: Path) -> None:
 def test_its_port_can_be_had_again_at_once_and_not_twice(dashboard: Dashboard) -> None:
     board = DashboardSnapshots("digits", lambda: NOW)
     with pytest.raises(PortInUse, match=f"127.0.0.1:{dashboard.port}.*say another --dashboard"):
-        DashboardServer(f"127.0.0.1:{dashboard.port}", board).start()
+        DashboardServer(f"127.0.0.1:{dashboard.port}", job_site(board)).start()
     with socket.socket() as held:
         # As `coordinator up` keeps it for its coordinator.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         for _ in range(2):
-            server = DashboardServer(f"127.0.0.1:{held.getsockname()[1]}", board)
+            server = DashboardServer(f"127.0.0.1:{held.getsockname()[1]}", job_site(board))
             server.start()
             try:
                 assert Dashboard(board, server).ask("/").status == 200
@@ -233,19 +236,21 @@ def test_its_port_can_be_had_again_at_once_and_not_twice(dashboard: Dashboard) -
 )
 def test_others_may_not_look_unless_it_was_said(address: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        DashboardServer(address, DashboardSnapshots("digits", lambda: NOW)).start()
+        DashboardServer(address, job_site(DashboardSnapshots("digits", lambda: NOW))).start()
 
 
 @pytest.mark.slow
 def test_insecure_lets_others_look() -> None:
-    server = DashboardServer("0.0.0.0:0", DashboardSnapshots("digits", lambda: NOW), insecure=True)
+    server = DashboardServer(
+        "0.0.0.0:0", job_site(DashboardSnapshots("digits", lambda: NOW)), insecure=True
+    )
     server.start()
     server.stop()
     assert server.url.startswith("http://127.0.0.1:")
 
 
 def test_without_an_address_it_does_nothing() -> None:
-    server = DashboardServer(None, DashboardSnapshots("digits", lambda: NOW))
+    server = DashboardServer(None, job_site(DashboardSnapshots("digits", lambda: NOW)))
     server.start()
     server.stop()
     assert server.url == ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from coordinator.dashboard.server import CONNECTIONS, MOST_CONNECTIONS, DashboardServer
+from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSnapshots
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     board = DashboardSnapshots("digits", lambda: 1_800_000_000.0)
-    dashboard = DashboardServer("127.0.0.1:0", board, patience_s=lambda: found.patience_s)
+    dashboard = DashboardServer("127.0.0.1:0", job_site(board), patience_s=lambda: found.patience_s)
     found = Server(dashboard, SOON_S)
     dashboard.start()
     try:

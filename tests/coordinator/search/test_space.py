@@ -12,6 +12,7 @@ from coordinator.search.space import (
     choice,
     integers,
     log,
+    log_integers,
     read_range,
     uniform,
 )
@@ -24,6 +25,7 @@ from psrpc.core.errors import InvalidArgument
         ("log(1e-4, 1e-1)", RealRange(1e-4, 0.1, log=True)),
         (" uniform(-1,0.5) ", RealRange(-1.0, 0.5)),
         ("integers(1, 8)", WholeRange(1, 8)),
+        ("log_integers(8, 512)", WholeRange(8, 512, log=True)),
         ("choice(32, 64)", Alternatives((32, 64))),
         ("choice(relu, 'tanh', none, true)", Alternatives(("relu", "tanh", None, True))),
         ("[0.1, 0.2]", Alternatives((0.1, 0.2))),
@@ -37,19 +39,25 @@ def test_a_range_is_read_and_written(text: str, found: object) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("log(0.1, 0.01)", "is reversed; say the smaller bound first: 0.01, 0.1"),
-        ("uniform(1, 1)", "is empty; expected two different bounds, or --set KEY=1.0"),
+        ("log(0.1, 0.01)", "is reversed; say the smaller value first: 0.01, 0.1"),
+        ("uniform(1, 1)", "is one value; expected two different ones, or --set KEY=1.0"),
         ("uniform(1, 1e999)", "is not an interval; expected two finite numbers"),
-        ("log(0, 1)", "a logarithm needs bounds above 0, or say uniform(0.0, 1.0)"),
-        ("integers(8, 1)", "is reversed; say the smaller bound first: 1, 8"),
-        ("integers(1, 2.5)", "integers has the bound 2.5; expected a whole number"),
-        ("log(a, 1)", "log has the bound 'a'; expected a number"),
-        ("log(1)", "has 1 bounds; expected log(LOW, HIGH)"),
+        ("log(0, 1)", "a logarithm needs values above 0, or say uniform(0.0, 1.0)"),
+        ("integers(8, 1)", "is reversed; say the smaller value first: 1, 8"),
+        ("integers(1, 2.5)", "the highest value of integers is 2.5; expected a whole number"),
+        ("log(a, 1)", "the lowest value of log is 'a'; expected a number, as in log("),
+        ("log(1)", "has 1 value; expected the lowest and the highest: log(LOW, HIGH)"),
+        (
+            "log_integers(0, 8)",
+            "a logarithm needs whole numbers of at least 1, or say integers(0, 8)",
+        ),
+        ("log_integers(true, 8)", "the lowest value of log_integers is True; expected a whole"),
         ("choice()", "choice() has no values"),
         ("choice(1, 2, 1)", "has 1 twice; leave one out"),
         ("choice([1])", "choice has [1]; expected texts, numbers"),
         ("choice(a+b)", "has the value a + b; put quotes around a text"),
         ("normal(0, 1)", "is no range of values; expected log(LOW, HIGH)"),
+        ("integer(1, 8)", "is no range of values; did you mean integers?"),
         ("log(low=1)", "is no range of values"),
         ("0.1", "is no range of values"),
         ("log(", "is no range of values"),
@@ -139,3 +147,13 @@ def test_corners_have_every_end_of_every_range() -> None:
         {"rate": 1.0, "kind": "b"},
         {"rate": 1.0, "kind": "c"},
     ]
+
+
+def test_whole_numbers_of_every_order_of_magnitude_are_equally_likely() -> None:
+    space = Space({"width": log_integers(1, 1000)})
+    found = [int(str(space.random_point(3, number)["width"])) for number in range(300)]
+    assert min(found) >= 1
+    assert max(found) <= 1000
+    for low, high in ((1, 9), (10, 99), (100, 1000)):
+        assert 60 < sum(low <= width <= high for width in found) < 140
+    assert [log_integers(8, 64).at(place) for place in (0, 1)] == [8, 64]

@@ -95,3 +95,17 @@ def test_two_studies_may_begin_in_the_same_second(
     assert first.name.startswith("job-study-")
     first.mkdir(parents=True)
     assert new_study_directory("job") != first
+
+
+def test_a_directory_with_other_files_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").touch()
+    with pytest.raises(InvalidArgument, match=r"holds 'data.csv', and no study; say a new or"):
+        StudyDirectory(tmp_path).__enter__()
+    assert [each.name for each in tmp_path.iterdir()] == ["data.csv"]
+
+
+def test_what_a_command_leaves_that_is_killed_early_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("lock", ".study.json.tmp"):
+        (tmp_path / name).touch()
+    with StudyDirectory(tmp_path) as directory:
+        assert not directory.settle(STUDY)

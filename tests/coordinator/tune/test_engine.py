@@ -11,10 +11,16 @@ import pytest
 
 from coordinator.search.points import Point, Space
 from coordinator.search.space import choice, integers, log
-from coordinator.search.trials import StudyLimits, StudyMetric, TrialValue
+from coordinator.search.trials import (
+    StudyLimits,
+    StudyMetric,
+    TrialPhase,
+    TrialRecord,
+    TrialValue,
+)
 from coordinator.tune.engine import RunningTrial, StudyEngine
 from coordinator.tune.options import Pruner, Sampler
-from coordinator.tune.optuna_study import OptunaStudy, StudyRules, TrialRecord
+from coordinator.tune.optuna_study import OptunaStudy, StudyRules
 from coordinator.tune.trial_run import RunEnd, TrialRun
 from psrpc.ops.exit_status import DONE, FAILED, INTERRUPTED
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -104,6 +110,7 @@ class Played:
         self.ends: Mapping[int, RunEnd] = {}
         self.points: dict[int, Point] = {}
         self.tables: list[int] = []
+        self.phases: list[TrialPhase] = []
         limits = StudyLimits(
             options.pop("trials", 3), options.pop("parallel", 1), options.pop("max_failures", 0)
         )
@@ -113,9 +120,13 @@ class Played:
             StudyMetric("max", "accuracy"),
             self._launch,
             self.screen,
-            lambda records: self.tables.append(len(records)),
+            self._changed,
             **options,
         )
+
+    def _changed(self, records: Sequence[TrialRecord]) -> None:
+        self.tables.append(len(records))
+        self.phases = [each.phase for each in records]
 
     def _launch(self, number: int, point: Point, slot: int) -> tuple[TrialRun, Path]:
         run_dir = self.path / f"trial-{number}"
@@ -219,6 +230,7 @@ def test_failures_end_the_study_and_leave_the_others_under_way(tmp_path: Path) -
     assert reason.startswith("1 trial has failed; --max-failures is 0")
     assert [each.phase for each in study.records()] == ["failed", "running"]
     assert played.runs[1].stopped
+    assert played.phases == ["failed", "stopped"]
     assert "1 begins in 1" in played.screen.lines
 
 
@@ -236,6 +248,7 @@ def test_time_and_ctrl_c_leave_trials_under_way(tmp_path: Path, how: str) -> Non
     else:
         assert status == INTERRUPTED
         assert [each.phase for each in study.records()] == ["running"]
+        assert played.phases == ["stopped"]
 
 
 @pytest.mark.slow

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.search.trials import StudyLimits, StudyMetric, TrialValue
+from coordinator.search.trials import (
+    StudyLimits,
+    StudyMetric,
+    TrialRecord,
+    TrialValue,
+    best_trial,
+)
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.optuna_study import TrialRecord
-from coordinator.tune.results import best_trial, study_table, write_results
+from coordinator.tune.results import study_table, write_results
 from coordinator.tune.screen import headline, open_study_screen, time_left_s
 
 ACCURACY, LOSS = StudyMetric("max", "accuracy"), StudyMetric("min", "accuracy")
