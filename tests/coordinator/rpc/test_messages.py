@@ -28,6 +28,7 @@ from worker.protocol.done import DoneBatch
 AUTHORITY = Authority()
 RUN = make_run(Path("run"), generation=2)
 ATTEMPT = Attempt(BatchId(1, 8, 4), 7)
+BESIDE = Attempt(BatchId(1, 16, 4), 9)
 AHEAD = Attempt(BatchId(1, 16, 4), 8)
 ORDER = SnapshotOrder("step-1", 1, True, True, "checkpoints/.step-1", "checkpoints/step-0", 3)
 DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
@@ -37,7 +38,7 @@ DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
     ("kind", "work"),
     [
         ("train", Train((ATTEMPT,), fresh=True, clock=WorkerClock("worker-1", 3, 7))),
-        ("round", Round(5, ATTEMPT, DECISION, newest=True, pull_next=True, ahead=AHEAD)),
+        ("round", Round(5, ATTEMPT, DECISION, True, True, AHEAD, (BESIDE,))),
         ("evaluate", EvaluationWork("epoch-1", 1, "step-1", 2, 4)),
         ("merge", MergeWork("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
         ("finished", Ended(True, "why")),
