@@ -6,23 +6,17 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from coordinator.core.wording import figure
-from coordinator.launch.commands import UpOptions
 from coordinator.launch.conclusion import print_error
-from coordinator.launch.options import LocalArguments
 from coordinator.launch.shared_forks import SharedForks
-from coordinator.launch.up import check_local, run_credentials
+from coordinator.launch.up import check_local
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import DescribeFailed
 from coordinator.process.result import export_command
-from coordinator.records.tensorboard import EventWriter
-from coordinator.search.points import Point, overrides_of
 from coordinator.search.trials import StudyMetric
 from coordinator.tune.directory import (
     RESULTS,
@@ -30,19 +24,18 @@ from coordinator.tune.directory import (
     mend_journal,
     new_study_directory,
 )
-from coordinator.tune.engine import StudyEngine
+from coordinator.tune.engine import Launcher, StudyEngine, StudyScreen
 from coordinator.tune.options import TuneArguments
 from coordinator.tune.optuna_study import OptunaStudy, TrialRecord
 from coordinator.tune.preparation import (
     Preparation,
     gpu_count,
-    gpu_of,
     prepare_study,
-    trial_overrides,
 )
 from coordinator.tune.results import best_trial, write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
-from coordinator.tune.trial_run import TrialRun
+from coordinator.tune.trial_process import frozen_arguments
+from coordinator.tune.trial_run import LocalTrials
 from psrpc.core.errors import (
     InvalidArgument,
     JobFailed,
@@ -51,11 +44,9 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 from psrpc.ops.process import on_stop_signals
-from psrpc.options.declaration import options_of
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.security_options import from_arguments
 from psrpc.security.credentials import Security
@@ -69,12 +60,9 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
         warm_start: a fork server that is started already; None starts all processes fresh.
     """
     job = args.job
-    options = TuneArguments(
-        **{each.name: _frozen(getattr(args, each.name)) for each in options_of(TuneArguments)}
-    )
+    options = frozen_arguments(args)
     try:
-        check_local(options)
-        _check(options)
+        check_study(options)
         asked = from_arguments(Role.OPERATOR, args)
         prepared = prepare_study(options, job, warm_start)
         directory = StudyDirectory(options.run_dir or new_study_directory(Path(job).stem))
@@ -98,63 +86,13 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
         return FAILED
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check(options: TuneArguments) -> None:
+def check_study(options: TuneArguments) -> None:
+    """Checks what needs no job. Raises InvalidArgument."""
+    check_local(options)
     if options.max_failures < 0:
         raise InvalidArgument(
             f"--max-failures is {options.max_failures}; expected a whole number of at least 0"
         )
-
-
-class _Trials:
-    """Makes the runs of a study's trials."""
-
-    def __init__(
-        self,
-        options: TuneArguments,
-        job: str,
-        directory: StudyDirectory,
-        asked: Security,
-        forks: SharedForks,
-        note: Callable[[str], object],
-    ) -> None:
-        self._options = options
-        self._job = job
-        self._directory = directory
-        self._asked = asked
-        self._forks = forks
-        self._note = note
-        self._gpus = gpu_count(os.environ)
-        self._cores = max(1, (os.cpu_count() or 1) // options.parallel)
-
-    def launch(self, number: int, point: Point, slot: int) -> tuple[TrialRun, Path]:
-        """See :data:`coordinator.tune.engine.Launcher`. Raises PsError or OSError."""
-        options, run_dir = self._options, self._directory.trial(number)
-        if not run_dir.exists():
-            ensure_directory(run_dir.absolute())
-            with EventWriter(run_dir / "tensorboard") as writer:
-                writer.hparams(point)
-        said: dict[str, Any] = {
-            each.name: getattr(options, each.name) for each in options_of(LocalArguments)
-        }
-        said["overrides"] = (*trial_overrides(options), *overrides_of(point))
-        said["gpu"] = gpu_of(options, slot, self._gpus)
-        up = UpOptions(
-            self._job,
-            **said,
-            run_dir=run_dir,
-            run_dir_given=True,
-            goes_on=True,
-            security=run_credentials(self._asked, self._job, run_dir, options.workers),
-        )
-        note = partial(self._warn, number)
-        return TrialRun(up, self._forks, self._cores, note), run_dir
-
-    def _warn(self, number: int, line: str) -> None:
-        self._note(f"trial {number}: {line}")
 
 
 def _run(
@@ -165,27 +103,60 @@ def _run(
     asked: Security,
     warm_start: WarmStart | None,
 ) -> int:
-    mend_journal(directory.journal)
-    study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
-    limits, metric = prepared.limits, prepared.metric
-    screen = open_study_screen(Console(), metric, limits)
-    keys = list(prepared.rules.space.ranges)
-    trials = _Trials(options, job, directory, asked, SharedForks(warm_start), screen.note)
+    def engine_of(screen: StudyScreen) -> StudyEngine:
+        forks, gpus = SharedForks(warm_start), gpu_count(os.environ)
+        cores = max(1, (os.cpu_count() or 1) // options.parallel)
+        trials = LocalTrials(options, job, directory, asked, forks, screen.note, cores, gpus)
+        return study_engine(options, prepared, directory, trials.launch, screen)
 
-    def changed(records: Sequence[TrialRecord]) -> None:
-        write_results(directory, records, metric, keys)
-
-    engine = StudyEngine(study, limits, metric, trials.launch, screen, changed, options.timeout_s)
-    on_stop_signals(lambda _number: engine.stop())
-    screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
-    status, reason = engine.run()
-    for line in conclusion(study.records(), metric, directory):
-        print(line)  # noqa: T201
+    status, reason = run_trials(
+        prepared, directory, engine_of, lambda engine: on_stop_signals(lambda _n: engine.stop())
+    )
     if status == FAILED:
         print_error(error_line(JobFailed(reason)))
     elif status == INTERRUPTED or options.timeout_s is not None:
         print_error(reason)
     return status
+
+
+def study_engine(
+    options: TuneArguments,
+    prepared: Preparation,
+    directory: StudyDirectory,
+    launcher: Launcher,
+    screen: StudyScreen,
+) -> StudyEngine:
+    """Opens the study of a directory that this process holds. Raises OSError."""
+    mend_journal(directory.journal)
+    study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
+    limits, metric = prepared.limits, prepared.metric
+    keys = list(prepared.rules.space.ranges)
+
+    def changed(records: Sequence[TrialRecord]) -> None:
+        write_results(directory, records, metric, keys)
+
+    screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
+    return StudyEngine(study, limits, metric, launcher, screen, changed, options.timeout_s)
+
+
+def run_trials(
+    prepared: Preparation,
+    directory: StudyDirectory,
+    engine_of: Callable[[StudyScreen], StudyEngine],
+    hear: Callable[[StudyEngine], object],
+) -> tuple[int, str]:
+    """Runs a study and prints its results; returns exit status and reason.
+
+    Args:
+        hear: takes stop signals for the engine from now on.
+    """
+    screen = open_study_screen(Console(), prepared.metric, prepared.limits)
+    engine = engine_of(screen)
+    hear(engine)
+    status, reason = engine.run()
+    for line in conclusion(engine.records(), prepared.metric, directory):
+        print(line)  # noqa: T201
+    return status, reason
 
 
 def conclusion(

@@ -56,8 +56,13 @@ class Preparation:
     identity: Mapping[str, Any]
 
 
-def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -> Preparation:
+def prepare_study(
+    args: TuneArguments, job: str, warm_start: WarmStart | None, *, elsewhere: bool = False
+) -> Preparation:
     """Describes the job at the ends of its space, and checks everything.
+
+    Args:
+        elsewhere: trials run on other machines, so the GPUs of this one do not count.
 
     Raises:
         InvalidArgument: an option, the space or the metric cannot be used; says the fix.
@@ -70,7 +75,8 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
         _check_counts(args, space)
         # Finds an unknown key in milliseconds if the job file shows all of its settings.
         first_look(Path(job), (*args.overrides, *overrides_of(space.corners[0])))
-    check_gpus(args, gpu_count(os.environ))
+    if not elsewhere:
+        check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
     # Without EACH_EPOCH, which a job without evaluations refuses with another message.
     first = describe_points(job, args.overrides, args, [_first(space)], warm_start)[0]

@@ -31,15 +31,18 @@ def tune(
     space: SearchSpace | None = None,
     *,
     run_dir: str | Path | None = None,
+    spark: Any = None,
     **options: object,
 ) -> Any:
-    """Runs a study on this machine, as ``coordinator tune`` does; the same call with the same
-    ``run_dir`` goes on with it.
+    """Runs a study on this machine, as ``coordinator tune`` does, or on Spark; the same call with
+    the same ``run_dir`` goes on with it.
 
     Args:
         job: the job file.
         space: ranges by setting; None for the ``search`` of the job file.
         run_dir: the directory of the study; None for a new one under ``runs``.
+        spark: a ``SparkSession`` or ``SparkContext``: each trial is one task, whose executor runs
+            its whole cluster. Driver and executors see ``job`` and ``run_dir``.
         options: fields of ``TuneArguments``, such as ``trials=20, parallel=2,
             metric="max:accuracy"``.
 
@@ -49,13 +52,17 @@ def tune(
     Raises:
         InvalidArgument: an option, the space or the job cannot be used; nothing was started.
         JobFailed: more trials failed than ``max_failures``.
+        LaunchFailed: Spark cannot run the trials.
         KeyboardInterrupt: Ctrl-C; trials under way are saved, and the same call goes on.
     """
     if find_spec("optuna") is None:
         raise missing("pserver.tune", "Optuna", "tune")
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
-    arguments = [str(job), "--run-dir", str(path), *_arguments(space, options)]
-    _run_command(arguments)
+    said = _arguments(space, options)
+    if spark is None:
+        _run_command([str(job), "--run-dir", str(path), *said])
+    else:
+        _run_on_spark(spark, [str(Path(job).absolute()), "--run-dir", str(path.absolute()), *said])
     return load_study(path)
 
 
@@ -145,6 +152,27 @@ def _run_command(arguments: Sequence[str]) -> None:
             raise
         finally:
             shown.join()
+    _raise_for(status, lines)
+
+
+def _run_on_spark(spark: Any, arguments: Sequence[str]) -> None:
+    from coordinator.process.describing import DescribeFailed
+    from coordinator.tune.spark_trials import run_on_spark
+
+    try:
+        status, reason = run_on_spark(spark, arguments)
+    except DescribeFailed as error:
+        # Its message is the whole output of the check, whose last line is the error.
+        _raise_for(BAD_INPUT, str(error).splitlines())
+        raise
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status != DONE:
+        raise JobFailed(reason)
+
+
+def _raise_for(status: int, lines: Sequence[str]) -> None:
+    """Raises the error of a command that has ended with ``status`` and said ``lines``."""
     if status == DONE:
         return
     if status == INTERRUPTED:
