@@ -13,7 +13,7 @@ import pytest
 
 import pserver
 from psrpc.core.errors import InvalidSetting, LaunchFailed
-from tests.e2e.cluster import EXAMPLES, JOBS, ended, members, processes_of, until, wait_until_gone
+from tests.e2e.cluster import JOBS, members, processes_of, until, wait_until_gone
 from tests.e2e.test_tune import summary, table
 from tests.launchers.spark_engine import executor_of, spark
 from tests.launchers.test_slurm import epochs
@@ -37,31 +37,6 @@ BATCHES = EPOCHS * 40
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with spark(tmp_path_factory.mktemp("spark"), EXECUTORS) as session:
         yield session
-
-
-def results(study: Path) -> list[dict[str, str]]:
-    return [{key: row[key] for key in row if key != "seconds"} for row in table(study)]
-
-
-@pytest.mark.parametrize(("sampler", "trials"), [("grid", 4), ("zip", 2)])
-def test_a_search_finds_the_same_on_spark_and_on_this_machine(
-    tmp_path: Path, session: Any, sampler: str, trials: int
-) -> None:
-    job, said = EXAMPLES / "mnist_search.py", {"epochs": 2, "batch_size": 500}
-    overrides = [f"{key}={value}" for key, value in said.items()]
-    options: dict[str, Any] = {"sampler": sampler, "metric": "max:accuracy", "parallel": EXECUTORS}
-    there, here = tmp_path / "spark", tmp_path / "here"
-    more: dict[str, Any] = {"overrides": overrides, "intra_op_threads": 1}
-    study = pserver.tune(job, run_dir=there, spark=session, **options, **more)
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    arguments += ["--intra-op-threads=1", *(f"--set={each}" for each in overrides)]
-    done = ended("coordinator", "tune", job, "--run-dir", here, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert len(study.trials) == trials
-    assert [row["state"] for row in table(there)] == ["complete"] * trials
-    assert results(there) == results(here)
-    assert len({row["accuracy"] for row in table(here)}) > 1
-    wait_until_gone(processes_of(there))
 
 
 def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: Any) -> None:
@@ -112,17 +87,6 @@ def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: 
         counted = found["counted"]
         assert (counted["batches"], counted["counted"], counted["twice"]) == (BATCHES, BATCHES, 0)
     wait_until_gone(processes_of(study))
-
-
-def test_pruned_and_diverged_trials_end_in_their_tasks(tmp_path: Path, session: Any) -> None:
-    study = tmp_path / "study"
-    pserver.tune(
-        JOBS / "searched.py", run_dir=study, spark=session, sampler="grid", pruner="hyperband"
-    )
-    assert [row["state"] for row in table(study)] == ["complete", "pruned", "failed"]
-    pruned = summary(study, 1)
-    assert (pruned["phase"], pruned["reason"]) == ("done", "stopped early on request")
-    assert pruned["counted"]["counted"] < pruned["counted"]["batches"]
 
 
 def test_what_cannot_run_is_refused_before_a_trial(
