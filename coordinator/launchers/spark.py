@@ -88,12 +88,24 @@ def context_of(spark: Any) -> Any:
 
 
 def await_slots(context: Any, plan: LaunchPlan) -> None:
-    """Waits until Spark has a slot for each shard and worker, as long as executors still register.
+    """Waits until Spark has a slot for each shard and worker; see :func:`await_tasks`."""
+    asked = (
+        f"the cluster has {counted(plan.options.shards, 'shard')} and "
+        f"{counted(plan.options.workers, 'worker')}"
+    )
+    await_tasks(context, plan.tasks - 1, asked, plan.options.connect_timeout_s)
+
+
+def await_tasks(context: Any, needed: int, asked: str, limit_s: float) -> None:
+    """Waits until Spark has ``needed`` slots, as long as executors still register.
+
+    Args:
+        asked: what takes the slots, the beginning of the message.
+        limit_s: how long the first executor may take to register.
 
     Raises:
         LaunchFailed: there are too few slots.
     """
-    needed = plan.tasks - 1
     most = _most_slots(context)
     found, since = 0, time.monotonic()
     begun = since
@@ -102,19 +114,16 @@ def await_slots(context: Any, plan: LaunchPlan) -> None:
         now = time.monotonic()
         if slots > found:
             found, since = slots, now
-        if now - (since if found else begun) > (
-            SETTLE_S if found else plan.options.connect_timeout_s
-        ):
+        if now - (since if found else begun) > (SETTLE_S if found else limit_s):
             most = slots
             break
         announcer.waiting(f"executors of Spark: {counted(slots, 'slot')} of {needed}", now)
         time.sleep(TICK_S)
     if most is not None and most < needed:
         raise LaunchFailed(
-            f"the cluster has {counted(plan.options.shards, 'shard')} and "
-            f"{counted(plan.options.workers, 'worker')}, each of which takes a slot, and Spark has "
-            f"{counted(most, 'slot')} ({_setting(context, 'spark.task.cpus', '1')} of "
-            "spark.task.cpus each); ask for fewer, or start Spark with more executors or cores"
+            f"{asked}, each of which takes a slot, and Spark has {counted(most, 'slot')} "
+            f"({_setting(context, 'spark.task.cpus', '1')} of spark.task.cpus each); ask for "
+            "fewer, or start Spark with more executors or cores"
         )
 
 

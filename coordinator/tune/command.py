@@ -6,25 +6,20 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from coordinator.core.wording import figure
 from coordinator.dashboard.server import DashboardServer, check_address
 from coordinator.dashboard.snapshots import LAST_LOOK_S
-from coordinator.launch.commands import UpOptions
 from coordinator.launch.conclusion import print_error
-from coordinator.launch.options import ANYWHERE, LocalArguments
+from coordinator.launch.options import ANYWHERE
 from coordinator.launch.shared_forks import SharedForks
-from coordinator.launch.up import check_local, run_credentials
+from coordinator.launch.up import check_local
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import DescribeFailed
 from coordinator.process.result import export_command
-from coordinator.records.tensorboard import EventWriter
-from coordinator.search.points import Point, overrides_of
 from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
 from coordinator.tune.directory import (
     RESULTS,
@@ -32,20 +27,19 @@ from coordinator.tune.directory import (
     mend_journal,
     new_study_directory,
 )
-from coordinator.tune.engine import StudyEngine
+from coordinator.tune.engine import Launcher, StudyEngine, StudyScreen
 from coordinator.tune.options import TuneArguments
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
     Preparation,
     gpu_count,
-    gpu_of,
     prepare_study,
-    trial_overrides,
 )
 from coordinator.tune.results import write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
-from coordinator.tune.trial_run import TrialRun
+from coordinator.tune.trial_process import frozen_arguments
+from coordinator.tune.trial_run import LocalTrials
 from psrpc.core.errors import (
     InvalidArgument,
     JobFailed,
@@ -54,11 +48,9 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 from psrpc.ops.process import on_stop_signals
-from psrpc.options.declaration import options_of
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.credentials import Security
@@ -72,12 +64,9 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
         warm_start: a fork server that is started already; None starts all processes fresh.
     """
     job = args.job
-    options = TuneArguments(
-        **{each.name: _frozen(getattr(args, each.name)) for each in options_of(TuneArguments)}
-    )
+    options = frozen_arguments(args)
     try:
-        check_local(options)
-        _check(options)
+        check_study(options)
         if args.dashboard not in (None, ANYWHERE):
             check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
@@ -103,67 +92,13 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
         return FAILED
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check(options: TuneArguments) -> None:
+def check_study(options: TuneArguments) -> None:
+    """Checks what needs no job. Raises InvalidArgument."""
+    check_local(options)
     if options.max_failures < 0:
         raise InvalidArgument(
             f"--max-failures is {options.max_failures}; expected a whole number of at least 0"
         )
-
-
-class _Trials:
-    """Makes the runs of a study's trials."""
-
-    def __init__(
-        self,
-        options: TuneArguments,
-        job: str,
-        directory: StudyDirectory,
-        asked: Security,
-        forks: SharedForks,
-        note: Callable[[str], object],
-        dashboard: str | None,
-    ) -> None:
-        """``dashboard`` is where the dashboards of the runs are; None for no dashboards."""
-        self._options = options
-        self._job = job
-        self._directory = directory
-        self._asked = asked
-        self._forks = forks
-        self._note = note
-        self._dashboard = dashboard
-        self._gpus = gpu_count(os.environ)
-        self._cores = max(1, (os.cpu_count() or 1) // options.parallel)
-
-    def launch(self, number: int, point: Point, slot: int) -> tuple[TrialRun, Path]:
-        """See :data:`coordinator.tune.engine.Launcher`. Raises PsError or OSError."""
-        options, run_dir = self._options, self._directory.trial(number)
-        if not run_dir.exists():
-            ensure_directory(run_dir.absolute())
-            with EventWriter(run_dir / "tensorboard") as writer:
-                writer.hparams(point)
-        said: dict[str, Any] = {
-            each.name: getattr(options, each.name) for each in options_of(LocalArguments)
-        }
-        said["overrides"] = (*trial_overrides(options), *overrides_of(point))
-        said["gpu"] = gpu_of(options, slot, self._gpus)
-        up = UpOptions(
-            self._job,
-            **said,
-            run_dir=run_dir,
-            run_dir_given=True,
-            goes_on=True,
-            security=run_credentials(self._asked, self._job, run_dir, options.workers),
-            dashboard=self._dashboard,
-        )
-        note = partial(self._warn, number)
-        return TrialRun(up, self._forks, self._cores, note), run_dir
-
-    def _warn(self, number: int, line: str) -> None:
-        self._note(f"trial {number}: {line}")
 
 
 def _run(
@@ -175,41 +110,81 @@ def _run(
     warm_start: WarmStart | None,
     dashboard: str | None,
 ) -> int:
-    mend_journal(directory.journal)
-    study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
-    limits, metric = prepared.limits, prepared.metric
-    page = StudyPage(directory.path, metric, limits, prepared.rules.space)
-    screen = PagedScreen(open_study_screen(Console(), metric, limits), page)
-    keys = list(prepared.rules.space.ranges)
-    shown = ANYWHERE if dashboard is not None else None
-    trials = _Trials(options, job, directory, asked, SharedForks(warm_start), screen.note, shown)
+    def engine_of(screen: StudyScreen, page: StudyPage) -> StudyEngine:
+        forks, gpus = SharedForks(warm_start), gpu_count(os.environ)
+        cores = max(1, (os.cpu_count() or 1) // options.parallel)
+        shown = ANYWHERE if dashboard is not None else None
+        trials = LocalTrials(options, job, directory, asked, forks, screen.note, cores, gpus, shown)
+        return study_engine(options, prepared, directory, trials.launch, screen, page)
 
-    def changed(records: Sequence[TrialRecord]) -> None:
-        write_results(directory, records, metric, keys)
-        page.show_importance(study.importance())
+    def hear(engine: StudyEngine) -> None:
+        on_stop_signals(lambda _number: engine.stop())
 
-    engine = StudyEngine(study, limits, metric, trials.launch, screen, changed, options.timeout_s)
-    on_stop_signals(lambda _number: engine.stop())
-    server = DashboardServer(dashboard, page.site, asked.insecure)
-    server.start()
-    try:
-        screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
-        if server.url:
-            screen.note(f"dashboard {server.url}")
-        page.show(study.records(), ())
-        page.show_importance(study.importance())
-        status, reason = engine.run()
-        page.end(reason, study.records())
-        page.subscribers.wait_until_seen(LAST_LOOK_S)
-    finally:
-        server.stop()
-    for line in conclusion(study.records(), metric, directory):
-        print(line)  # noqa: T201
+    status, reason = run_trials(prepared, directory, engine_of, hear, dashboard, asked.insecure)
     if status == FAILED:
         print_error(error_line(JobFailed(reason)))
     elif status == INTERRUPTED or options.timeout_s is not None:
         print_error(reason)
     return status
+
+
+def study_engine(
+    options: TuneArguments,
+    prepared: Preparation,
+    directory: StudyDirectory,
+    launcher: Launcher,
+    screen: StudyScreen,
+    page: StudyPage,
+) -> StudyEngine:
+    """Opens the study of a directory that this process holds. Raises OSError."""
+    mend_journal(directory.journal)
+    study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
+    limits, metric = prepared.limits, prepared.metric
+    keys = list(prepared.rules.space.ranges)
+
+    def changed(records: Sequence[TrialRecord]) -> None:
+        write_results(directory, records, metric, keys)
+        page.show_importance(study.importance())
+
+    screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
+    page.show(study.records(), ())
+    page.show_importance(study.importance())
+    return StudyEngine(study, limits, metric, launcher, screen, changed, options.timeout_s)
+
+
+def run_trials(
+    prepared: Preparation,
+    directory: StudyDirectory,
+    engine_of: Callable[[StudyScreen, StudyPage], StudyEngine],
+    hear: Callable[[StudyEngine], object],
+    dashboard: str | None,
+    insecure: bool,
+) -> tuple[int, str]:
+    """Runs a study and prints its results; returns exit status and reason.
+
+    Args:
+        hear: takes stop signals for the engine from now on.
+        dashboard: HOST:PORT of the page; None for no page.
+        insecure: whether other machines may view the page.
+    """
+    limits, metric = prepared.limits, prepared.metric
+    page = StudyPage(directory.path, metric, limits, prepared.rules.space)
+    screen = PagedScreen(open_study_screen(Console(), metric, limits), page)
+    engine = engine_of(screen, page)
+    hear(engine)
+    server = DashboardServer(dashboard, page.site, insecure)
+    server.start()
+    try:
+        if server.url:
+            screen.note(f"dashboard {server.url}")
+        status, reason = engine.run()
+        page.end(reason, engine.records())
+        page.subscribers.wait_until_seen(LAST_LOOK_S)
+    finally:
+        server.stop()
+    for line in conclusion(engine.records(), metric, directory):
+        print(line)  # noqa: T201
+    return status, reason
 
 
 def conclusion(

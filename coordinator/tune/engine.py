@@ -110,6 +110,10 @@ class StudyEngine:
         self._stop_requests += 1
         self._wake.set()
 
+    def records(self) -> list[TrialRecord]:
+        """Returns all trials of the study by number."""
+        return self._study.records()
+
     def run(self) -> tuple[int, str]:
         """Blocks until the study has ended; returns the exit status and the reason.
 

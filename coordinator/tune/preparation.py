@@ -63,8 +63,13 @@ class Preparation:
     identity: Mapping[str, Any]
 
 
-def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -> Preparation:
+def prepare_study(
+    args: TuneArguments, job: str, warm_start: WarmStart | None, *, elsewhere: bool = False
+) -> Preparation:
     """Describes the job at the ends of its space, and checks everything.
+
+    Args:
+        elsewhere: trials run on other machines, so the GPUs of this one do not count.
 
     Raises:
         InvalidArgument: an option, the space or the metric cannot be used; says the fix.
@@ -82,7 +87,8 @@ def prepare_study(args: TuneArguments, job: str, warm_start: WarmStart | None) -
         except InvalidSetting as error:
             words = in_words_of_space(str(error), corner)
             raise InvalidSetting(words, code=error.code) from None
-    check_gpus(args, gpu_count(os.environ))
+    if not elsewhere:
+        check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
     # Without EACH_EPOCH, which a job without evaluations refuses with another message.
     first = describe_points(job, args.overrides, args, [_first(space)], warm_start)[0]

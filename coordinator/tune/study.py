@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.search.space import Alternatives, Range, Value
 from coordinator.tune.directory import JOURNAL, new_study_directory
 from coordinator.tune.options import TuneArguments
-from psrpc.core.errors import InvalidArgument, JobFailed
+from psrpc.core.errors import InvalidArgument, JobFailed, PsError
 from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
 from psrpc.ops.extras import missing
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
@@ -31,15 +31,18 @@ def tune(
     space: SearchSpace | None = None,
     *,
     run_dir: str | Path | None = None,
+    spark: Any = None,
     **options: object,
 ) -> Any:
-    """Runs a study on this machine, as ``coordinator tune`` does; the same call with the same
-    ``run_dir`` goes on with it.
+    """Runs a study on this machine, as ``coordinator tune`` does, or on Spark; the same call with
+    the same ``run_dir`` goes on with it.
 
     Args:
         job: the job file.
         space: ranges by setting; None for the ``search`` of the job file.
         run_dir: the directory of the study; None for a new one under ``runs``.
+        spark: a ``SparkSession`` or ``SparkContext``: each trial is one task, whose executor runs
+            its whole cluster. Driver and executors see ``job`` and ``run_dir``.
         options: fields of ``TuneArguments``, such as ``trials=20, parallel=2,
             metric="max:accuracy"``, and ``dashboard``: HOST:PORT, or None for no page.
 
@@ -49,13 +52,19 @@ def tune(
     Raises:
         InvalidArgument: an option, the space or the job cannot be used; nothing was started.
         JobFailed: more trials failed than ``max_failures``.
+        LaunchFailed: Spark cannot run the trials.
         KeyboardInterrupt: Ctrl-C; trials under way are saved, and the same call goes on.
     """
     if find_spec("optuna") is None:
         raise missing("pserver.tune", "Optuna", "tune")
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
-    arguments = [str(job), "--run-dir", str(path), *_arguments(space, options)]
-    if _run_command(arguments) == INTERRUPTED:
+    said = _arguments(space, options)
+    if spark is None:
+        status = _run_command([str(job), "--run-dir", str(path), *said])
+    else:
+        there = [str(Path(job).absolute()), "--run-dir", str(path.absolute())]
+        status = _run_on_spark(spark, [*there, *said])
+    if status == INTERRUPTED:
         if not (path / JOURNAL).exists():
             raise KeyboardInterrupt("no trial was started")
         raise KeyboardInterrupt(
@@ -157,9 +166,27 @@ def _run_command(arguments: Sequence[str]) -> int:
                 child.send_signal(signal.SIGINT)
     if status in (DONE, INTERRUPTED):
         return status
+    raise _error_of(status, lines)
+
+
+def _run_on_spark(spark: Any, arguments: Sequence[str]) -> int:
+    from coordinator.process.describing import DescribeFailed
+    from coordinator.tune.spark_trials import run_on_spark
+
+    try:
+        status, reason = run_on_spark(spark, arguments)
+    except DescribeFailed as error:
+        # Its message is the whole output of the check, whose last line is the error.
+        raise _error_of(BAD_INPUT, str(error).splitlines()) from None
+    if status in (DONE, INTERRUPTED):
+        return status
+    raise JobFailed(reason)
+
+
+def _error_of(status: int, lines: Sequence[str]) -> PsError:
+    """Returns the error of a command that has ended with ``status`` and said ``lines``."""
     said = next((line for line in reversed(lines) if line.startswith("error ")), "")
     code, _, words = said.removeprefix("error ").partition(": ")
     words = words or f"`coordinator tune` ended with status {status}"
-    if status == BAD_INPUT:
-        raise InvalidArgument(words, code=code)
-    raise JobFailed(words, code=code)
+    kind = InvalidArgument if status == BAD_INPUT else JobFailed
+    return kind(words, code=code)

@@ -56,6 +56,7 @@ def load() -> Any:
             "sync",
             2 * 600,
         ),
+        ("mnist_search", 784 * 128 + 128 + 128 * 10 + 10, "Adam", "sync", 4 * 600),
         ("module_regression", 4, "SGD", "async", 500),
     ],
 )
