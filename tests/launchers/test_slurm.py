@@ -133,7 +133,7 @@ def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: Mapping[str, 
         follow_page("docs/slurm.md", host)
         [log] = (host.folder / "runs" / "first").glob("slurm-*.log")
         assert ended(log) == ["75"]
-        for run, batches in (("first", 7920), ("second", 990)):
+        for run, batches in (("first", 19_800), ("second", 990)):
             assert counted(host.folder / "runs" / run)["batches"] == batches
         assert not processes_of(host.folder)
 
