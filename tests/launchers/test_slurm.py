@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.launchers, pytest.mark.timeout(900)]
 
 LIMIT_S = 240.0
 
+DRAINED = ("75", "143")
+"""Statuses of a start that SIGTERM has ended; 143 if a process had not begun to listen for it."""
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
@@ -114,7 +117,11 @@ def test_a_killed_task_and_a_preempted_job_cost_no_batch(
     begin_again_soon(number, engine)
     until(lambda: not state(number, engine), "the batch job to end")
     log = run / f"slurm-{number}.log"
-    assert ended(log) == ["137", "75"], log.read_text()
+    killed, drained, *late = ended(log)
+    assert killed == "137"
+    assert drained in DRAINED
+    # The end of an earlier start may reach a later one, since the wait between them is cut short.
+    assert late in ([], ["143"]), log.read_text()
     assert counted(run)["batches"] == 4800
     assert not processes_of(run)
 
@@ -132,7 +139,8 @@ def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: Mapping[str, 
     with Shell(tmp_path, {**engine, **MPI}) as host:
         follow_page("docs/slurm.md", host)
         [log] = (host.folder / "runs" / "first").glob("slurm-*.log")
-        assert ended(log) == ["75"]
+        [status] = ended(log)
+        assert status in DRAINED
         for run, batches in (("first", 19_800), ("second", 990)):
             assert counted(host.folder / "runs" / run)["batches"] == batches
         assert not processes_of(host.folder)
