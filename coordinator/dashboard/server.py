@@ -61,7 +61,7 @@ class DashboardServer:
         """
         Args:
             address: HOST:PORT, where port 0 lets the system choose; None for no dashboard.
-            site: what it shows.
+            site: the pages and their data.
             insecure: whether other machines may view the pages.
             option: the name of the option that sets the address.
             instead: advice in the error for an address that other machines reach.

@@ -20,7 +20,7 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """What a server shows.
+    """The content of a web server.
 
     Attributes:
         front: the file in ``web`` that is the page at ``/``.

@@ -40,7 +40,7 @@ Wish = Literal["stop", "end early"]
 
 @dataclass(frozen=True)
 class TrialStart:
-    """What a trial process has to run.
+    """The trial that a process has to run.
 
     Attributes:
         study: the directory of the study, absolute.

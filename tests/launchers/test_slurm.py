@@ -126,7 +126,7 @@ def test_a_killed_task_and_a_preempted_job_cost_no_batch(
     assert not processes_of(run)
 
 
-# Open MPI asks whoever is root, or has fewer cores than processes, to say that they mean it.
+# Open MPI refuses root, and more processes than cores, unless these are set.
 MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -1,4 +1,4 @@
-"""What the page of a study is told."""
+"""The content of a study's page."""
 
 from __future__ import annotations
 

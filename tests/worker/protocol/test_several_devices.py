@@ -54,6 +54,19 @@ def round_work(*indices: int, number: int = 0, newest: bool = False) -> pb.Lease
     return pb.Lease(round=pb.RoundWork(round=number, attempt=first, beside=beside, newest=newest))
 
 
+def first_of_two_pushed() -> Driver:
+    """A worker that has computed both batches of a round, and pushed and reported the first."""
+    worker = joined(rounds((4, 0), (4, 1)))
+    worker.expects(Expect((batch(0), batch(1)), instead=True))
+    worker.expects(LeaseAhead())
+    worker.expects(Pull(4, batch=batch(0), ahead=True))
+    worker.expects(Compute(batch(0), beside=(batch(1),)), results(0, 1))
+    worker.expects(Push(batch(0), 1, ahead=True), HELD)
+    worker.expects(Settle(batch=batch(0)))
+    worker.expects(Done(DoneBatch(batch(0), 1, 0.0, receipts=HELD.receipts)))
+    return worker
+
+
 # -- async -----------------------------------------------------------------------------------
 
 
@@ -161,28 +174,14 @@ def test_attempts_of_one_round_are_computed_at_once_and_those_of_two_are_not() -
 
 
 def test_the_last_attempt_of_a_task_is_confirmed_and_not_the_one_before() -> None:
-    worker = joined(rounds((4, 0), (4, 1)))
-    worker.expects(Expect((batch(0), batch(1)), instead=True))
-    worker.expects(LeaseAhead())
-    worker.expects(Pull(4, batch=batch(0), ahead=True))
-    worker.expects(Compute(batch(0), beside=(batch(1),)), results(0, 1))
-    worker.expects(Push(batch(0), 1, ahead=True), HELD)
-    worker.expects(Settle(batch=batch(0)))
-    worker.expects(Done(DoneBatch(batch(0), 1, 0.0, receipts=HELD.receipts)))
+    worker = first_of_two_pushed()
     worker.expects(Push(batch(1), 2, ahead=True), HELD)
     worker.expects(Confirm())
     assert worker.action == Settle(batch=batch(1))
 
 
 def test_a_push_that_was_cut_off_is_reported_with_the_result_of_its_own_device() -> None:
-    worker = joined(rounds((4, 0), (4, 1)))
-    worker.expects(Expect((batch(0), batch(1)), instead=True))
-    worker.expects(LeaseAhead())
-    worker.expects(Pull(4, batch=batch(0), ahead=True))
-    worker.expects(Compute(batch(0), beside=(batch(1),)), results(0, 1))
-    worker.expects(Push(batch(0), 1, ahead=True), HELD)
-    worker.expects(Settle(batch=batch(0)))
-    worker.expects(Done(DoneBatch(batch(0), 1, 0.0, receipts=HELD.receipts)))
+    worker = first_of_two_pushed()
     worker.fails(Push(batch(1), 2, ahead=True), StaleGeneration("generation 2"))
     worker.expects(Rejoin("generation 2"))
     worker.expects(Register())
