@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from psrpc.checkpoint.checkpoint import ShardState
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import ArenaPlan
+from tests.fresh_interpreter import run_fresh
 from tests.psrpc.builders import write_and_commit
 from tests.worker.flat_jobs import make_job, noisy_model
 from worker.data.source import Array
@@ -157,14 +156,7 @@ def test_keras_alone_loads_and_trains_what_was_exported(tmp_path: Path) -> None:
         assert export_main(str(path), str(checkpoint), str(tmp_path / name)) == 0
     replica.assign(flat_values(replica, 1))
     expected = float(np.ravel(replica.model(np.ones((2, 4), np.float32)))[0])
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_fresh(PLAIN, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [float(line) for line in done.stdout.split()] == pytest.approx([expected] * 2, rel=1e-5)
 
@@ -193,14 +185,7 @@ def test_tensorflow_alone_serves_saved_models(tmp_path: Path) -> None:
         assert export_main(str(path), str(checkpoint), f"{tmp_path / model}/") == 0
         replica.assign(flat_values(replica, 1))
         expected.append(float(np.ravel(replica.model(np.ones(shape, np.float32)))[0]))
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_fresh(SERVE, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [float(line) for line in done.stdout.split()] == pytest.approx(expected, rel=1e-5)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from psrpc.core.errors import InvalidArgument
+from tests.fresh_interpreter import run_fresh
 from tests.worker.flat_jobs import dense_model, make_job
 from worker.lanes.lane_source import check_lanes
 from worker.runtime.devices import HOST, Device
@@ -148,14 +147,7 @@ print("all right")
 
 @pytest.mark.slow
 def test_two_devices_compute_a_micro_batch_each_with_the_bits_of_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TWO],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_fresh(ON_TWO)
     assert done.stdout.endswith("all right\n"), done.stdout + done.stderr[-3000:]
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from psrpc.core.errors import InvalidArgument
+from tests.fresh_interpreter import run_fresh
 from worker.runtime.devices import choose_gpus
 
 pytestmark = pytest.mark.slow
@@ -96,12 +95,5 @@ print("same on both")
 
 
 def test_a_step_on_another_device_gives_the_same() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_A_SECOND_DEVICE],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_fresh(ON_A_SECOND_DEVICE)
     assert "same on both" in done.stdout, done.stderr[-3000:]
