@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.core.work import Report
-from coordinator.schedule.stragglers import ComputePace
+from coordinator.membership.stragglers import ComputePace
 from psrpc.core.shard_reports import MAX_WORKERS
 
 RATE_WINDOW_S = 10.0

@@ -12,9 +12,9 @@ from coordinator.job.job_run import JobRun
 from coordinator.membership.members import Shard, Worker
 from coordinator.membership.membership import LEASE_S
 from coordinator.membership.progress import WorkerProgress
+from coordinator.membership.stragglers import name_stragglers
 from coordinator.records.epochs import reduced_rate
 from coordinator.rpc.messages import write_times
-from coordinator.schedule.stragglers import name_stragglers
 from coordinator.training.gauges import (
     counts,
     counts_by_worker,

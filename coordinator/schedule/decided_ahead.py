@@ -13,16 +13,16 @@ Pure: time is passed in, and nothing locks; the engine's loop is the only caller
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.work import Report, RoundsLease
+from coordinator.schedule.crew import Crew
 from coordinator.schedule.micro_batch import Held, MicroBatch
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import TASK_S, Crew, Pace
+from coordinator.schedule.pace import TASK_S, Pace
 from coordinator.schedule.round_leases import RoundLeases
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt, Decision, RoundsAhead
@@ -72,9 +72,6 @@ class DecidedAhead:
         self._queue: deque[RoundAhead] = deque()
         self._pace = Pace()
         self._closed = 0
-        self._due: dict[str, float] = {}
-        """When each worker's next micro-batch is due, in a virtual time: the faster a worker, the
-        less of it a micro-batch takes."""
         self._micros: dict[BatchId, MicroBatch] = {}
         self._held: dict[str, list[tuple[int, Attempt, MicroBatch]]] = {}
         """By worker, its attempts: round, attempt, micro-batch."""
@@ -149,7 +146,7 @@ class DecidedAhead:
         decisions = []
         for later in range(first, first + rounds):
             micros, attempts = [], []
-            for worker in self._divide(weights):
+            for worker in self.crew.divide(self._taken, weights):
                 batch = given.popleft() if given else todo.take()
                 assert batch is not None
                 micro = MicroBatch(batch, {attempt: Held(worker, now, later)})
@@ -206,23 +203,6 @@ class DecidedAhead:
         else:
             self._held.pop(worker, None)
         return held
-
-    def _divide(self, weights: Mapping[str, float]) -> list[str]:
-        """Returns the worker of each micro-batch of a round. Over many rounds, a worker's share of
-        the micro-batches is its share of the total speed."""
-        names = self.crew.names
-        known = [weights[name] for name in names if name in weights]
-        usual = sum(known) / len(known) if known else 1.0
-        began = min((self._due[name] for name in names if name in self._due), default=0.0)
-        due = [(self._due.get(name, began), name) for name in names]
-        heapq.heapify(due)
-        divided = []
-        for _ in range(self._taken):
-            at, name = due[0]
-            heapq.heapreplace(due, (at + usual / weights.get(name, usual), name))
-            divided.append(name)
-        self._due = {name: at for at, name in due}
-        return divided
 
     def room(self, left: int, now: float) -> int:
         """Returns how many more rounds may be decided now, of ``left`` batches of an epoch."""

@@ -1,4 +1,4 @@
-"""The workers that train, and their speed, as last measured."""
+"""How fast workers are, as last measured, and how much each is leased at a time."""
 
 from __future__ import annotations
 
@@ -102,53 +102,6 @@ class Speeds:
     def forget(self, worker: str) -> None:
         """Forgets a departed ``worker``."""
         self._known.pop(worker, None)
-
-
-class Crew:
-    """The workers of a generation that train. Not thread-safe."""
-
-    def __init__(self, needed: int) -> None:
-        """``needed`` is the number of workers that suffice for a round."""
-        self._needed = needed
-        self._asked: dict[str, bool] = {}
-        """By worker that has asked for work: whether it can compute rounds that are decided
-        ahead."""
-        self._devices: dict[str, int] = {}
-        self._worked: set[str] = set()
-
-    @property
-    def names(self) -> list[str]:
-        """The workers among which rounds are divided, sorted. Empty while a worker cannot compute
-        such rounds, or while fewer than needed have done a micro-batch: the first one may take
-        long."""
-        worked = self._asked.keys() & self._worked
-        ready = len(worked) >= min(len(self._asked), self._needed)
-        return sorted(worked) if ready and all(self._asked.values()) else []
-
-    def devices(self, worker: str) -> int:
-        """Returns how many micro-batches ``worker`` computes at once, one on each device."""
-        return self._devices.get(worker, 1)
-
-    def lanes(self, workers: int) -> int:
-        """Returns how many micro-batches ``workers`` workers compute at once; one that has not
-        asked yet counts as one with a single device."""
-        return max(1, workers) + sum(count - 1 for count in self._devices.values())
-
-    def asks(self, worker: str, able: bool, devices: int = 1) -> None:
-        """Notes that ``worker`` asks for work; ``able`` says whether it can compute rounds that are
-        decided ahead, ``devices`` how many micro-batches it computes at once."""
-        self._asked[worker] = able
-        self._devices[worker] = max(1, devices)
-
-    def worked(self, worker: str) -> None:
-        """Notes that ``worker`` has done a micro-batch."""
-        self._worked.add(worker)
-
-    def left(self, worker: str) -> None:
-        """Forgets a worker."""
-        self._asked.pop(worker, None)
-        self._devices.pop(worker, None)
-        self._worked.discard(worker)
 
 
 def _blend(old: float | None, new: float) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from coordinator.schedule.crew import Crew
 from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import Crew
 from coordinator.schedule.speculation import SlowAttempts
 from psrpc.core.commands import Attempt
 from psrpc.core.policy import Policy

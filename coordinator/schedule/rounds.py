@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from coordinator.core.work import Report, Round, TrainingPosition, TrainingWork, Wait
+from coordinator.schedule.crew import Crew
 from coordinator.schedule.decided_ahead import DecidedAhead
 from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import NOTHING_BELOW, BatchSchedule, OpenBatches
 from coordinator.schedule.open_round import OpenRound
-from coordinator.schedule.pace import Crew
 from coordinator.schedule.round_commits import RoundCommits
 from coordinator.schedule.round_leases import RoundLeases
 from coordinator.schedule.speculation import SlowAttempts

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from coordinator.core.figures import add_counts
 from coordinator.membership.members import Shard
+from coordinator.membership.stragglers import slowness
 from coordinator.records.curves import Gauges
-from coordinator.schedule.stragglers import slowness
 from coordinator.training.job_state import JobState
 
 
@@ -85,7 +85,7 @@ def counts_by_worker(job: JobState) -> dict[str, tuple[int, ...]]:
 
 def ratios(job: JobState) -> dict[str, float]:
     """Returns the slowness of each active worker's computing, see
-    :func:`coordinator.schedule.stragglers.slowness`."""
+    :func:`coordinator.membership.stragglers.slowness`."""
     progress = job.training.progress.workers
     return slowness(
         {

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.work import Report
 from coordinator.membership.progress import Meter, Progress, mean_loss
-from coordinator.schedule.stragglers import LEAST_S
+from coordinator.membership.stragglers import LEAST_S
 from psrpc.core.batch import BatchId
 from psrpc.core.shard_reports import MAX_WORKERS
 

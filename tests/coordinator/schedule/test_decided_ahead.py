@@ -224,48 +224,16 @@ def test_the_open_round_is_decided_with_them_if_no_worker_has_begun_it() -> None
 # -- for whom --------------------------------------------------------------------------------
 
 
-def divided(
-    ahead: DecidedAhead, rounds: int, todo: OpenBatches, weights: dict[str, float]
-) -> Counter[str]:
-    """How many micro-batches of that many more rounds each worker has."""
-    before = {id(one) for one in ahead}
-    ahead.decide(rounds, 1, (), todo, 1, weights, 0.0)
-    micros = [micro for one in ahead if id(one) not in before for micro in one.micros]
-    return Counter(held.worker for micro in micros for held in micro.attempts.values())
-
-
-def crew(*workers: str, replicas: int = 2) -> tuple[DecidedAhead, OpenBatches]:
-    ahead = DecidedAhead(Policy(mode="sync", replicas=replicas), 1)
-    for worker in workers:
+def test_rounds_are_divided_by_speed() -> None:
+    ahead = DecidedAhead(Policy(mode="sync", replicas=4), 1)
+    for worker in ("v", "w"):
         ahead.crew.asks(worker, able=True)
         ahead.crew.worked(worker)
-    return ahead, OpenBatches(records=10**4, batch_size=1, epochs=1, done={})
-
-
-def test_rounds_are_divided_by_speed() -> None:
-    ahead, todo = crew("v", "w")
-    assert divided(ahead, 8, todo, {"v": 3.0, "w": 1.0}) == {"v": 12, "w": 4}
-
-
-def test_a_worker_of_unknown_speed_counts_as_the_mean() -> None:
-    ahead, todo = crew("v", "w", "x", replicas=3)
-    assert divided(ahead, 8, todo, {"v": 1.0, "w": 3.0}) == {"v": 4, "w": 12, "x": 8}
-
-
-def test_shares_even_out_over_rounds_that_are_decided_one_by_one() -> None:
-    ahead, todo = crew("v", "w", "x")
-    total: Counter[str] = Counter()
-    for _ in range(6):
-        total += divided(ahead, 1, todo, {})
-    assert total == {"v": 4, "w": 4, "x": 4}
-
-
-def test_a_worker_that_comes_later_does_not_make_up_for_what_it_missed() -> None:
-    ahead, todo = crew("v", "w")
-    divided(ahead, 100, todo, {})
-    ahead.crew.asks("x", able=True)
-    ahead.crew.worked("x")
-    assert divided(ahead, 6, todo, {}) == {"v": 4, "w": 4, "x": 4}
+    todo = OpenBatches(records=10**4, batch_size=1, epochs=1, done={})
+    ahead.decide(8, 1, (), todo, 1, {"v": 3.0, "w": 1.0}, 0.0)
+    micros = [micro for one in ahead for micro in one.micros]
+    held = Counter(held.worker for micro in micros for held in micro.attempts.values())
+    assert held == {"v": 24, "w": 8}
 
 
 # -- leases ----------------------------------------------------------------------------------

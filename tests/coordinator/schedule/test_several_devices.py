@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core.work import Round, Train
+from coordinator.schedule.crew import Crew
 from coordinator.schedule.ledger import Ledger
-from coordinator.schedule.pace import Crew
 from coordinator.schedule.rounds import Rounds
 from tests.coordinator.hand_rounds import close, commit, lease, make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.schedule.stragglers import (
+from coordinator.membership.stragglers import (
     HALF_LIFE_S,
     LEAST_BATCHES,
     LEAST_S,
