@@ -75,7 +75,7 @@ ROWS = (
     Row("mnist_dnn", 2, shards=2, epochs=4),
     Row("mnist_sigmoid", 2, epochs=12, systems=(*OURS, "tf_mwms", "torch_ddp")),
     Row("mnist_cnn", 2, epochs=3),
-    Row("dense_1x64MB", 2, epochs=3, systems=("async", "sync")),
+    Row("dense_1x64MB", 2, epochs=3, systems=("async", "sync", "tf_mwms", "torch_ddp")),
 )
 
 TARGETS: dict[tuple[str, str], float] = {

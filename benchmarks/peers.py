@@ -1,4 +1,4 @@
-"""Runs the peers' scripts, where they stand and as they are."""
+"""Runs the scripts of peers, where they stand and as they are, and ours for what they lack."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks import sync_dense
 
 SCRIPTS = {
     "tf": "tf_ps.py",
@@ -43,10 +45,13 @@ class Figure:
 def run_peer(folder: Path, peer: str, case: str) -> Figure:
     """One run of ``case`` by ``peer``, from its script in ``folder``."""
     script = folder / SCRIPTS[peer]
-    if not script.is_file():
+    command = [str(script), case]
+    if peer in sync_dense.SYSTEMS and case.startswith("dense"):
+        command = ["-m", "benchmarks.sync_dense", peer, case]
+    elif not script.is_file():
         return Figure(miss=f"no {script.name} in {folder}")
     process = subprocess.Popen(
-        [sys.executable, str(script), case],
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
