@@ -78,9 +78,10 @@ screenshots: $(INSTALLED)
 test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
 
+# The engines share nothing, so two of them run side by side; tests/launchers/conftest.py has the order.
 test-launchers: $(INSTALLED)
 	./scripts/setup-launchers
-	$(PYTEST) -m launchers tests/launchers
+	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --durations 30 -m launchers tests/launchers
 
 test-interop: $(INSTALLED) $(NODE_MODULES)
 	$(PYTEST) -m interop tests/interop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from psrpc.core.errors import InvalidArgument, InvalidJob
@@ -102,9 +102,9 @@ class LaunchPlan:
     @property
     def _security(self) -> list[str]:
         options = self.options
-        said = ["--certs", str(options.certs.absolute())] if options.certs else []
+        said = ["--certs", str(options.certs)] if options.certs else []
         if options.token_file:
-            said += ["--token-file", str(options.token_file.absolute())]
+            said += ["--token-file", str(options.token_file)]
         return said + ["--insecure"] * options.insecure
 
 
@@ -142,4 +142,7 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
             "a cluster on several machines needs --certs DIR (coordinator certs init DIR makes "
             "them), or --insecure where everybody on the network may change the model"
         )
+    # Other machines read the plan, in directories of their own.
+    certs, token = options.certs and options.certs.absolute(), options.token_file
+    options = replace(options, certs=certs, token_file=token and token.absolute())
     return LaunchPlan(job if elsewhere else job.absolute(), options)

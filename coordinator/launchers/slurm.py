@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +79,14 @@ else
   exit 2
 fi
 
+for path in $needed; do
+  [ -e "$$path" ] || {
+    echo "error $unseen: node $$(hostname) does not see $$path; it has to lie on a" \\
+      "file system that all nodes share" >&2
+    [ -z "$${LAUNCH_TASK:-}" ] || touch "$$script.refused"
+    exit 2
+  }
+done
 cd $directory || exit 2
 # All processes of a task get its signals; this one waits for what the others make of them.
 trap : TERM
@@ -93,6 +103,9 @@ status=$$?
 exit $$status
 """)
 
+
+_GPUS = re.compile(r"\bgpu:(?:[^:(,]+:)?(\d+)")
+"""A number of GPUs among the resources of a node, such as ``gpu:a100:4(S:0-1),tmpfs:1``."""
 
 _OWN = ("job-name", "ntasks", "output", "open-mode", "requeue", "no-requeue", "signal")
 """Options of ``sbatch`` that the script sets itself."""
@@ -123,6 +136,7 @@ class BatchOptions:
 def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
     """Returns the script, whose processes run in ``directory``."""
     run_dir, options = plan.options.run_dir, plan.options
+    certs = [str(options.certs)] if options.certs else []
     python = {
         "coordinator": module_command("coordinator.cli", *plan.coordinator),
         "shard": module_command("pserver.cli", *plan.shard),
@@ -139,6 +153,7 @@ def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
         port=plan.port,
         requeues=REQUEUES,
         unseen="PS141",
+        needed=shlex.join([str(directory), sys.executable, str(plan.job), *certs]),
         shard_ranks=" | ".join(str(rank) for rank in range(1, options.shards + 1)),
     )
 
@@ -169,22 +184,24 @@ def submit(path: Path) -> int:
 
 
 def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
-    """Checks that all processes fit into the partition at the same time. Slurm itself would let a
-    cluster that does not fit wait forever.
+    """Checks that all processes fit into the partition at the same time, and that it has the GPUs.
+    Slurm itself would let a cluster that does not fit wait forever.
 
     Raises:
-        LaunchFailed: Slurm has no such partition, or too few cores; says what it has.
+        LaunchFailed: Slurm has no such partition, or too few cores or GPUs; says what it has.
     """
-    rows = [line.split() for line in _run(["sinfo", "-hN", "--format=%P %N %c"]).splitlines()]
-    cores: dict[str, list[int]] = {}
-    for partition, _, count in rows:
-        cores.setdefault(partition, []).append(int(count))
-    default = next((name for name in cores if name.endswith("*")), "")
+    rows = [line.split() for line in _run(["sinfo", "-hN", "--format=%P %N %c %G"]).splitlines()]
+    found: dict[str, list[tuple[int, str]]] = {}
+    for partition, _, count, resources in rows:
+        found.setdefault(partition, []).append((int(count), resources))
+    default = next((name for name in found if name.endswith("*")), "")
     named = batch.given.get("partition", default.rstrip("*"))
-    nodes = cores.get(named) or cores.get(f"{named}*")
-    if nodes is None:
-        known = ", ".join(name.rstrip("*") for name in cores)
+    rows_of = found.get(named) or found.get(f"{named}*")
+    if rows_of is None:
+        known = ", ".join(name.rstrip("*") for name in found)
         raise LaunchFailed(f"Slurm has no partition {named!r}; it has {known}")
+    _check_gpus(plan.options.gpu, named, [resources for _, resources in rows_of])
+    nodes = [count for count, _ in rows_of]
     said = batch.given.get("cpus-per-task", "1")
     each = max(int(said), 1) if said.isdecimal() else 1
     room = sum(count // each for count in nodes)
@@ -193,6 +210,18 @@ def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
             f"the cluster has {plan.tasks} processes with {counted(each, 'core')} each, and "
             f"partition {named!r} has room for {room} ({counted(sum(nodes), 'core')} on "
             f"{counted(len(nodes), 'node')}); ask for fewer --workers or --cpus-per-task"
+        )
+
+
+def _check_gpus(chosen: str, partition: str, resources: Sequence[str]) -> None:
+    """Raises LaunchFailed if a worker's GPU is on no node. Nodes without any may have some that
+    Slurm does not look after."""
+    most = max(sum(map(int, _GPUS.findall(each))) for each in resources)
+    highest = max((int(each) for each in chosen.split(",") if each.isdecimal()), default=-1)
+    if 0 < most <= highest:
+        raise LaunchFailed(
+            f"--gpu is {chosen}, and a node of partition {partition!r} has "
+            f"{counted(most, 'GPU')} at most, which count from 0; choose others, or auto"
         )
 
 
@@ -221,6 +250,10 @@ def _advice(why: str) -> str:
         return "; give a --time that the partition allows: `scontrol show partition`"
     if "configuration source" in why or "fetch_config" in why:
         return "; this machine belongs to no Slurm: run this on a login node of the cluster"
+    if "account" in why.lower():
+        return (
+            "; name one that you may use: --sbatch account=NAME; `sacctmgr show assoc` lists them"
+        )
     if "unable to contact" in why.lower():
         return "; `scontrol ping` says whether slurmctld is up"
     return ""

@@ -1,13 +1,15 @@
-"""The part of Kubernetes' API that ``kubectl`` uses to submit a cluster: objects in memory, without
-admission, schemas or controllers."""
+"""The part of Kubernetes' API with which ``kubectl`` submits a cluster and looks at it: objects in
+memory, without admission or schemas. Controllers see what is applied and deleted, and say which
+pods there are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +23,7 @@ _RESOURCES = {
         "Pod": "pods",
         "Secret": "secrets",
     },
+    "apis/batch/v1": {"Job": "jobs"},
     "apis/networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "apis/jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
     "apis/trainer.kubeflow.org/v1alpha1": {
@@ -28,6 +31,7 @@ _RESOURCES = {
         "TrainingRuntime": "trainingruntimes",
     },
 }
+_KINDS = {plural: kind for kinds in _RESOURCES.values() for kind, plural in kinds.items()}
 _VERBS = ["create", "delete", "get", "list", "patch"]
 
 
@@ -40,6 +44,10 @@ class ApiServer:
         calls: method, and path with its query, of all calls that change something.
         lacks: a part of the name of the group that is not installed.
         refusal: code, reason and message of an answer to each call that changes something.
+        applied: gets the path of each object that has been applied.
+        deleted: gets the path of each object that has been deleted.
+        pods: returns the pods of controllers, by path.
+        log: returns the log of one of these, by path.
     """
 
     url: str = ""
@@ -47,6 +55,10 @@ class ApiServer:
     calls: list[tuple[str, str]] = field(default_factory=list)
     refusal: tuple[int, str, str] | None = None
     lacks: str = "nothing"
+    applied: Callable[[str], None] = lambda _: None
+    deleted: Callable[[str], None] = lambda _: None
+    pods: Callable[[], Mapping[str, Any]] = dict
+    log: Callable[[str], str] = str
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
         """Returns the code and the document of the answer to a call."""
@@ -60,18 +72,31 @@ class ApiServer:
                 return _status(*self.refusal)
         if method == "PATCH":
             document = yaml.safe_load(body)
+            if "kind" not in document:
+                # Not applied, but a patch.
+                document = _patched(self.objects[path], document)
             if "dryRun" not in query:
                 self.objects[path] = document
+                self.applied(path)
             return 200, document
-        if path.endswith("/pods"):
-            pods = [each for name, each in self.objects.items() if name.startswith(f"{path}/")]
-            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
-        if path not in self.objects:
+        pods = self.pods()
+        if kind := _KINDS.get(path.rpartition("/")[2]):
+            named = {**self.objects, **pods}
+            items = [each for name, each in named.items() if name.startswith(f"{path}/")]
+            wanted = query.get("labelSelector", [""])[0]
+            items = [each for each in items if _selected(each, wanted)]
+            version = path.partition("/namespaces/")[0].split("/", 1)[1]
+            head = {"kind": f"{kind}List", "apiVersion": version, "metadata": {}}
+            return 200, {**head, "items": items}
+        if path.removesuffix("/log") in pods and path.endswith("/log"):
+            return 200, self.log(path.removesuffix("/log"))
+        if path not in self.objects and path not in pods:
             return _status(404, "NotFound", f"{path} not found")
         if method == "DELETE":
-            del self.objects[path]
+            self.objects.pop(path, None)
+            self.deleted(path)
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        return 200, self.objects[path]
+        return 200, self.objects.get(path) or pods[path]
 
     def _discovery(self, path: str) -> Any:
         served = {p: r for p, r in _RESOURCES.items() if self.lacks not in p}
@@ -124,9 +149,36 @@ def _parameters(version: str) -> Any:
     return {"openapi": "3.0.0", "info": info, "paths": paths}
 
 
+def _patched(value: Any, patch: Any) -> Any:
+    if not (isinstance(value, dict) and isinstance(patch, dict)):
+        return patch
+    return value | {name: _patched(value.get(name), each) for name, each in patch.items()}
+
+
+def _selected(document: Any, wanted: str) -> bool:
+    """Returns whether an object has the labels of a selector such as ``a=b,c=d``; all of the pods
+    that tests put in by hand are selected."""
+    labels = document["metadata"].get("labels")
+    pairs = [each.split("=") for each in wanted.split(",") if each]
+    return labels is None or all(labels.get(name) == value for name, value in pairs)
+
+
 def _status(code: int, reason: str, message: str) -> tuple[int, Any]:
     kind = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
     return code, {**kind, "reason": reason, "message": message, "code": code}
+
+
+def kubeconfig(server: ApiServer, folder: Path) -> dict[str, str]:
+    """Returns the environment with which ``kubectl`` finds the server."""
+    config = folder / "config"
+    config.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
+        f"clusters: [{{name: a, cluster: {{server: '{server.url}'}}}}]\n"
+        "contexts: [{name: a, context: {cluster: a, user: a}}]\n"
+        "users: [{name: a, user: {}}]\n"
+    )
+    # In HOME it caches what a server at an address has.
+    return {"KUBECONFIG": str(config), "HOME": str(folder)}
 
 
 @contextmanager
@@ -140,9 +192,10 @@ def api_server() -> Iterator[ApiServer]:
         def handle_any(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             code, document = state.answer(self.command, self.path, self.rfile.read(length))
-            content = json.dumps(document).encode()
+            text = isinstance(document, str)
+            content = document.encode() if text else json.dumps(document).encode()
             self.send_response(code)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/plain" if text else "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -12,8 +12,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +21,7 @@ from typing import Any
 
 import yaml
 
-_CONF = """\
-[containers]
-default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
-[engine]
-runtime = "runc"
-events_logger = "file"
-[network]
-network_backend = "netavark"
-"""
-"""runc, since crun wants one kind of cgroups; limits that need no privilege."""
-
-LIMIT_S = 300.0
+from tests.launchers.podman import LIMIT_S, environment_of, podman, podman_log
 
 SECRET_MODE, SECRET_GROUP = 0o440, 10001
 """What the manifests ask for."""
@@ -54,6 +42,7 @@ class Ended:
 class _Pod:
     name: str
     removed: bool = False
+    runs: bool = False
 
 
 @dataclass
@@ -109,6 +98,11 @@ class PodmanCluster:
         for index in have[count:]:
             self.stop(role, index, removed=True)
 
+    def pods(self) -> list[tuple[str, int, str]]:
+        """Returns role, index and name of all pods that run."""
+        with self.lock:
+            return [(*where, pod.name) for where, pod in self._pods.items() if pod.runs]
+
     def pod(self, role: str, index: int) -> str:
         """Returns the name of the pod that an index has now."""
         with self.lock:
@@ -124,16 +118,16 @@ class PodmanCluster:
         with self.lock:
             pod = self._pods[role, index]
             pod.removed = removed
-        grace = self._template(role)["spec"]["terminationGracePeriodSeconds"]
+        grace = self.template(role)["spec"]["terminationGracePeriodSeconds"]
         podman(self.folder, "stop", "-t", str(grace), f"{pod.name}-{role}")
 
     def healthy(self, role: str, index: int) -> bool:
         """Runs the liveness probe of a pod, as kubelet does."""
-        container = self._template(role)["spec"]["containers"][0]
+        container = self.template(role)["spec"]["containers"][0]
         command = container["livenessProbe"]["exec"]["command"]
         words = ["podman", "exec", f"{self.pod(role, index)}-{role}", *command]
         done = subprocess.run(
-            words, env=_environment(self.folder), capture_output=True, timeout=LIMIT_S
+            words, env=environment_of(self.folder), capture_output=True, timeout=LIMIT_S
         )
         return done.returncode == 0
 
@@ -156,6 +150,10 @@ class PodmanCluster:
         for each in self.documents:
             if each["kind"] == "PersistentVolumeClaim":
                 podman(self.folder, "volume", "rm", "-f", each["metadata"]["name"])
+            if each["kind"] == "ConfigMap":
+                # Podman makes a volume of it once a pod mounts it.
+                words = ["podman", "volume", "rm", "-f", each["metadata"]["name"]]
+                subprocess.run(words, env=environment_of(self.folder), capture_output=True)
 
     @cached_property
     def runs(self) -> Path:
@@ -165,10 +163,12 @@ class PodmanCluster:
         words = ["volume", "inspect", name, "--format", "{{.Mountpoint}}"]
         return Path(podman(self.folder, *words))
 
-    def _template(self, role: str) -> Any:
-        return self._job(role)["template"]
+    def template(self, role: str) -> Any:
+        """Returns the template of a role's pods."""
+        return self.job(role)["template"]
 
-    def _job(self, role: str) -> Any:
+    def job(self, role: str) -> Any:
+        """Returns the spec of a role's Job."""
         jobs = self.job_set["spec"]["replicatedJobs"]
         return next(each for each in jobs if each["name"] == role)["template"]["spec"]
 
@@ -193,12 +193,10 @@ class PodmanCluster:
             container = f"{pod.name}-{role}"
             code = int(podman(self.folder, "wait", container))
             with self.lock:
+                pod.runs = False
                 then = self._then(role, code, pod)
                 self.ended.append(Ended(role, index, code, then))
-            said = subprocess.run(
-                ["podman", "logs", container], env=_environment(self.folder), capture_output=True
-            )
-            (self.files / f"{pod.name}.log").write_bytes(said.stdout + said.stderr)
+            (self.files / f"{pod.name}.log").write_bytes(podman_log(self.folder, container))
             with self._volumes:
                 podman(self.folder, "pod", "rm", "-f", "-t", "0", pod.name)
             if then != "replaced":
@@ -217,7 +215,7 @@ class PodmanCluster:
             return "success"
         if pod.removed or self.state != "running":
             return "removed"
-        for rule in self._job(role)["podFailurePolicy"]["rules"]:
+        for rule in self.job(role)["podFailurePolicy"]["rules"]:
             if code in rule.get("onExitCodes", {"values": []})["values"]:
                 then = {"FailJob": "failed", "FailIndex": "lost", "Ignore": "replaced"}
                 return then[rule["action"]]
@@ -239,7 +237,7 @@ class PodmanCluster:
             name = f"{self.pod(role, index)}-{role}"
             subprocess.run(
                 ["podman", "stop", "-i", "-t", "90", name],
-                env=_environment(self.folder),
+                env=environment_of(self.folder),
                 capture_output=True,
             )
 
@@ -257,10 +255,12 @@ class PodmanCluster:
         network = f"{self.network}:alias={host}.{self.name}"
         with self._volumes:
             podman(self.folder, "kube", "play", "--quiet", "--network", network, str(path))
+        with self.lock:
+            pod.runs = True
         return pod
 
     def _manifest(self, role: str, index: int, host: str, name: str) -> Any:
-        template = json.loads(json.dumps(self._template(role)))
+        template = json.loads(json.dumps(self.template(role)))
         spec = template["spec"]
         spec["hostname"] = host
         [container] = spec["containers"]
@@ -300,31 +300,3 @@ def _expanded(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         parts = [part.replace(f"$({name})", value) for part in parts]
     return "$".join(parts)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
-
-
-def podman(folder: Path, *words: str) -> str:
-    """Returns what a call prints last; it must succeed."""
-    done = subprocess.run(
-        ["podman", *words],
-        env=_environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S * 3,
-    )
-    assert done.returncode == 0, f"podman {' '.join(words)}: {done.stderr}"
-    return done.stdout.strip().rpartition("\n")[2]
-
-
-@contextmanager
-def podman_network(folder: Path, name: str) -> Iterator[None]:
-    """Makes a network with DNS, and removes it with what is left in it."""
-    (folder / "containers.conf").write_text(_CONF)
-    podman(folder, "network", "create", name)
-    try:
-        yield
-    finally:
-        podman(folder, "network", "rm", "-f", name)

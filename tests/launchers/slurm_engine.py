@@ -40,8 +40,10 @@ SwitchType=switch/none
 SchedulerParameters=sched_min_interval=0
 KillWait=90
 MessageTimeout=90
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=4000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000
+GresTypes=gpu
+NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 Gres=gpu:2
+NodeName=n1 Port={ports[1]}
+NodeName=n2 Port={ports[2]}
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -56,6 +58,8 @@ def slurm(folder: Path) -> Iterator[Mapping[str, str]]:
     conf, key = folder / "slurm.conf", folder / "munge.key"
     host = socket.gethostname().partition(".")[0]
     conf.write_text(_CONF.format(folder=folder, host=host, ports=_free_ports(3)))
+    # Counted, and not there.
+    (folder / "gres.conf").write_text("Name=gpu Count=2\n")
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
     environment = {**os.environ, "SLURM_CONF": str(conf)}

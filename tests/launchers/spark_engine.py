@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import pytest
 
 from tests.e2e.cluster import ROOT, command_line
 
+EXECUTORS = 3
+MASTER = f"local-cluster[{EXECUTORS},1,1024]"
+
 
 @contextmanager
-def spark(folder: Path, executors: int) -> Iterator[Any]:
-    """Runs Spark with ``executors`` of one slot each; yields the session."""
+def spark(folder: Path) -> Iterator[Any]:
+    """Runs Spark with ``EXECUTORS`` of one slot each; yields the session."""
     settings = {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -29,7 +33,7 @@ def spark(folder: Path, executors: int) -> Iterator[Any]:
         import pyspark
         from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
+        builder = SparkSession.builder.master(MASTER)
         session = builder.config("spark.ui.enabled", "false").getOrCreate()
         # Where executors log, and nothing can change that.
         logs = Path(pyspark.__file__).parent / "work" / session.sparkContext.applicationId
@@ -38,6 +42,25 @@ def spark(folder: Path, executors: int) -> Iterator[Any]:
         finally:
             session.stop()
             shutil.rmtree(logs)
+
+
+def submitting(folder: Path) -> dict[str, str]:
+    """Returns the environment of ``spark-submit`` with ``EXECUTORS``; they log in ``folder``."""
+    import pyspark
+
+    home = folder / "spark"
+    home.mkdir()
+    # Executors log beside the programs, and nothing can change that.
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    return {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_MASTER": MASTER,
+    }
 
 
 def executor_of(pid: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 import pserver
 from psrpc.core.errors import AlreadyExists, InvalidArgument, LaunchFailed
 from tests.e2e.cluster import EXAMPLES, command
-from tests.launchers.api_server import ApiServer, api_server
+from tests.launchers.api_server import ApiServer, api_server, kubeconfig
 
 
 def has_kubectl() -> bool:
@@ -40,16 +40,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
     if not has_kubectl():
         pytest.skip("needs kubectl 1.25 or newer")
     with api_server() as state:
-        config = tmp_path / "config"
-        config.write_text(
-            "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
-            f"clusters: [{{name: a, cluster: {{server: '{state.url}'}}}}]\n"
-            "contexts: [{name: a, context: {cluster: a, user: a}}]\n"
-            "users: [{name: a, user: {}}]\n"
-        )
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        # It caches what a server at an address has.
-        monkeypatch.setenv("HOME", str(tmp_path))
+        for name, value in kubeconfig(state, tmp_path).items():
+            monkeypatch.setenv(name, value)
         yield state
 
 
@@ -152,6 +144,19 @@ def test_the_run_directory_has_to_be_seen_by_all_nodes(server: ApiServer) -> Non
         launch(claim="disk")
     launch(claim="disk", access_mode="ReadWriteOnce")
     assert f"{JOB_SETS}/first" in server.objects
+
+
+def test_a_policy_that_closes_a_port_is_found_before_anything_is_made(server: ApiServer) -> None:
+    path = f"apis/networking.k8s.io/v1/{NAMESPACE}/networkpolicies/deny-all"
+    policy: Any = {"metadata": {"name": "deny-all", "namespace": "lab", "labels": {}}}
+    policy |= {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    server.objects[path] = policy | {"spec": {"podSelector": {}, "policyTypes": ["Egress"]}}
+    said = r"deny-all closes port 5000 between the pods .*; have .* egress to .*instance=first$"
+    with pytest.raises(LaunchFailed, match=said):
+        launch()
+    assert list(server.objects) == [path]
+    server.objects[path]["spec"] = {"podSelector": {"matchLabels": {"role": "web"}}}
+    launch()
 
 
 def test_an_image_that_cannot_be_pulled_is_told(server: ApiServer) -> None:

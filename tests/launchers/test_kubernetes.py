@@ -3,7 +3,8 @@ and its pods as podman runs them."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +18,19 @@ from coordinator.launchers.kubernetes.cluster import KubernetesCluster, Kubernet
 from coordinator.launchers.kubernetes.job_set import objects, printed, secrets
 from coordinator.launchers.plan import ClusterOptions, plan_of
 from tests.docker.engine import ROOT, base_image, run
+from tests.docs.following import follow_page
+from tests.docs.host import Shell
 from tests.e2e.cluster import EXAMPLES, command, until
-from tests.launchers.podman_engine import Ended, PodmanCluster, podman, podman_network
+from tests.launchers.api_server import api_server, kubeconfig
+from tests.launchers.controllers import controlled
+from tests.launchers.podman import podman, podman_network
+from tests.launchers.podman_engine import Ended, PodmanCluster
 from tests.launchers.schemas import check
+from tests.launchers.test_slurm import counted
 
 pytestmark = [pytest.mark.launchers, pytest.mark.timeout(1800)]
 
-IMAGE = "tf-pserver:launchers"
+IMAGE = "docker.io/library/tf-pserver:launchers"
 JOB = Path("examples/mnist_dnn.py")
 """In the image."""
 
@@ -32,25 +39,16 @@ JOB = Path("examples/mnist_dnn.py")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for podman, which has the project's image."""
     folder = tmp_path_factory.mktemp("podman")
-    with podman_network(folder, "launchers"):
-        with base_image() as arguments:
-            words = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-            run(
-                [
-                    "docker",
-                    "build",
-                    "-q",
-                    "-f",
-                    ROOT / "docker/Dockerfile",
-                    "--target",
-                    "worker",
-                    "-t",
-                    IMAGE,
-                    *words,
-                    ROOT,
-                ]
-            )
-            podman(folder, "pull", "-q", f"docker-daemon:{IMAGE}")
+    with (
+        podman_network(folder, "launchers"),
+        base_image() as arguments,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in arguments.items():
+            patch.setenv(name, value)
+        given = ["--build-arg=BASE_IMAGE", "--target=worker", f"--tag={IMAGE}"]
+        run(["docker", "build", "-q", "-f", ROOT / "docker/Dockerfile", *given, ROOT])
+        podman(folder, "pull", "-q", f"docker-daemon:{IMAGE}")
         try:
             yield folder
         finally:
@@ -69,7 +67,7 @@ def cluster(certs: Path, in_image: bool = True, **more: Any) -> KubernetesCluste
     said = {"run_dir": Path("first"), "shards": 2, "workers": 2, "certs": certs, **more}
     job = JOB if in_image else EXAMPLES / JOB.name
     plan = plan_of(job, ClusterOptions(**said), elsewhere=in_image)
-    options = KubernetesOptions(image=f"docker.io/library/{IMAGE}", in_image=in_image)
+    options = KubernetesOptions(image=IMAGE, in_image=in_image)
     return KubernetesCluster(plan, options)
 
 
@@ -130,10 +128,7 @@ def test_killed_and_evicted_pods_come_back_and_cost_no_batch(
         another_epoch(pods, "a worker was killed and the coordinator evicted")
         pods.scale("worker", 2)
         assert pods.wait() == "completed", pods.ended
-        summary = json.loads((pods.runs / "first" / "summary.json").read_text())
-        assert summary["phase"] == "done"
-        found = summary["counted"]
-        assert (found["counted"], found["twice"], found["skipped"]) == (found["batches"], 0, 0)
+        assert counted(pods.runs / "first")["batches"] == 9600
         ends = [
             (each.role, each.index, each.code) for each in pods.ended if each.then == "replaced"
         ]
@@ -141,6 +136,28 @@ def test_killed_and_evicted_pods_come_back_and_cost_no_batch(
         assert Ended("worker", 2, 75, "removed") in pods.ended
     finally:
         pods.delete()
+
+
+def test_the_page_leads_to_a_trained_model(engine: Path, tmp_path: Path) -> None:
+    """The objects that ``kubectl`` applies are those that run."""
+    with (
+        api_server() as server,
+        controlled(server, engine, tmp_path, "launchers") as controllers,
+        Shell(tmp_path, {**os.environ, **kubeconfig(server, tmp_path), "IMAGE": IMAGE}) as host,
+    ):
+        done = follow_page("docs/kubernetes.md", host)
+        built = run(["docker", "image", "inspect", "-f", "{{.Id}}", IMAGE])
+        assert built == f"sha256:{podman(engine, 'image', 'inspect', '-f', '{{.Id}}', IMAGE)}"
+        first, second = controllers.clusters.values()
+        assert Ended("shard", 0, 75, "replaced") in first.ended
+        assert {each.role for each in second.ended} == {"coordinator", "shard", "node"}
+        for cluster, batches in ((first, 7920), (second, 990)):
+            assert cluster.state == "completed", cluster.ended
+            assert counted(cluster.runs / cluster.name)["batches"] == batches
+        [read] = [each.output for each in done if "logs reader" in each.command]
+        error = re.search(r"mean error (\S+)", read)
+        assert error, read
+        assert float(error[1]) < 1e-3
 
 
 def another_epoch(pods: PodmanCluster, what: str) -> None:

@@ -151,6 +151,7 @@ def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: Mapping[str, 
     [
         (["--sbatch", "time=x"], "error PS140: sbatch refuses: Invalid --time specification"),
         (["--partition", "fast"], "error PS140: Slurm has no partition 'fast'; it has all"),
+        (["--gpu", "0,7"], "--gpu is 0,7, and a node of partition 'all' has 2 GPUs at most, which"),
         (["--cpus-per-task", "3"], "partition 'all' has room for 2 (8 cores on 2 nodes); ask"),
     ],
 )

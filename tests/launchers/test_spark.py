@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import pytest
 from coordinator.launchers import spark as engine
 from pserver import launch, predictions
 from psrpc.core.errors import LaunchFailed
+from tests.docs.following import follow_page
+from tests.docs.host import Shell
 from tests.e2e.cluster import EXAMPLES, ended, members, processes_of, until, wait_until_gone
 from tests.e2e.parquet_job import counting_job
-from tests.launchers.spark_engine import executor_of, spark
+from tests.launchers.spark_engine import executor_of, submitting
 from tests.launchers.test_slurm import counted, epochs
 
 pytestmark = [
@@ -29,16 +31,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-EXECUTORS = 3
 RECORDS, BATCH, EPOCHS = 4096, 16, 40
 
 JOB = counting_job(RECORDS, BATCH, EPOCHS)
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with spark(tmp_path_factory.mktemp("spark"), EXECUTORS) as session:
-        yield session
 
 
 def meanwhile(act: Callable[[], object]) -> threading.Thread:
@@ -107,6 +102,15 @@ def test_lost_executors_stops_and_cancelled_jobs_cost_no_record(
     found = np.array(new["prediction"].to_pylist())
     worth = np.array(new["worth"].to_pylist())
     assert found.tolist() == np.stack([EPOCHS * worth] * 2, axis=1).tolist()
+
+
+def test_the_page_leads_to_a_trained_model(tmp_path: Path) -> None:
+    with Shell(tmp_path, submitting(tmp_path)) as host:
+        done = follow_page("docs/spark.md", host)
+        assert counted(host.folder / "runs" / "flats")["batches"] == 20_000
+        [trained] = [each.output for each in done if "train.py" in each.command]
+        assert "Lost task" in trained
+        wait_until_gone(processes_of(host.folder))
 
 
 def test_a_process_that_refuses_its_command_ends_the_call(tmp_path: Path, session: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pserver
 from psrpc.core.errors import InvalidSetting, LaunchFailed
 from tests.e2e.cluster import JOBS, members, processes_of, until, wait_until_gone
 from tests.e2e.test_tune import summary, table
-from tests.launchers.spark_engine import executor_of, spark
+from tests.launchers.spark_engine import EXECUTORS, executor_of
 from tests.launchers.test_slurm import epochs
 
 pytestmark = [
@@ -28,15 +27,8 @@ pytestmark = [
 ]
 pytest.importorskip("optuna")
 
-EXECUTORS = 2
 TRIALS, EPOCHS = 3, 40
 BATCHES = EPOCHS * 40
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with spark(tmp_path_factory.mktemp("spark"), EXECUTORS) as session:
-        yield session
 
 
 def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: Any) -> None:
@@ -46,7 +38,7 @@ def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: 
         "sampler": "random",
         "pruner": "none",
         "trials": TRIALS,
-        "parallel": EXECUTORS,
+        "parallel": 2,
         "overrides": [f"epochs={EPOCHS}", "checkpoint_every=100"],
         "run_dir": study,
         "spark": session,
@@ -94,8 +86,8 @@ def test_what_cannot_run_is_refused_before_a_trial(
 ) -> None:
     monkeypatch.setattr("coordinator.launchers.spark.SETTLE_S", 0.1)
     options: dict[str, Any] = {"run_dir": tmp_path / "study", "spark": session}
-    with pytest.raises(LaunchFailed, match=r"the study has --parallel 3 trials, .* 2 slots"):
-        pserver.tune(JOBS / "searched.py", **options, parallel=3)
+    with pytest.raises(LaunchFailed, match=r"the study has --parallel 4 trials, .* 3 slots"):
+        pserver.tune(JOBS / "searched.py", **options, parallel=EXECUTORS + 1)
     with pytest.raises(InvalidSetting, match="nonsense"):
         pserver.tune(JOBS / "searched.py", {"nonsense": [1, 2]}, **options)
     assert not list(tmp_path.glob("study/trial-*"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.launchers.kubernetes.cluster import KubernetesCluster
 from coordinator.launchers.kubernetes.job_set import RUN_DIR, Object, objects, secrets, to_yaml
+from coordinator.launchers.kubernetes.policies import closing
 from coordinator.launchers.kubernetes.starting import wait_started
 from psrpc.core.errors import AlreadyExists, InvalidArgument, LaunchFailed
 
@@ -45,7 +46,8 @@ _ADVICE = (
     (
         r"forbidden",
         "ask the cluster's administrator for a Role that may get, create, patch and "
-        "delete jobsets, persistentvolumeclaims, configmaps, secrets and networkpolicies",
+        "delete jobsets, persistentvolumeclaims, configmaps, secrets and networkpolicies, and list "
+        "pods",
     ),
     (r'namespaces "(.+?)" not found', r"make it: kubectl create namespace \1"),
     (
@@ -127,11 +129,13 @@ def submit_objects(cluster: KubernetesCluster) -> None:
     Raises:
         AlreadyExists: the cluster runs already, or another run has its name.
         InvalidArgument: a claim does not exist, or its volume is for one node alone.
-        LaunchFailed: Kubernetes cannot be reached, or refuses the cluster.
+        LaunchFailed: Kubernetes cannot be reached, or refuses the cluster, or a NetworkPolicy
+            keeps its pods apart.
     """
     kubectl = Kubectl(cluster)
     ended = _check_run(cluster, kubectl.get(cluster.resource, cluster.name))
     _check_claim(cluster, kubectl)
+    _check_ports(cluster, kubectl)
     made = to_yaml([*secrets(cluster), *objects(cluster)])
     # Try all objects before any is made, but the last one if it exists from an ended run:
     # Kubernetes would refuse to change its immutable fields.
@@ -209,4 +213,20 @@ def _check_claim(cluster: KubernetesCluster, kubectl: Kubectl) -> None:
             "not see the run directory; take a claim of a shared file system with ReadWriteMany, "
             "or say --access-mode ReadWriteOnce on a cluster of one node",
             code="PS143",
+        )
+
+
+def _check_ports(cluster: KubernetesCluster, kubectl: Kubectl) -> None:
+    """Raises LaunchFailed where pods of the cluster could not call each other."""
+    try:
+        found: Any = json.loads(kubectl.run("get", "networkpolicies", "-o", "json"))
+    except LaunchFailed:
+        # Not everybody may list them. What else is wrong, the next call says.
+        return
+    port = cluster.inside.port
+    if closed := closing(found["items"], cluster.labels, port):
+        own = ",".join(f"{name}={value}" for name, value in cluster.labels.items())
+        raise LaunchFailed(
+            f"NetworkPolicy {', '.join(closed)} closes port {port} between the pods of the "
+            f"cluster; have its administrator allow egress to pods with {own}"
         )

@@ -23,6 +23,17 @@ def test_options_of_python_are_those_of_the_command(tmp_path: Path) -> None:
     assert plan.coordinator[-3:] == ["--set", "seed=1", "--insecure"]
 
 
+def test_paths_mean_the_same_in_every_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.crt").touch()
+    monkeypatch.chdir(tmp_path)
+    plan = plan_from(str(JOB), "run", {"certs": ".", "token_file": "token"})
+    monkeypatch.chdir("/")
+    for arguments in (plan.coordinator, plan.shard, plan.worker):
+        assert arguments[-4:] == ["--certs", str(tmp_path), "--token-file", f"{tmp_path}/token"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -60,6 +61,21 @@ def test_the_script_runs_only_where_an_engine_gives_it_a_rank(tmp_path: Path) ->
     )
     assert apart.returncode == 2
     assert "name the host of rank 0: mpirun -x LAUNCH_HEAD=HOST" in apart.stderr
+
+
+def test_a_node_that_does_not_see_a_file_says_so_before_it_starts(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("from pserver import Job\njob = Job()\n")
+    path = write_script(plan_of(job, options(tmp_path, insecure=True)), BatchOptions(), tmp_path)
+    job.unlink()
+    sizes = {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_SIZE": "6"}
+    env = {"PATH": os.environ["PATH"], "OMPI_COMM_WORLD_RANK": "5", **sizes}
+    done = subprocess.run(["bash", path], env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error PS141: node ")
+    assert done.stderr.endswith(
+        f" does not see {job}; it has to lie on a file system that all nodes share\n"
+    )
 
 
 def test_the_port_follows_from_the_run_directory(tmp_path: Path) -> None:
