@@ -100,7 +100,7 @@ def connected(address: str | None) -> Iterator[None]:
     if address != "local":
         check_answers(address)
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False)
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="warning")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         why = str(error).strip().partition("\n")[0]
         raise LaunchFailed(f"Ray at {address!r} refuses: {why}") from None
