@@ -88,8 +88,11 @@ def load_study(run_dir: str | Path) -> Any:
     """Returns the ``optuna.Study`` of a study's directory.
 
     Raises:
+        InvalidJob: Optuna is missing.
         InvalidArgument: the directory has no study.
     """
+    if find_spec("optuna") is None:
+        raise missing("the study in a directory", "Optuna", "tune")
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
