@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from coordinator.launchers import launch
     from coordinator.search import space
-    from coordinator.tune.study import tune
+    from coordinator.studies.study import tune
     from pserver.client.lookup import RowReader
     from psrpc.security.credentials import Security
     from psrpc.security.identity import Role
@@ -81,7 +81,7 @@ _HOMES = {
     "setting": "worker.job.loader",
     "space": "coordinator.search",
     "string_ids": "worker.embedding.embedding",
-    "tune": "coordinator.tune.study",
+    "tune": "coordinator.studies.study",
 }
 
 _PACKAGES = Path(__file__).resolve().parents[1]

@@ -29,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
 COMMANDS = {
     "serve": ("coordinator.cli.serve", "serve one job until it is done"),
     "up": ("coordinator.cli.up", "run a job with shards and workers on this machine"),
-    "tune": ("coordinator.tune.cli", "search good settings of a job: many runs on this machine"),
+    "tune": (
+        "coordinator.studies.cli",
+        "search good settings of a job: many runs, here or on a cluster",
+    ),
     "launch": (
         "coordinator.launchers.cli",
         "run a job on a cluster of Slurm, MPI, Kubernetes or Ray",

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from coordinator.client.client import CoordinatorClient
     from coordinator.dashboard.relay import Relay
 
+STUDY = "study.json"
+"""The file that makes a directory one of a study."""
+
 EVERY_S = 1.0
 """Interval between two requests."""
 
@@ -38,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Shows a job that runs elsewhere to the browsers of this machine: the page that "
         "`--dashboard` shows beside the coordinator. Ends with 0 when the job has, with 2 when no "
-        "coordinator answers."
+        "coordinator answers. With a --run-dir that holds a study that has ended, it shows that "
+        "until Ctrl-C."
     )
     whereabouts.add_arguments(parser)
     parser.add_argument(
@@ -92,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds of at least 0"
         )
     run_dir = whereabouts.find_run(args)
+    if args.run_dir is not None and (args.run_dir / STUDY).exists():
+        from coordinator.studies.ended import serve_ended_study
+
+        return serve_ended_study(args.run_dir, args.bind, args.public, announce)
     security = whereabouts.find_security(args)
     relay, stopped = Relay(time.monotonic), threading.Event()
     server = DashboardServer(

@@ -105,9 +105,7 @@ def _run_slurm(plan: LaunchPlan, args: argparse.Namespace) -> int:
     from coordinator.launchers import slurm
 
     given = {name: getattr(args, name.replace("-", "_")) for name in _SBATCH}
-    batch = slurm.BatchOptions(
-        {name: str(value) for name, value in given.items() if value} | _pairs(args.sbatch)
-    )
+    batch = slurm.batch_options(given, args.sbatch)
     here = Path.cwd()
     if args.dry_run:
         print(slurm.batch_script(plan, batch, here), end="")  # noqa: T201
@@ -202,13 +200,3 @@ _NOTES = {"run_dir": "; here: a directory of the claim, as first", "port": "; he
 _ON_KUBERNETES = {"kubernetes": "JobSet", "kubeflow": "TrainJob of Kubeflow"}
 
 _SBATCH = ("partition", "time", "nodes", "cpus-per-task")
-
-
-def _pairs(said: list[str]) -> dict[str, str]:
-    found = {}
-    for each in said:
-        name, separator, value = each.partition("=")
-        if not (separator and name.strip("-") and value):
-            raise InvalidArgument(f"--sbatch is {each!r}; expected NAME=VALUE, as account=vision")
-        found[name.strip("-")] = value
-    return found

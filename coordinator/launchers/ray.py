@@ -60,13 +60,12 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
         JobFailed: the job ended without being done; gives the reason.
     """
     check_ray("a launch on Ray")
-    with _connected(options.address):
+    with connected(options.address):
         import ray
 
         tasks = tasks_of(plan, options)
         bundles = {name: options.bundle(name) for name in tasks}
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_places(bundles, options.strategy, nodes)
+        check_places(bundles, options.strategy, alive_nodes())
         with _token(plan.options.run_dir) as token, placed(bundles, options) as actors:
             driver = RayDriver(
                 tasks,
@@ -87,7 +86,7 @@ def run(plan: LaunchPlan, options: RayOptions) -> RayResult:
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[None]:
+def connected(address: str | None) -> Iterator[None]:
     """Connects to Ray, unless this process is connected already. Checks a given address first,
     because `ray.init` waits for minutes if nothing answers there."""
     import ray
@@ -101,7 +100,7 @@ def _connected(address: str | None) -> Iterator[None]:
     if address != "local":
         check_answers(address)
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False)
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="warning")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         why = str(error).strip().partition("\n")[0]
         raise LaunchFailed(f"Ray at {address!r} refuses: {why}") from None
@@ -109,6 +108,13 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def alive_nodes() -> list[Bundle]:
+    """Returns the resources of each node that is alive."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def check_answers(address: str) -> None:
@@ -183,13 +189,10 @@ def placed(bundles: Mapping[str, Bundle], options: RayOptions) -> Iterator[dict[
                 f"and {left or 'nothing'} is left: ray status"
             )
         for index, (name, bundle) in enumerate(bundles.items()):
-            others = {kind: n for kind, n in bundle.items() if kind not in _OWN_OPTIONS}
-            own = {_OWN_OPTIONS[kind]: n for kind, n in bundle.items() if kind in _OWN_OPTIONS}
             actors[name] = (
                 ray.remote(ProcessKeeper)
                 .options(
-                    **{"num_cpus": 0, **own},
-                    resources=others,
+                    **resource_options(bundle),
                     max_restarts=-1,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 )
@@ -200,6 +203,13 @@ def placed(bundles: Mapping[str, Bundle], options: RayOptions) -> Iterator[dict[
         for actor in actors.values():
             ray.kill(actor)
         remove_placement_group(group)
+
+
+def resource_options(bundle: Bundle) -> dict[str, Any]:
+    """Returns the options of an actor or a task that has the resources of ``bundle``."""
+    others = {kind: n for kind, n in bundle.items() if kind not in _OWN_OPTIONS}
+    own = {_OWN_OPTIONS[kind]: n for kind, n in bundle.items() if kind in _OWN_OPTIONS}
+    return {"num_cpus": 0, **own, "resources": others}
 
 
 _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

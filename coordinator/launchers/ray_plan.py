@@ -82,14 +82,20 @@ def resources_by_role(said: Iterable[str]) -> dict[str, Bundle]:
     return found
 
 
-def _role_resources(text: str) -> tuple[str, Bundle]:
-    role, _, amounts = text.partition("=")
-    pairs = [each.rpartition(":") for each in amounts.split(",")]
+def read_bundle(text: str) -> Bundle:
+    """Parses ``CPU:4,GPU:1``; returns nothing for text of another form."""
+    pairs = [each.rpartition(":") for each in text.split(",")]
     try:
         found = {kind: float(amount) for kind, _, amount in pairs}
     except ValueError:
-        found = {}
-    if not (role and found and all(found)):
+        return {}
+    return found if all(found) else {}
+
+
+def _role_resources(text: str) -> tuple[str, Bundle]:
+    role, _, amounts = text.partition("=")
+    found = read_bundle(amounts)
+    if not (role and found):
         raise InvalidArgument(
             f"--resources is {text!r}; expected ROLE=NAME:N, as worker=CPU:4,GPU:1"
         )
@@ -123,24 +129,31 @@ def described(plan: LaunchPlan, options: RayOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_places(bundles: Mapping[str, Bundle], strategy: str, nodes: Sequence[Bundle]) -> None:
+def check_places(
+    bundles: Mapping[str, Bundle],
+    strategy: str,
+    nodes: Sequence[Bundle],
+    what: str = "the cluster's {} processes need",
+    fix: str = "ask for fewer shards or workers, or for less with resources, or add nodes",
+) -> None:
     """Checks that all processes fit at the same time if Ray has nothing else to run. Ray itself
     would let a cluster that does not fit wait forever.
 
     Args:
         bundles: resources by process.
         nodes: resources of each node that is alive.
+        what: what needs them, with a place for their number.
+        fix: what to do about it.
 
     Raises:
         LaunchFailed: they do not fit; says which resources they need, and what Ray has.
     """
     asked = total(bundles.values())
     there = total(nodes)
-    fix = "ask for fewer shards or workers, or for less with resources, or add nodes"
     on = counted(len(nodes), "node")
     if short := {kind: there.get(kind, 0) for kind in asked if there.get(kind, 0) < asked[kind]}:
         raise LaunchFailed(
-            f"the cluster's {len(bundles)} processes need {amounts_of(asked)}, and Ray has "
+            f"{what.format(len(bundles))} {amounts_of(asked)}, and Ray has "
             f"{amounts_of(short)} on {on}; {fix}"
         )
     for name, bundle in bundles.items():

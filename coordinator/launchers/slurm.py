@@ -126,11 +126,29 @@ class BatchOptions:
                 )
 
     @property
+    def cores(self) -> int:
+        """How many cores a task has."""
+        said = self.given.get("cpus-per-task", "1")
+        return max(int(said), 1) if said.isdecimal() else 1
+
+    @property
     def directives(self) -> str:
         """The lines of the script that have these options."""
         return "\n".join(
             f"#SBATCH --{name}={shlex.quote(value)}" for name, value in self.given.items()
         )
+
+
+def batch_options(given: Mapping[str, object], pairs: Sequence[str]) -> BatchOptions:
+    """Returns the options of ``sbatch`` that are ``given`` by name, unless they are None, and those
+    of ``--sbatch NAME=VALUE``. Raises InvalidArgument for a pair of another form."""
+    found = {name: str(value) for name, value in given.items() if value}
+    for each in pairs:
+        name, separator, value = each.partition("=")
+        if not (separator and name.strip("-") and value):
+            raise InvalidArgument(f"--sbatch is {each!r}; expected NAME=VALUE, as account=vision")
+        found[name.strip("-")] = value
+    return BatchOptions(found)
 
 
 def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
@@ -176,7 +194,7 @@ def submit(path: Path) -> int:
     Raises:
         LaunchFailed: there is no Slurm here, or it refuses the script; quotes its message.
     """
-    told = _run(["sbatch", "--parsable", str(path)])
+    told = run_slurm("sbatch", "--parsable", str(path))
     number = told.strip().partition(";")[0]
     if not number.isdecimal():
         raise LaunchFailed(f"sbatch answered {told.strip()!r}; expected the number of a job")
@@ -184,13 +202,28 @@ def submit(path: Path) -> int:
 
 
 def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
-    """Checks that all processes fit into the partition at the same time, and that it has the GPUs.
-    Slurm itself would let a cluster that does not fit wait forever.
+    """Checks that all processes of a cluster fit into the partition at the same time, see
+    :func:`check_partition`."""
+    asked = f"the cluster has {plan.tasks} processes"
+    fewer = "--workers or --cpus-per-task"
+    check_partition(plan.tasks, asked, batch, fewer, plan.options.gpu)
+
+
+def check_partition(
+    needed: int, asked: str, batch: BatchOptions, fewer: str, gpu: str = "auto"
+) -> None:
+    """Checks that so many tasks fit into the partition at the same time, and that it has the GPUs.
+    Slurm itself would let those that do not fit wait forever.
+
+    Args:
+        asked: what takes the room, the beginning of the message.
+        fewer: what to ask for less of.
+        gpu: the ``--gpu`` of each worker.
 
     Raises:
         LaunchFailed: Slurm has no such partition, or too few cores or GPUs; says what it has.
     """
-    rows = [line.split() for line in _run(["sinfo", "-hN", "--format=%P %N %c %G"]).splitlines()]
+    rows = [line.split() for line in run_slurm("sinfo", "-hN", "--format=%P %N %c %G").splitlines()]
     found: dict[str, list[tuple[int, str]]] = {}
     for partition, _, count, resources in rows:
         found.setdefault(partition, []).append((int(count), resources))
@@ -200,16 +233,14 @@ def check_slots(plan: LaunchPlan, batch: BatchOptions) -> None:
     if rows_of is None:
         known = ", ".join(name.rstrip("*") for name in found)
         raise LaunchFailed(f"Slurm has no partition {named!r}; it has {known}")
-    _check_gpus(plan.options.gpu, named, [resources for _, resources in rows_of])
+    _check_gpus(gpu, named, [resources for _, resources in rows_of])
     nodes = [count for count, _ in rows_of]
-    said = batch.given.get("cpus-per-task", "1")
-    each = max(int(said), 1) if said.isdecimal() else 1
-    room = sum(count // each for count in nodes)
-    if room < plan.tasks:
+    room = sum(count // batch.cores for count in nodes)
+    if room < needed:
         raise LaunchFailed(
-            f"the cluster has {plan.tasks} processes with {counted(each, 'core')} each, and "
+            f"{asked} with {counted(batch.cores, 'core')} each, and "
             f"partition {named!r} has room for {room} ({counted(sum(nodes), 'core')} on "
-            f"{counted(len(nodes), 'node')}); ask for fewer --workers or --cpus-per-task"
+            f"{counted(len(nodes), 'node')}); ask for fewer {fewer}"
         )
 
 
@@ -225,7 +256,12 @@ def _check_gpus(chosen: str, partition: str, resources: Sequence[str]) -> None:
         )
 
 
-def _run(command: Sequence[str]) -> str:
+def run_slurm(*command: str) -> str:
+    """Runs a command of Slurm; returns its output.
+
+    Raises:
+        LaunchFailed: there is no Slurm here, or the command fails; quotes its message.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_S)
     except FileNotFoundError:

@@ -194,7 +194,9 @@ def _empty(low: float, high: float) -> str:
     return "not an interval; expected two finite numbers"
 
 
-_KINDS = {each.__name__: each for each in (log, uniform, integers, log_integers, choice)}
+KINDS = {each.__name__: each for each in (log, uniform, integers, log_integers, choice)}
+"""The functions that make ranges, by name."""
+
 _EXPECTED = (
     "expected log(LOW, HIGH), uniform(LOW, HIGH), integers(LOW, HIGH), log_integers(LOW, HIGH) or "
     "choice(A, B, ...)"
@@ -215,8 +217,8 @@ def read_range(text: str) -> Range:
     if isinstance(node, ast.List | ast.Tuple):
         return choice(*(_literal(text, each) for each in node.elts))
     name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-    if not isinstance(node, ast.Call) or name not in _KINDS or node.keywords:
-        close = get_close_matches(name, _KINDS, 1, 0.65) if name not in _KINDS else []
+    if not isinstance(node, ast.Call) or name not in KINDS or node.keywords:
+        close = get_close_matches(name, KINDS, 1, 0.65) if name not in KINDS else []
         hint = f"did you mean {close[0]}?" if close else _EXPECTED
         raise InvalidArgument(f"{text!r} is no range of values; {hint}")
     values = [_literal(text, each) for each in node.args]
@@ -225,7 +227,7 @@ def read_range(text: str) -> Range:
         raise InvalidArgument(
             f"{text!r} has {given}; expected the lowest and the highest: {name}(LOW, HIGH)"
         )
-    make: Any = _KINDS[name]
+    make: Any = KINDS[name]
     made: Range = make(*values)
     return made
 

@@ -1,4 +1,4 @@
-"""``coordinator tune JOB``: runs a study on this machine."""
+"""``coordinator tune JOB``: runs a study."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +30,8 @@ from coordinator.tune.directory import (
     new_study_directory,
 )
 from coordinator.tune.engine import Launcher, StudyEngine, StudyScreen
-from coordinator.tune.options import TuneArguments
+from coordinator.tune.engine_trials import EngineTrials, TrialEngine
+from coordinator.tune.options import TuneArguments, arguments_of
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
@@ -56,12 +59,20 @@ from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 
+EngineOf = Callable[[TuneArguments], AbstractContextManager[TrialEngine]]
+"""Opens an engine for the time of a study."""
 
-def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
+
+def run_study(
+    args: argparse.Namespace,
+    warm_start: WarmStart | None = None,
+    engine_of: EngineOf | None = None,
+) -> int:
     """Runs the study; returns 0 done or out of time, 1 failed, 2 bad input, 130 interrupted.
 
     Args:
         warm_start: a fork server that is started already; None starts all processes fresh.
+        engine_of: opens the engine that runs the trials; None for this machine.
     """
     job = args.job
     options = frozen_arguments(args)
@@ -70,11 +81,19 @@ def run_study(args: argparse.Namespace, warm_start: WarmStart | None = None) -> 
         if args.dashboard not in (None, ANYWHERE):
             check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
-        prepared = prepare_study(options, job, warm_start)
-        directory = StudyDirectory(options.run_dir or new_study_directory(Path(job).stem))
-        with directory:
+        prepared = prepare_study(options, job, warm_start, elsewhere=engine_of is not None)
+        with ExitStack() as held:
+            engine = None
+            if engine_of is not None:
+                if warm_start is not None:
+                    # Has served the checks; the trials have servers of their own.
+                    warm_start.stop()
+                engine = held.enter_context(engine_of(options))
+            path = options.run_dir or new_study_directory(Path(job).stem)
+            directory = held.enter_context(StudyDirectory(path))
             directory.settle(prepared.identity)
-            return _run(options, job, prepared, directory, asked, warm_start, args.dashboard)
+            study = StudySetting(options, job, prepared, directory, asked, args.dashboard)
+            return _run(study, warm_start, engine)
     except KeyboardInterrupt:
         print_error("stopped; no trial was started")
         return INTERRUPTED
@@ -101,26 +120,42 @@ def check_study(options: TuneArguments) -> None:
         )
 
 
-def _run(
-    options: TuneArguments,
-    job: str,
-    prepared: Preparation,
-    directory: StudyDirectory,
-    asked: Security,
-    warm_start: WarmStart | None,
-    dashboard: str | None,
-) -> int:
-    def engine_of(screen: StudyScreen, page: StudyPage) -> StudyEngine:
+@dataclass(frozen=True)
+class StudySetting:
+    """A study that is ready to run, in the directory that this process holds.
+
+    Attributes:
+        asked: the credentials that the user has named.
+        dashboard: HOST:PORT of the study's page; None for no page.
+    """
+
+    options: TuneArguments
+    job: str
+    prepared: Preparation
+    directory: StudyDirectory
+    asked: Security
+    dashboard: str | None
+
+
+def _run(study: StudySetting, warm_start: WarmStart | None, engine: TrialEngine | None) -> int:
+    options, directory = study.options, study.directory
+
+    def launcher_of(note: Callable[[str], object]) -> Launcher:
+        if engine is not None:
+            said = [str(Path(study.job).absolute()), *arguments_of(options)]
+            return EngineTrials(engine, directory, said, note).launch
         forks, gpus = SharedForks(warm_start), gpu_count(os.environ)
         cores = max(1, (os.cpu_count() or 1) // options.parallel)
-        shown = ANYWHERE if dashboard is not None else None
-        trials = LocalTrials(options, job, directory, asked, forks, screen.note, cores, gpus, shown)
-        return study_engine(options, prepared, directory, trials.launch, screen, page)
+        shown = ANYWHERE if study.dashboard is not None else None
+        asked = study.asked
+        return LocalTrials(
+            options, study.job, directory, asked, forks, note, cores, gpus, shown
+        ).launch
 
     def hear(engine: StudyEngine) -> None:
         on_stop_signals(lambda _number: engine.stop())
 
-    status, reason = run_trials(prepared, directory, engine_of, hear, dashboard, asked.insecure)
+    status, reason = run_trials(study, launcher_of, hear)
     if status == FAILED:
         print_error(error_line(JobFailed(reason)))
     elif status == INTERRUPTED or options.timeout_s is not None:
@@ -128,51 +163,28 @@ def _run(
     return status
 
 
-def study_engine(
-    options: TuneArguments,
-    prepared: Preparation,
-    directory: StudyDirectory,
-    launcher: Launcher,
-    screen: StudyScreen,
-    page: StudyPage,
-) -> StudyEngine:
-    """Opens the study of a directory that this process holds. Raises OSError."""
-    mend_journal(directory.journal)
-    study = OptunaStudy(directory.journal, prepared.name, prepared.rules)
-    limits, metric = prepared.limits, prepared.metric
-    keys = list(prepared.rules.space.ranges)
-
-    def changed(records: Sequence[TrialRecord]) -> None:
-        write_results(directory, records, metric, keys)
-        page.show_importance(study.importance())
-
-    screen.note(f"study {directory.path}: {headline(study.records(), metric, limits)}")
-    page.show(study.records(), ())
-    page.show_importance(study.importance())
-    return StudyEngine(study, limits, metric, launcher, screen, changed, options.timeout_s)
-
-
 def run_trials(
-    prepared: Preparation,
-    directory: StudyDirectory,
-    engine_of: Callable[[StudyScreen, StudyPage], StudyEngine],
+    study: StudySetting,
+    launcher_of: Callable[[Callable[[str], object]], Launcher],
     hear: Callable[[StudyEngine], object],
-    dashboard: str | None,
-    insecure: bool,
 ) -> tuple[int, str]:
     """Runs a study and prints its results; returns exit status and reason.
 
     Args:
+        launcher_of: makes the launcher of trials; gets what shows a line to the user.
         hear: takes stop signals for the engine from now on.
-        dashboard: HOST:PORT of the page; None for no page.
-        insecure: whether other machines may view the page.
+
+    Raises:
+        PsError: the engine of the trials refuses one.
+        OSError: the directory of the study cannot be written.
     """
+    prepared, directory = study.prepared, study.directory
     limits, metric = prepared.limits, prepared.metric
     page = StudyPage(directory.path, metric, limits, prepared.rules.space)
     screen = PagedScreen(open_study_screen(Console(), metric, limits), page)
-    engine = engine_of(screen, page)
+    engine = _engine(study, launcher_of(screen.note), screen, page)
     hear(engine)
-    server = DashboardServer(dashboard, page.site, insecure)
+    server = DashboardServer(study.dashboard, page.site, study.asked.insecure)
     server.start()
     try:
         if server.url:
@@ -185,6 +197,27 @@ def run_trials(
     for line in conclusion(engine.records(), metric, directory):
         print(line)  # noqa: T201
     return status, reason
+
+
+def _engine(
+    study: StudySetting, launcher: Launcher, screen: StudyScreen, page: StudyPage
+) -> StudyEngine:
+    """Opens the study of a directory that this process holds. Raises OSError."""
+    prepared, directory = study.prepared, study.directory
+    mend_journal(directory.journal)
+    stored = OptunaStudy(directory.journal, prepared.name, prepared.rules)
+    limits, metric = prepared.limits, prepared.metric
+    keys = list(prepared.rules.space.ranges)
+
+    def changed(records: Sequence[TrialRecord]) -> None:
+        write_results(directory, records, metric, keys)
+        page.show_importance(stored.importance())
+
+    screen.note(f"study {directory.path}: {headline(stored.records(), metric, limits)}")
+    page.show(stored.records(), ())
+    page.show_importance(stored.importance())
+    timeout_s = study.options.timeout_s
+    return StudyEngine(stored, limits, metric, launcher, screen, changed, timeout_s)
 
 
 def conclusion(

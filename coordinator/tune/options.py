@@ -6,11 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from coordinator.launch.options import LocalArguments, add_dashboard
 from psrpc.options.config import add_options
-from psrpc.options.declaration import option, positive, run_path
+from psrpc.options.declaration import Option, option, options_of, positive, run_path
 
 Sampler = Literal["tpe", "grid", "random", "zip"]
 Pruner = Literal["hyperband", "median", "none"]
@@ -21,6 +21,9 @@ TRIALS = 20
 
 MAX_FAILURES = 10
 """Default of ``--max-failures``."""
+
+CPU = "CPU:1"
+"""Default of ``--resources``."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -90,11 +93,57 @@ class TuneArguments(LocalArguments):
     max_failures: int = option(
         "end the study after more failed trials; default: %(default)s", MAX_FAILURES, metavar="N"
     )
+    on: str | None = option(
+        "where trials run: slurm, each a batch job, or ray, each a task; default: this machine",
+        None,
+        metavar="slurm|ray",
+    )
+    partition: str | None = option("slurm: the queue of the trials", None, metavar="NAME")
+    time: str | None = option(
+        "slurm: of one trial, as of sbatch; another batch job goes on with a longer one",
+        None,
+        metavar="LIMIT",
+    )
+    cpus_per_task: int | None = option(
+        "slurm: cores of each trial; default: 1", None, metavar="N", convert=positive
+    )
+    sbatch: tuple[str, ...] = option(
+        "slurm: another option of sbatch, such as account=vision; may be repeated",
+        (),
+        metavar="NAME=VALUE",
+    )
+    address: str | None = option(
+        "ray: of a running Ray; default: that of RAY_ADDRESS, else one for this study",
+        None,
+        metavar="HOST:PORT",
+    )
+    resources: str = option(
+        "ray: of one trial, such as CPU:4,GPU:1; default: %(default)s", CPU, metavar="NAME:N,…"
+    )
+
+
+def arguments_of(options: TuneArguments) -> list[str]:
+    """Returns the command line of the options that hold for each trial."""
+    said = []
+    for each in options_of(LocalArguments):
+        value = getattr(options, each.name)
+        said += option_arguments(each, value.absolute() if isinstance(value, Path) else value)
+    return said
+
+
+def option_arguments(declared: Option, value: Any) -> list[str]:
+    """Returns the command line of one option; nothing for its default."""
+    if value is None or value == declared.default:
+        return []
+    if declared.kind == "flag":
+        return [declared.flag]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [f"{declared.flag}={each}" for each in values]
 
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line of ``coordinator tune``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, TuneArguments)
-    parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": []})
+    parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": [], "sbatch": []})
     add_dashboard(parser, "the study")

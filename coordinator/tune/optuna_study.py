@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,14 +86,17 @@ class OptunaStudy:
                 load_if_exists=True,
             )
         self._trials: dict[int, Any] = {}
+        self._records: list[TrialRecord] | None = None
 
     def records(self) -> list[TrialRecord]:
-        """Returns all trials by number."""
-        return [_record(each) for each in self._study.get_trials(deepcopy=False)]
+        """Returns all trials by number; the same list until one of them has changed."""
+        if self._records is None:
+            self._records = stored_trials(self._study)
+        return self._records
 
     def ask(self) -> TrialRecord:
         """Begins the next trial; stores it with its point."""
-        number = len(self._study.get_trials(deepcopy=False))
+        number = len(self.records())
         self._choose_sampler(number)
         with _quiet():
             trial = self._study.ask()
@@ -121,19 +124,23 @@ class OptunaStudy:
                 else:
                     trial.suggest_categorical(key, each.values)
         self._trials[trial.number] = trial
-        return self._record(trial.number)
+        self._records = None
+        number: int = trial.number
+        return self.records()[number]
 
     def report(self, number: int, value: TrialValue) -> bool:
         """Stores an evaluation, unless its epoch has one already; returns whether the pruner wants
         to end the trial."""
         trial = self._trials[number]
-        if value.epoch in {each.epoch for each in self._record(number).values}:
+        if value.epoch in {each.epoch for each in self.records()[number].values}:
             return False
+        self._records = None
         trial.report(value.value, value.epoch)
         return value.epoch < self._rules.epochs and bool(trial.should_prune())
 
     def give_verdict(self, number: int, verdict: TrialEnd, reason: str) -> None:
         """Stores the `TrialEnd` of a trial, to be recorded once its run has ended."""
+        self._records = None
         self._trials[number].set_user_attr(_REASON, reason)
         self._trials[number].set_user_attr(_VERDICT, verdict)
 
@@ -147,6 +154,7 @@ class OptunaStudy:
         """
         from optuna.trial import TrialState
 
+        self._records = None
         trial = self._trials.pop(number)
         if reason:
             trial.set_user_attr(_REASON, reason)
@@ -159,17 +167,7 @@ class OptunaStudy:
         """Returns how much each setting decides whether a trial is among the best tenth, as shares
         of 1, by PED-ANOVA (Watanabe et al., IJCAI 2023). Empty with fewer than
         :data:`IMPORTANCE_TRIALS` complete trials, or if all of them have the same value."""
-        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-        done = [each.value for each in self.records() if each.phase == "complete"]
-        if len(done) < IMPORTANCE_TRIALS or len(set(done)) == 1:
-            return {}
-        with _quiet():
-            evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
-            return dict(get_param_importances(self._study, evaluator=evaluator))
-
-    def _record(self, number: int) -> TrialRecord:
-        return _record(self._study.get_trials(deepcopy=False)[number])
+        return importance_of(self._study, self.records())
 
     def _choose_sampler(self, number: int) -> None:
         """Makes the sampler of a trial. Its seed follows from the trial's number, so that a study
@@ -184,6 +182,23 @@ class OptunaStudy:
                 self._study.sampler = samplers.PartialFixedSampler(dict(point), base)
             else:
                 self._study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def stored_trials(study: Any) -> list[TrialRecord]:
+    """Returns the trials of an ``optuna.Study`` by number."""
+    return [_record(each) for each in study.get_trials(deepcopy=False)]
+
+
+def importance_of(study: Any, records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Returns what :meth:`OptunaStudy.importance` does, of any ``optuna.Study``."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    done = [each.value for each in records if each.phase == "complete"]
+    if len(done) < IMPORTANCE_TRIALS or len(set(done)) == 1:
+        return {}
+    with _quiet():
+        evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
+        return dict(get_param_importances(study, evaluator=evaluator))
 
 
 def _record(frozen: Any) -> TrialRecord:

@@ -20,7 +20,7 @@ from coordinator.tune.screen import headline
 
 class StudyPage:
     """Passes the state from the thread of the study to the page's server. Thread-safe: one lock
-    guards the state, which is replaced as a whole."""
+    guards the state, which is replaced as a whole. Figures are made when a browser asks."""
 
     def __init__(self, path: Path, metric: StudyMetric, limits: StudyLimits, space: Space) -> None:
         self._path = path
@@ -29,14 +29,17 @@ class StudyPage:
         self._space = space
         self._lock = threading.Lock()
         self._state = StudyState()
+        self._running: tuple[RunningTrial, ...] = ()
         self.subscribers = Subscribers(time.monotonic)
         self.site = Site("study.html", {"/study.json": self.study})
 
     def show(self, records: Sequence[TrialRecord], running: Sequence[RunningTrial]) -> None:
-        """Stores all trials of the study, and those that run."""
-        now = time.monotonic()
-        runs = {each.number: _progress(each, now) for each in running}
-        self._change(records=tuple(records), running=runs)
+        """Stores all trials of the study, a list that does not change any more, and those that run.
+        The study calls it ten times a second, so it does no more than that."""
+        with self._lock:
+            if records is not self._state.records:
+                self._state = replace(self._state, records=records)
+            self._running = tuple(running)
 
     def show_importance(self, importance: Mapping[str, float]) -> None:
         """Stores what :meth:`coordinator.tune.optuna_study.OptunaStudy.importance` returns."""
@@ -44,15 +47,17 @@ class StudyPage:
 
     def end(self, reason: str, records: Sequence[TrialRecord]) -> None:
         """Stores why the study has ended, and its last state."""
-        self._change(records=tuple(records), running={}, ended=reason)
+        self.show(records, ())
+        self._change(ended=reason)
         self.subscribers.changed()
 
     def study(self) -> dict[str, Any]:
         """Returns the content of ``/study.json``, see
         :func:`coordinator.search.study_page.study_document`."""
         with self._lock:
-            state = self._state
+            state, running, now = self._state, self._running, time.monotonic()
         self.subscribers.asked(PAGE)
+        state = replace(state, running={each.number: _progress(each, now) for each in running})
         document = study_document(self._metric, self._limits, self._space, state)
         line = headline(state.records, self._metric, self._limits)
         return {"name": self._path.name, "headline": line, **document}

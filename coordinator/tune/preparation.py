@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from coordinator.search.points import (
     read_space,
     split_options,
 )
+from coordinator.search.space import KINDS
 from coordinator.search.trials import (
     StudyLimits,
     StudyMetric,
@@ -33,7 +36,7 @@ from coordinator.tune.options import PRUNERS, TRIALS, Pruner, TuneArguments
 from coordinator.tune.optuna_study import StudyRules
 from psrpc.core.errors import InvalidArgument, InvalidSetting
 from psrpc.core.text import counted
-from psrpc.options.job_source import first_look
+from psrpc.options.job_source import first_look, look_at_settings
 
 CORNERS = 8
 """Most points at which the job is described before a study begins; each takes a second."""
@@ -87,6 +90,8 @@ def prepare_study(
         except InvalidSetting as error:
             words = in_words_of_space(str(error), corner)
             raise InvalidSetting(words, code=error.code) from None
+    else:
+        check_search_name(Path(job), args.overrides)
     if not elsewhere:
         check_gpus(args, gpu_count(os.environ))
     metric = read_metric(args.metric) if args.metric else None
@@ -130,6 +135,48 @@ def prepare_study(
     }
     limits = StudyLimits(_trials(args, space), args.parallel, args.max_failures)
     return Preparation(rules, limits, metric, first.name, identity)
+
+
+def check_search_name(job: Path, overrides: Sequence[str]) -> None:
+    """Refuses a job file that has a space under another name than ``search``, by its text alone.
+
+    Raises:
+        InvalidArgument: it has; names the nearest one.
+        InvalidJob: the file cannot be read.
+        InvalidSetting: as of :func:`first_look`.
+    """
+    tree, _ = look_at_settings(job, overrides)
+    spaces: list[str] = []
+    for name, value in _assigned(tree):
+        if name == "search":
+            return
+        if isinstance(value, ast.Dict) and value.values and all(map(_is_range, value.values)):
+            spaces.append(name)
+    if spaces:
+        [nearest] = get_close_matches("search", spaces, 1, 0) or spaces[:1]
+        raise InvalidArgument(
+            f"there is nothing to search: {job} has no `search`, and its `{nearest}` looks like a "
+            f"space; say search = {{...}} in place of {nearest} = {{...}}"
+        )
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yields the names that a module binds at its top level, with the values of assignments."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((each.id, node.value) for each in targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((each.asname or each.name, None) for each in node.names)
+
+
+def _is_range(value: ast.expr) -> bool:
+    """Whether an expression calls a function of ``pserver.space``."""
+    if not isinstance(value, ast.Call):
+        return False
+    called = value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in KINDS
 
 
 def _default_pruner(args: TuneArguments) -> Pruner:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coordinator.search.points import Point
+from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.options import TuneArguments, add_tune_arguments
 from psrpc.core.errors import PsError, error_line
 from psrpc.files.run_paths import is_running
@@ -53,6 +54,11 @@ class TrialStart:
     point: Point
     launch: str
     cores: int
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory of the trial."""
+        return StudyDirectory(Path(self.study)).trial(self.number)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Returns the command line; ``arguments`` are those of ``coordinator tune``."""
@@ -121,13 +127,11 @@ def _run(start: TrialStart, args: argparse.Namespace, options: TuneArguments) ->
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.shared_forks import SharedForks
     from coordinator.launch.warm_start import WarmStart
-    from coordinator.tune.directory import StudyDirectory
     from coordinator.tune.trial_run import LocalTrials
     from psrpc.options.security_options import from_arguments
     from psrpc.security.identity import Role
 
-    directory = StudyDirectory(Path(start.study))
-    run_dir = directory.trial(start.number)
+    directory, run_dir = StudyDirectory(Path(start.study)), start.run_dir
     asked = from_arguments(Role.OPERATOR, args)
     with ExitStack() as held:
         warm_start = None
@@ -169,10 +173,8 @@ def _await_handover(run_dir: Path) -> None:
 
 
 def _answer(start: TrialStart, status: int, reason: str) -> None:
-    path = Path(start.study) / f"trial-{start.number:04d}" / ANSWER
-    replace_text(
-        path, json.dumps({"launch": start.launch, "status": status, "reason": reason}) + "\n"
-    )
+    answer = {"launch": start.launch, "status": status, "reason": reason}
+    replace_text(start.run_dir / ANSWER, json.dumps(answer) + "\n")
 
 
 def _say(line: str) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.search.space import choice, log
-from coordinator.tune import cli, study
+from coordinator.studies import cli, study
 from coordinator.tune.options import TuneArguments, add_tune_arguments, time_limit_s
 from coordinator.tune.preparation import check_gpus, gpu_count, gpu_of
+from coordinator.tune.trial_process import tune_arguments
 from psrpc.core.errors import InvalidArgument, InvalidJob
 
 
@@ -43,6 +44,7 @@ def test_python_has_the_options_of_the_command() -> None:
             "seed": -3,
             "replicas": None,
             "parallel": 1,
+            "sbatch": {"account": "vision"},
         },
     )
     args = parser.parse_args(["job.py", *said])
@@ -54,6 +56,7 @@ def test_python_has_the_options_of_the_command() -> None:
     ]
     assert (args.trials, args.sampler, args.timeout_s, args.seed) == (7, "random", 1800.0, -3)
     assert args.overrides == ["epochs=3", "mode=sync"]
+    assert args.sbatch == ["account=vision"]
     assert (args.insecure, args.shm, args.replicas, args.parallel) == (True, False, None, 1)
 
 
@@ -95,7 +98,7 @@ def test_optuna_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else name)
     monkeypatch.setattr("psrpc.ops.extras.find_spec", lambda name: name)
     with pytest.raises(InvalidJob, match=r"`coordinator tune` needs Optuna.*\[tune\]") as missing:
-        cli.run(argparse.Namespace(warm_start=True))
+        cli.run(tune_arguments(["job.py"])[0])
     assert missing.value.code == "PS135"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.search.space import Alternatives, Range, Value
 from coordinator.tune.directory import JOURNAL, new_study_directory
-from coordinator.tune.options import TuneArguments
+from coordinator.tune.options import TuneArguments, option_arguments
 from psrpc.core.errors import InvalidArgument, JobFailed, PsError
 from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
 from psrpc.ops.extras import missing
@@ -34,8 +34,8 @@ def tune(
     spark: Any = None,
     **options: object,
 ) -> Any:
-    """Runs a study on this machine, as ``coordinator tune`` does, or on Spark; the same call with
-    the same ``run_dir`` goes on with it.
+    """Runs a study as ``coordinator tune`` does, or on Spark; the same call with the same
+    ``run_dir`` goes on with it.
 
     Args:
         job: the job file.
@@ -44,7 +44,8 @@ def tune(
         spark: a ``SparkSession`` or ``SparkContext``: each trial is one task, whose executor runs
             its whole cluster. Driver and executors see ``job`` and ``run_dir``.
         options: fields of ``TuneArguments``, such as ``trials=20, parallel=2,
-            metric="max:accuracy"``, and ``dashboard``: HOST:PORT, or None for no page.
+            metric="max:accuracy"``, and ``dashboard``: HOST:PORT, or None for no page. With
+            ``on="ray"``, a Ray that this process is connected to runs the trials.
 
     Returns:
         The ``optuna.Study``, whose ``best_params`` and ``trials`` are those of the runs.
@@ -52,7 +53,7 @@ def tune(
     Raises:
         InvalidArgument: an option, the space or the job cannot be used; nothing was started.
         JobFailed: more trials failed than ``max_failures``.
-        LaunchFailed: Spark cannot run the trials.
+        LaunchFailed: the engine cannot run the trials.
         KeyboardInterrupt: Ctrl-C; trials under way are saved, and the same call goes on.
     """
     if find_spec("optuna") is None:
@@ -60,6 +61,8 @@ def tune(
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
     said = _arguments(space, options)
     if spark is None:
+        if options.get("on") == "ray" and options.get("address") is None:
+            said += _connected_ray()
         status = _run_command([str(job), "--run-dir", str(path), *said])
     else:
         there = [str(Path(job).absolute()), "--run-dir", str(path.absolute())]
@@ -73,12 +76,23 @@ def tune(
     return load_study(path)
 
 
+def _connected_ray() -> list[str]:
+    """Returns the option with the address of the Ray that this process is connected to."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return []
+    return [f"--address={ray.get_runtime_context().gcs_address}"]
+
+
 def load_study(run_dir: str | Path) -> Any:
     """Returns the ``optuna.Study`` of a study's directory.
 
     Raises:
+        InvalidJob: Optuna is missing.
         InvalidArgument: the directory has no study.
     """
+    if find_spec("optuna") is None:
+        raise missing("the study in a directory", "Optuna", "tune")
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -116,16 +130,14 @@ def _option(declared: Option, value: Any) -> list[str]:
     if declared.kind == "flag":
         if not isinstance(value, bool):
             raise InvalidArgument(f"{declared.name} is {value!r}; expected True or False")
-        return [declared.flag]
-    values = value if isinstance(value, list | tuple) else [value]
-    said = []
-    for each in values:
+    elif declared.kind != "list":
         try:
-            declared.from_text(str(each)) if declared.kind != "list" else None
+            declared.from_text(str(value))
         except NotThis as expected:
             raise InvalidArgument(f"{declared.name} is {value!r}; expected {expected}") from None
-        said += [f"{declared.flag}={each}"]
-    return said
+    elif isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    return option_arguments(declared, value)
 
 
 def _show(lines: Iterable[str]) -> None:
@@ -171,7 +183,7 @@ def _run_command(arguments: Sequence[str]) -> int:
 
 def _run_on_spark(spark: Any, arguments: Sequence[str]) -> int:
     from coordinator.process.describing import DescribeFailed
-    from coordinator.tune.spark_trials import run_on_spark
+    from coordinator.studies.spark_trials import run_on_spark
 
     try:
         status, reason = run_on_spark(spark, arguments)

@@ -1,0 +1,30 @@
+"""Where the trials of ``coordinator tune`` run, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.studies import cli
+from coordinator.tune.trial_process import tune_arguments
+from psrpc.core.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (["--on=kubernetes"], "--on is kubernetes: trials do not run as pods; run `coordinator tu"),
+        (["--on=spark"], "--on is spark: .* call pserver.tune"),
+        (["--on=slrm"], "--on is slrm: expected slurm or ray"),
+        (["--partition=fast"], "--partition is an option of --on slurm; leave it out"),
+        (["--on=ray", "--sbatch=a=b"], "--sbatch is an option of --on slurm"),
+        (["--on=slurm", "--resources=CPU:2"], "--resources is an option of --on ray"),
+    ],
+)
+def test_what_runs_no_trials_is_refused(said: list[str], words: str) -> None:
+    args, _ = tune_arguments(["job.py", *said])
+    with pytest.raises(InvalidArgument, match=words):
+        cli.engine_opener(args)
+
+
+def test_this_machine_is_the_default() -> None:
+    assert cli.engine_opener(tune_arguments(["job.py", "--trials=3"])[0]) is None
