@@ -41,9 +41,9 @@ SchedulerParameters=sched_min_interval=0
 KillWait=90
 MessageTimeout=90
 GresTypes=gpu
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 Gres=gpu:2
-NodeName=n1 Port={ports[1]}
-NodeName=n2 Port={ports[2]}
+NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -58,8 +58,8 @@ def slurm(folder: Path) -> Iterator[Mapping[str, str]]:
     conf, key = folder / "slurm.conf", folder / "munge.key"
     host = socket.gethostname().partition(".")[0]
     conf.write_text(_CONF.format(folder=folder, host=host, ports=_free_ports(3)))
-    # Counted, and not there.
-    (folder / "gres.conf").write_text("Name=gpu Count=2\n")
+    # To Slurm, any two devices are GPUs.
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
     environment = {**os.environ, "SLURM_CONF": str(conf)}
