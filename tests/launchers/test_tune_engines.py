@@ -83,12 +83,6 @@ def test_slurm_trains_nothing_twice(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     with slurm(tmp_path / "slurm") as engine:
         env = {"SLURM_CONF": engine["SLURM_CONF"]}
-        refused = tuned(study, "--on", "slurm", "--parallel", "9", **env)
-        assert refused.wait() == 2
-        refused.end()
-        assert "--parallel 9 trials with 1 core each, and partition 'all' has room for 8" in (
-            refused.text()
-        )
         running = tuned(study, "--on", "slurm", **env)
         until_trained(study, running, 2)
         killed = task_of(study)

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from coordinator.launchers.slurm import BatchOptions
-from coordinator.studies.slurm_trials import BATCH_JOB, SCRIPT, SlurmEngine, SlurmQueue, SlurmTask
+from coordinator.studies.slurm_trials import (
+    BATCH_JOB,
+    SCRIPT,
+    SlurmEngine,
+    SlurmQueue,
+    SlurmTask,
+    slurm_engine,
+)
 from coordinator.tune.engine_trials import TrialTask
+from coordinator.tune.options import TuneArguments
 from coordinator.tune.trial_process import ANSWER, TrialStart, write_wish
 from psrpc.core.errors import LaunchFailed
 
@@ -123,3 +131,15 @@ def test_a_job_of_an_earlier_command_is_taken_over(
     assert left == ("earlier" if taken else "")
     started(tmp_path, [], left or "later")
     assert len(slurm.submitted) == (1 if taken else 2)
+
+
+def test_more_trials_than_slurm_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.launchers.slurm.run_slurm", lambda *_: "all* a 4\nall* b 4\n")
+    with slurm_engine(TuneArguments(parallel=4, cpus_per_task=2)) as engine:
+        assert engine.cores == 2
+    said = r"--parallel 3 trials with 3 cores each, and partition 'all' has room for 2 \(8 cores on"
+    with (
+        pytest.raises(LaunchFailed, match=said),
+        slurm_engine(TuneArguments(parallel=3, sbatch=("cpus-per-task=3",))),
+    ):
+        pass
