@@ -263,7 +263,10 @@ def run_slurm(*command: str) -> str:
         LaunchFailed: there is no Slurm here, or the command fails; quotes its message.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_S)
+        # In a group of its own: Ctrl-C must not end it between Slurm's answer and ours.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SUBMIT_S, process_group=0
+        )
     except FileNotFoundError:
         raise LaunchFailed(
             f"there is no {command[0]} here; run this on a login node of the cluster, or with "

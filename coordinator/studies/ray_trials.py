@@ -59,7 +59,7 @@ class RayTrialTask:
             ours = isinstance(error.cause, MemberEnded) and not how.startswith("PS141")
             return TaskEnd(how, "lost" if ours else "given up")
         except RayError as error:
-            why = str(error).strip().partition("\n")[0]
+            why = str(error).strip().partition("\n")[0].rstrip(".")
             return TaskEnd(f"its task was lost: {type(error).__name__}: {why}")
         return TaskEnd()
 

@@ -60,6 +60,8 @@ def tune(
         raise missing("pserver.tune", "Optuna", "tune")
     path = new_study_directory(Path(job).stem) if run_dir is None else Path(run_dir)
     said = _arguments(space, options)
+    if spark is not None and options.get("on") is not None:
+        raise InvalidArgument(f"spark and on={options['on']!r} exclude each other; leave one out")
     if spark is None:
         if options.get("on") == "ray" and options.get("address") is None:
             said += _connected_ray()

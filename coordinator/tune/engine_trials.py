@@ -28,6 +28,9 @@ directory of the study."""
 LOSSES = 4
 """How many tasks of a trial may be lost in a row without an evaluation between them."""
 
+LOOK_S = 60.0
+"""Longest part of the wait for a trial's process."""
+
 SHARED_S = 5.0
 """How long a file that another machine has just written may take to show up on a shared disk."""
 
@@ -58,7 +61,10 @@ class TrialTask:
         if not (study / MARK).is_file() or (study / MARK).read_text() != self.call:
             raise MemberEnded(unseen(host, study))
         process = EchoedProcess(self.start.command(self.arguments), self.directory)
-        status = process.run()
+        # Apart from a terminal, where Ctrl-C is the study's to hear.
+        process.start()
+        while (status := process.wait(LOOK_S)) is None:
+            pass
         if trial_answer(self.start.run_dir, self.start.launch) is None:
             ended = f"trial {self.start.number} on {host} ended with status {status}"
             raise MemberEnded(process.reason or ended)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -113,6 +114,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs a trial to its end; returns 0 if the answer is written, 130 if a signal stopped it."""
     quiet_grpc()
     die_with_parent()
+    # Workers of Ray block SIGINT. Children inherit that, and coordinators have to hear it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     start = TrialStart(**json.loads(argv[0]))
     args, options = tune_arguments(argv[1:])
     try:

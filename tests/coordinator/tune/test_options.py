@@ -77,6 +77,7 @@ def test_python_says_where_the_page_is(options: dict[str, Any], where: str | Non
         ({"trails": 3}, "a study has no option 'trails'; did you mean 'trials'?"),
         ({"dashbord": None}, "a study has no option 'dashbord'; did you mean 'dashboard'?"),
         ({"trials": 0}, "trials is 0; expected"),
+        ({"spark": 1, "on": "ray"}, "spark and on='ray' exclude each other"),
         ({"sampler": "bayes"}, "sampler is 'bayes'; expected tpe or grid or random or zip"),
         ({"shm": "no"}, "shm is 'no'; expected True or False"),
     ],
