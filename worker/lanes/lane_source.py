@@ -93,6 +93,10 @@ class LaneSource(KerasSource):
         """See GradientSource, also for the other methods."""
         return max(1, len(self._lanes))
 
+    @property
+    def sums(self) -> bool:
+        return self._job.sum_devices
+
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         super().prepare(plan, workspace)
         for lane in self._lanes[1:]:
