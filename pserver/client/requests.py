@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
-from pserver.core.requests import StagedEverywhere
+from pserver.core.requests import StagedEverywhere, SummedBatch
 from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
 from pserver.transport.transport import Outgoing, Target
 from pserver.wire import streams
@@ -52,7 +52,8 @@ class GradientPush:
     ``gradients`` is None if the gradient is not finite; the shard then records the batch as
     skipped. ``rows`` contains row gradients by table: ascending ids of this shard, duplicates
     summed. ``totals`` are added to the totals of the epoch, see :mod:`psrpc.core.batch`; empty if
-    the gradient is not finite. ``grant`` comes with the lease of the attempt.
+    the gradient is not finite. ``grant`` comes with the lease of the attempt. ``summed`` are
+    further batches whose gradients are in the sum (async).
     """
 
     batch: BatchId
@@ -62,6 +63,7 @@ class GradientPush:
     rows: Mapping[int, Rows] | None = None
     totals: Sequence[float] = ()
     grant: bytes = b""
+    summed: Sequence[SummedBatch] = ()
 
 
 class Requests:
@@ -151,6 +153,9 @@ class Requests:
             return
         header.totals.extend(push.totals)
         header.extents.extend(self._extents_of(push.gradients))
+        for one in push.summed:
+            batch, number = to_batch(one.attempt.batch), one.attempt.number
+            header.summed.add(batch=batch, attempt=number, grant=one.grant, totals=one.totals)
         if push.rows:
             pushed = pushed_pairs(self._plan, push.rows)
             add_table_ids(header.rows, pushed)

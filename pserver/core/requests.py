@@ -23,7 +23,7 @@ from psrpc.core.shard_reports import AppliedEpoch
 from psrpc.security.signatures import SignedDecision
 
 NDArray = npt.NDArray[Any]
-Outcome = Literal["applied", "already_applied", "staged", "skipped", "too_stale"]
+Outcome = Literal["applied", "already_applied", "staged", "skipped", "too_stale", "one_by_one"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,19 @@ class InitializeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SummedBatch:
+    """A batch whose gradient is part of the sum that another batch's push carries."""
+
+    attempt: Attempt
+    totals: tuple[float, ...] = ()
+    grant: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class PushRequest:
     """The header of a push. ``worker`` is empty until :mod:`pserver.engine.gate` has
-    identified it."""
+    identified it. If there are ``summed`` batches, the gradient is the sum of theirs and its
+    own."""
 
     fence: Fence
     worker: str
@@ -50,11 +60,27 @@ class PushRequest:
     rows: TableIds = ()
     totals: tuple[float, ...] = ()
     grant: bytes = b""
+    summed: tuple[SummedBatch, ...] = ()
 
     @property
     def batch(self) -> BatchId:
-        """The batch of the gradient."""
+        """The batch of the gradient; of a sum, the first."""
         return self.attempt.batch
+
+    @property
+    def parts(self) -> tuple[SummedBatch, ...]:
+        """All batches of the gradient: one, unless it is a sum."""
+        return (SummedBatch(self.attempt, self.totals, self.grant), *self.summed)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Of all :attr:`parts`."""
+        return [self.attempt, *[each.attempt for each in self.summed]]
+
+    @property
+    def batches(self) -> list[BatchId]:
+        """Of all :attr:`parts`."""
+        return [attempt.batch for attempt in self.attempts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +88,9 @@ class PushResult:
     """Outcome of a push; see the protobuf message ``PushResult``.
 
     ``skipped``: the shard has recorded the batch without a gradient. ``behind``: the values sent
-    with this result are older than the worker's next step allows (ssp). Comparison looks at
-    outcome, version and staleness only.
+    with this result are older than the worker's next step allows (ssp). ``summed_skipped`` and
+    ``summed_receipts`` are of the further batches of a sum. Comparison looks at outcome, version
+    and staleness only.
     """
 
     outcome: Outcome
@@ -74,6 +101,8 @@ class PushResult:
     receipt: bytes = field(default=b"", compare=False)
     behind: bool = field(default=False, compare=False)
     waited_us: int = field(default=0, compare=False)
+    summed_skipped: tuple[bool, ...] = field(default=(), compare=False)
+    summed_receipts: tuple[bytes, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

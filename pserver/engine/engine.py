@@ -218,10 +218,9 @@ class ShardEngine:
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Rejects duplicates, then applies or stages, then records. The caller holds the lock."""
         self._gate.admit_worker(request)
-        if self._held.applied.contains(request.batch):
-            self._counters.already_applied += 1
-            skipped = self._held.applied.skipped(request.batch)
-            return PushResult("already_applied", self._held.version, skipped=skipped)
+        known = self._pushes.known(request)
+        if known is not None:
+            return known
         if self.identity.settings.rounds:
             result = self._rounds.stage(request, arrived)
             self._rounds.advance()

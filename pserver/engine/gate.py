@@ -209,8 +209,10 @@ class Credentials:
                 ``admit``.
         """
         session, keys = self._session(request.fence, certificate)
-        generation, attempt = request.fence.generation, request.attempt.number
-        check_grant(keys.grant, session.worker, generation, request.batch, attempt, request.grant)
+        generation = request.fence.generation
+        for part in request.parts:
+            batch, number = part.attempt.batch, part.attempt.number
+            check_grant(keys.grant, session.worker, generation, batch, number, part.grant)
         return replace(request, worker=session.worker)
 
     def clock_of(
@@ -232,25 +234,22 @@ class Credentials:
         return mine
 
     def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
-        """Returns ``result``, with a receipt if the shard has the batch. The receipt proves this to
-        the coordinator."""
+        """Returns ``result``, with a receipt for each batch if the shard has them. A receipt proves
+        this to the coordinator."""
         identity = self._identity()
         generation = request.fence.generation
         # Another generation has begun meanwhile, so the coordinator needs no receipt of this one.
         if identity.keys is None or identity.generation != generation:
             return result
-        if result.outcome == "too_stale":
+        if result.outcome in ("too_stale", "one_by_one"):
             return result
-        receipt = receipt_of(
-            identity.keys.grant,
-            request.worker,
-            generation,
-            request.batch,
-            request.attempt.number,
-            identity.shard,
-            result.skipped,
-        )
-        return replace(result, receipt=receipt)
+        key, shard = identity.keys.grant, identity.shard
+        skipped = (result.skipped, *(result.summed_skipped or [False] * len(request.summed)))
+        first, *others = [
+            receipt_of(key, request.worker, generation, of.batch, of.number, shard, was_skipped)
+            for of, was_skipped in zip(request.attempts, skipped, strict=True)
+        ]
+        return replace(result, receipt=first, summed_receipts=tuple(others))
 
     def pull(self, request: PullRequest, certificate: str) -> PullRequest:
         """Returns the pull with its worker and its decision filled in.

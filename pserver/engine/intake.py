@@ -3,7 +3,6 @@ pushes arrive in parallel and only their effects are serialized."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.core.assembly import (
-    GRADIENTS,
     PLAIN,
     VALUES,
     Extent,
@@ -21,18 +19,16 @@ from pserver.core.assembly import (
     is_finite,
 )
 from pserver.core.requests import InitializeRequest, PushRequest
-from pserver.core.table_ids import TableIds, check_row_extents
+from pserver.core.table_ids import TableIds
 from pserver.engine.buffers import Arrived, BufferPool, pool_size
 from pserver.engine.gate import Gate
 from pserver.engine.parameters import Parameters
+from pserver.engine.push_checks import check_push, check_sum
 from pserver.transport.transport import Arrival, NDArray
-from psrpc.core.batch import LOSS, MAX_VALUES
 from psrpc.core.encoding import decode, wire_dtype
-from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.core.tables import Ids, Rows
-from psrpc.core.text import counted
 
 
 def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
@@ -84,12 +80,16 @@ class Intake:
         :func:`check_push`, and NotReady if there are no parameters.
         """
         check = partial(self._gate.admit_worker, request)
+        # Read first: if a generation begins meanwhile, the check raises StaleGeneration.
+        settings = self._gate.identity.settings
         check()
         self._gate.need_values()
         check_push(request, self._plan, self._shard, self._held.version)
         if request.rows:
             self._held.tables.check_ids(request.rows)
-        staged = self._gate.identity.settings.rounds
+        if request.summed:
+            check_sum(request, settings)
+        staged = settings.rounds
         with arriving(
             arrival,
             self._plan,
@@ -110,50 +110,6 @@ class Intake:
         if arrived.loan is not None:
             arrived.loan.keep = True
             self.pool.forget()
-
-
-def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> None:
-    """Refuses a push that cannot be applied to ``shard`` at ``version``, before anything is
-    allocated.
-
-    Raises:
-        InvalidArgument: wrong counts, a base version from the future, or extents that do not match
-            the plan.
-    """
-    if request.examples != request.batch.count:
-        raise InvalidArgument(
-            f"a push of {request.batch} says it has {request.examples} examples;"
-            f" expected {request.batch.count}"
-        )
-    if request.base_version > version:
-        raise InvalidArgument(
-            f"a push of {request.batch} has base version {request.base_version};"
-            f" shard {shard} is at {version}"
-        )
-    if request.totals and not (
-        LOSS <= len(request.totals) <= MAX_VALUES and all(map(math.isfinite, request.totals))
-    ):
-        raise InvalidArgument(
-            f"a push of {request.batch} has {len(request.totals)} totals; expected none, or"
-            f" {LOSS} to {MAX_VALUES} finite numbers"
-        )
-    if request.skipped:
-        if request.extents or request.rows:
-            # The extents of rows, if any, come last.
-            arenas = max(0, len(request.extents) - len(request.rows))
-            raise InvalidArgument(
-                f"a skipped push of {request.batch} announces {counted(arenas, 'arena')} and rows"
-                f" of {counted(len(request.rows), 'table')}; expected neither"
-            )
-        if request.totals:
-            raise InvalidArgument(f"a skipped push of {request.batch} has totals; expected none")
-        return
-    extents = request.extents
-    if request.rows:
-        cut = max(0, len(extents) - len(request.rows))
-        check_row_extents(plan, extents[cut:], request.rows)
-        extents = extents[:cut]
-    check_extents(plan, shard, extents, GRADIENTS)
 
 
 @contextmanager

@@ -52,9 +52,30 @@ class Pushes:
         self._policy = policy
         self._pulled.clear()
 
+    def known(self, request: PushRequest) -> PushResult | None:
+        """Returns the result if there is nothing to apply or stage, because all batches of
+        ``request`` were applied before, or some of a sum; None if none were."""
+        applied, batches = self._held.applied, request.batches
+        had = [batch for batch in batches if applied.contains(batch)]
+        if not had:
+            return None
+        if len(had) < len(batches):
+            return self._one_by_one()
+        self._counters.already_applied += len(had)
+        skipped, *others = map(applied.skipped, had)
+        return PushResult(
+            "already_applied",
+            self._held.version,
+            skipped=skipped,
+            summed_skipped=tuple(others),
+        )
+
+    def _one_by_one(self) -> PushResult:
+        return PushResult("one_by_one", self._held.version)
+
     def apply(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
-        """Applies a gradient unless it is too stale. If ``arrived`` is None, records that the
-        gradient was not finite.
+        """Applies a gradient unless it is too stale, a sum in one update. If ``arrived`` is None,
+        records that the gradient was not finite.
 
         Args:
             pulls: whether the worker pulls the newest parameters in the same exchange.
@@ -70,10 +91,13 @@ class Pushes:
             held.applied.add(request.batch, skipped=True)
             counters.skipped += 1
             return PushResult("skipped", held.version, skipped=True)
+        if request.summed and self._policy.delay_compensation is not None:
+            # It depends on the square of each gradient.
+            return self._one_by_one()
         staleness = held.version - request.base_version
         most = self._policy.max_staleness
         if most is not None and staleness > most:
-            counters.too_stale += 1
+            counters.too_stale += len(request.parts)
             return PushResult("too_stale", held.version, staleness)
         if arrived.rows:
             held.tables.check(arrived.rows)
@@ -84,8 +108,9 @@ class Pushes:
             self._compensate(request, arrived, staleness, pulls)
         took_s = self._clock.now() - began
         counters.apply_s += took_s
-        held.applied.add(request.batch, totals=request.totals)
-        counters.count_applied(request.worker, staleness)
+        for part in request.parts:
+            held.applied.add(part.attempt.batch, totals=part.totals)
+            counters.count_applied(request.worker, staleness)
         return PushResult("applied", held.version, staleness, int(took_s * 1e6))
 
     def _compensate(

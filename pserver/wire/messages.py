@@ -11,6 +11,7 @@ from pserver.core.requests import (
     PushRequest,
     PushResult,
     StagedEverywhere,
+    SummedBatch,
     Values,
 )
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
@@ -31,6 +32,7 @@ _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "staged": pb.PUSH_OUTCOME_STAGED,
     "skipped": pb.PUSH_OUTCOME_SKIPPED,
     "too_stale": pb.PUSH_OUTCOME_TOO_STALE,
+    "one_by_one": pb.PUSH_OUTCOME_ONE_BY_ONE,
 }
 _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
 
@@ -60,6 +62,9 @@ def from_push(header: pb.PushHeader) -> PushRequest:
         rows=from_table_ids(header.rows) if header.rows else (),
         totals=tuple(header.totals),
         grant=header.grant,
+        summed=tuple(
+            [SummedBatch(from_attempt(s), tuple(s.totals), s.grant) for s in header.summed]
+        ),
     )
 
 
@@ -105,13 +110,16 @@ def to_push_result(result: PushResult) -> pb.PushResult:
         receipt=result.receipt,
         behind=result.behind,
         waited_us=result.waited_us,
+        summed_receipts=result.summed_receipts,
     )
 
 
 def from_push_result(result: pb.PushResult) -> PushResult:
     """Decodes the outcome of a push; raises InvalidArgument for an unset or unknown outcome."""
     if result.outcome not in _BY_NUMBER:
-        raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 5")
+        raise InvalidArgument(
+            f"a push result has outcome {result.outcome}; expected 1 to {len(_OUTCOMES)}"
+        )
     return PushResult(
         _BY_NUMBER[result.outcome],
         result.version,
@@ -120,6 +128,7 @@ def from_push_result(result: pb.PushResult) -> PushResult:
         receipt=result.receipt,
         behind=result.behind,
         waited_us=result.waited_us,
+        summed_receipts=tuple(result.summed_receipts),
     )
 
 

@@ -16,12 +16,14 @@ class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_OUTCOME_STAGED: _ClassVar[PushOutcome]
     PUSH_OUTCOME_SKIPPED: _ClassVar[PushOutcome]
     PUSH_OUTCOME_TOO_STALE: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_ONE_BY_ONE: _ClassVar[PushOutcome]
 PUSH_OUTCOME_UNSPECIFIED: PushOutcome
 PUSH_OUTCOME_APPLIED: PushOutcome
 PUSH_OUTCOME_ALREADY_APPLIED: PushOutcome
 PUSH_OUTCOME_STAGED: PushOutcome
 PUSH_OUTCOME_SKIPPED: PushOutcome
 PUSH_OUTCOME_TOO_STALE: PushOutcome
+PUSH_OUTCOME_ONE_BY_ONE: PushOutcome
 
 class InitializeHeader(_message.Message):
     __slots__ = ("fence", "extents", "grant")
@@ -102,7 +104,7 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("fence", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows", "totals", "grant")
+    __slots__ = ("fence", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows", "totals", "grant", "summed")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +115,7 @@ class PushHeader(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     batch: _types_pb2.BatchId
     attempt: int
@@ -123,10 +126,23 @@ class PushHeader(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
     totals: _containers.RepeatedScalarFieldContainer[float]
     grant: bytes
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: bool = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
+    summed: _containers.RepeatedCompositeFieldContainer[SummedBatch]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: bool = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ..., summed: _Optional[_Iterable[_Union[SummedBatch, _Mapping]]] = ...) -> None: ...
+
+class SummedBatch(_message.Message):
+    __slots__ = ("batch", "attempt", "grant", "totals")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    batch: _types_pb2.BatchId
+    attempt: int
+    grant: bytes
+    totals: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., grant: _Optional[bytes] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PushResult(_message.Message):
-    __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt", "behind", "waited_us")
+    __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt", "behind", "waited_us", "summed_receipts")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +150,7 @@ class PushResult(_message.Message):
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     WAITED_US_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     version: int
     staleness: int
@@ -141,7 +158,8 @@ class PushResult(_message.Message):
     receipt: bytes
     behind: bool
     waited_us: int
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ..., behind: bool = ..., waited_us: _Optional[int] = ...) -> None: ...
+    summed_receipts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ..., behind: bool = ..., waited_us: _Optional[int] = ..., summed_receipts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("header", "chunk")

@@ -97,7 +97,8 @@ def to_attempt(attempt: Attempt) -> types_pb2.Attempt:
 def from_attempt(
     message: types_pb2.Attempt
     | parameter_server_pb2.PushHeader
-    | parameter_server_pb2.StagedEverywhere,
+    | parameter_server_pb2.StagedEverywhere
+    | parameter_server_pb2.SummedBatch,
 ) -> Attempt:
     """Decodes an attempt. Raises InvalidArgument for an empty batch or one beyond 2^63."""
     batch = message.batch

@@ -169,7 +169,8 @@ def _with_devices(rng: random.Random, options: Options) -> Options:
     modes = {each.mode for each in (options.policy, options.change) if each is not None}
     if options.rows or "ssp" in modes or rng.random() < 0.4:
         return options
-    return replace(options, devices=rng.choice((2, 3)))
+    sums = "async" in modes and options.optimizer == "sgd"
+    return replace(options, devices=rng.choice((2, 3)), sums=sums and rng.random() < 0.6)
 
 
 def _varied(rng: random.Random, policy: Policy) -> Policy:

@@ -59,6 +59,7 @@ class Options:
         data: shards take data connections, which workers use that share no memory with them.
         rows: it has embedding tables, see :mod:`tests.chaos.row_witness`.
         devices: batches that each worker computes at once.
+        sums: workers push the sums of their gradients (async).
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
     """
@@ -78,6 +79,7 @@ class Options:
     data: bool = False
     rows: bool = False
     devices: int = 1
+    sums: bool = False
     change: Policy | None = None
     change_step: int = 0
 
@@ -86,6 +88,7 @@ class Options:
         model = "TensorFlow" if self.tensorflow else self.optimizer
         tables = " with tables" if self.rows else ""
         devices = f" of {self.devices} devices" if self.devices > 1 else ""
+        devices += " (sums)" if self.sums else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         tcp = "data connections" if self.data else "tcp"
         return (

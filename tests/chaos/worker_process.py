@@ -91,6 +91,10 @@ class WitnessSource(FakeSource):
     def at_once(self) -> int:
         return self._options.devices
 
+    @property
+    def sums(self) -> bool:
+        return self._options.sums
+
     def gradients(
         self, batches: Sequence[BatchId], given: Sequence[int], /
     ) -> Sequence[FakeResult]:

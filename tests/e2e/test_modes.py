@@ -78,14 +78,19 @@ def test_sync_with_a_micro_batch_on_each_device_ends_in_the_same_bits(
         np.testing.assert_array_equal(trained[name], expected, err_msg=name)
 
 
-def test_async_with_a_batch_on_each_device_applies_every_batch_once(tmp_path: Path) -> None:
-    options = ("--mode", "async", "--shards", "2", "--devices", "cpu:2")
+@pytest.mark.parametrize("sums", [False, True])
+def test_async_with_a_batch_on_each_device_applies_every_batch_once(
+    tmp_path: Path, sums: bool
+) -> None:
+    options = ["--mode", "async", "--shards", "2", "--devices", "cpu:2"]
+    if sums:
+        options += ["--workers", "1", "--set", "sum_devices=true", "--set", "max_staleness=0"]
     run = up(JOBS / "dense.py", tmp_path / "run", *options)
     summary = run.summary
     assert summary["global_step"] == summary["batches"] == 124
     assert (summary["examples"], summary["skipped"], summary["failed"]) == (2460, 0, 0)
-    # Of two gradients that were computed at once one is older by the other.
-    assert summary["mean_staleness"] >= 0.4
+    # Of two gradients that were computed at once one is older by the other, unless they are summed.
+    assert summary["mean_staleness"] == 0 if sums else summary["mean_staleness"] >= 0.4
     assert summary["eval"]["accuracy"] > 0.7
 
 

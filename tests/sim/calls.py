@@ -212,6 +212,7 @@ class _Exchanger:
                 return pb.ExchangeAnswer(push=wire.to_push_result(result))
             self._count("rows pulled with a push", wanted is not None)
             result, values = self._call("PushPull", push)
+            self._worker.cluster.counts["sums refused"] += result.outcome == "one_by_one"
             answer = self._received(values, into, wanted)
             answer.push.CopyFrom(wire.to_push_result(result))
             return answer
@@ -231,6 +232,7 @@ class _Exchanger:
     def _pushed(self, header: pb.ExchangeHeader, tensors: Outgoing) -> tuple[PushRequest, Tensors]:
         gradient, rows = tensors.gradient, tensors.rows
         request = wire.from_push(header.push)
+        self._count("sums pushed", bool(request.summed))
         self._worker.source.check_base(self._shard, request)
         return request, Tensors(
             None if gradient is None else gradient[ARENA].parts[0],

@@ -34,7 +34,7 @@ class Options:
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
     for ``cut_s``, at least and at most.
     The first ``old_workers`` know no clocks of ssp. Workers named in ``devices`` compute so many
-    batches at once.
+    batches at once, and with ``sums`` push the sums of their gradients in async mode.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
     With ``holds`` the job is attended: each has the batches after which it holds next, and whether
     the attendant changes the state before."""
@@ -72,6 +72,7 @@ class Options:
     paced: bool = False
     old_workers: int = 0
     devices: Mapping[str, int] = field(default_factory=dict)
+    sums: bool = False
     holds: tuple[tuple[int, bool], ...] = ()
 
     @property
@@ -226,7 +227,8 @@ def _with_devices(random: Random, options: Options) -> Options:
         return options
     names = [f"worker-{index}" for index in range(options.workers)]
     counts = {name: random.choice((1, 1, 2, 3)) for name in names}
-    return replace(options, devices={name: n for name, n in counts.items() if n > 1})
+    devices = {name: n for name, n in counts.items() if n > 1}
+    return replace(options, devices=devices, sums=bool(devices) and random.random() < 0.6)
 
 
 def _with_short_rounds(random: Random, options: Options) -> Options:

@@ -136,6 +136,10 @@ class Source(FakeSource):
     def at_once(self) -> int:
         return self._options.devices.get(self._worker.process.name, 1)
 
+    @property
+    def sums(self) -> bool:
+        return self._options.sums
+
     def gradients(
         self, batches: Sequence[BatchId], _given: Sequence[BatchId], /
     ) -> Sequence[FakeResult]:

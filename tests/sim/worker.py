@@ -91,7 +91,7 @@ class Worker:
     def _work(self) -> PsError | Stopped:
         with self.standing, self._performer:
             try:
-                drive(conduct(), self._perform)
+                drive(conduct(sums=self.source.sums), self._perform)
             except (PsError, Stopped) as end:
                 return end
         raise AssertionError("a worker ends by raising")

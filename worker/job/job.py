@@ -157,6 +157,8 @@ class Job:
             ``{"block1/*": 0, "block2/*": 1}`` by the names of layers (the first pattern that fits
             counts, others are on device 0); ``"columns"`` cuts each ``keras.layers.Dense``, of
             whose units all devices compute a share. See docs/devices.md.
+        sum_devices: Whether a worker with a micro-batch on each of several devices pushes the sum
+            of their gradients, for one update (async). See docs/devices.md.
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
             Otherwise it is refused.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
@@ -216,6 +218,7 @@ class Job:
     reduce_lr: str | None = None
     intra_op_threads: int | None = None
     devices: Devices | None = None
+    sum_devices: bool = False
     soft_placement: bool = False
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
@@ -269,11 +272,8 @@ class Job:
         checks.check_path("init_from", self.init_from)
 
     def policy(self) -> Policy:
-        """Returns the policy of the first phase.
-
-        Raises:
-            InvalidJob: settings do not fit the mode or each other, or a rule never ends.
-        """
+        """Returns the policy of the first phase. Raises InvalidJob if settings do not fit the mode
+        or each other, or if a rule never ends."""
         return phases_of(self).first
 
     def then_policy(self) -> Policy | None:

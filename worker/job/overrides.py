@@ -113,6 +113,7 @@ FIELDS: dict[str, _Kind | None] = {
     "reduce_lr": _or_none(_NAME),
     "intra_op_threads": _or_none(_INTEGER),
     "devices": _or_none(_NAME),
+    "sum_devices": _BOOLEAN,
     "soft_placement": _BOOLEAN,
     "wire_dtype": _NAME,
     "compression": _or_none(_NAME),

@@ -31,6 +31,10 @@ class PolicyFields(Protocol):
     def warmup_epochs(self) -> float: ...
     @property
     def prefetch_rows(self) -> bool: ...
+    @property
+    def sum_devices(self) -> bool: ...
+    @property
+    def compression(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ def phases_of(job: PolicyFields) -> Phases:
     _check_local_steps(job, policies)
     _check_rate(job, policies)
     _check_prefetch(job, policies)
+    _check_sum(job, policies)
     if len(policies) == 1:
         return Phases(policies[0], job.epochs, None)
     assert job.then_after is not None  # checked by _modes
@@ -78,6 +83,8 @@ def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> d
         names |= {"scale_lr", "warmup_epochs"}
     if set(modes) == {"sync"}:
         names.add("prefetch_rows")
+    if "async" not in modes:
+        names.add("sum_devices")
     # Replicas have no effect, and a later change to sync may need them.
     names -= {"mode", "replicas"}
     return {name: default for name, default in _defaults(job).items() if name in names}
@@ -159,6 +166,28 @@ def _check_prefetch(job: PolicyFields, policies: list[Policy]) -> None:
     if job.prefetch_rows:
         for policy in policies:
             check_prefetch(policy)
+
+
+def _check_sum(job: PolicyFields, policies: list[Policy]) -> None:
+    if not isinstance(job.sum_devices, bool):
+        raise InvalidSetting(f"sum_devices is {job.sum_devices!r}; expected true or false")
+    if not job.sum_devices:
+        return
+    if all(policy.mode != "async" for policy in policies):
+        raise InvalidSetting(
+            f"sum_devices is for mode async, but mode is {job.mode!r}: in a round each micro-batch "
+            "counts by itself, so that another worker can replace it"
+        )
+    if any(policy.delay_compensation for policy in policies):
+        raise InvalidSetting(
+            "sum_devices and delay_compensation exclude each other: it corrects each gradient by "
+            "its own square; leave one of them out"
+        )
+    if job.compression is not None:
+        raise InvalidSetting(
+            "sum_devices and compression exclude each other: each device keeps what its own "
+            "gradient left out; leave one of them out"
+        )
 
 
 def _refuse(job: PolicyFields, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from worker.embedding.row_sets import ReceivedRows
 from worker.job.job import Job
+from worker.job.loader import user_code
 from worker.job.phases import phases_of
 from worker.model.placement import is_spread
 from worker.protocol.conduct import ONE_CLOCK
@@ -93,6 +94,10 @@ class LaneSource(KerasSource):
         """See GradientSource, also for the other methods."""
         return max(1, len(self._lanes))
 
+    @property
+    def sums(self) -> bool:
+        return self._job.sum_devices
+
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         super().prepare(plan, workspace)
         for lane in self._lanes[1:]:
@@ -102,11 +107,13 @@ class LaneSource(KerasSource):
         self._lanes = ()
         others: Sequence[Device] = ()
         self._device = self._reading = self._devices
+        self._ahead = 2
         if not _is_spread(self._replica, plan, self._devices):
             check_lanes(self._job, self._devices)
             self._device, *others = self._devices.each
             # A batch is read before it is known which device computes it.
             self._reading = Device(HOST, "cpu")
+            self._ahead = 2 * len(self._devices.names)
         super()._use(plan)
         read, waits = self._reader(plan), self._waits
         lanes = [GradientComputer(self._replica, plan, each, read, waits) for each in others]
@@ -156,6 +163,9 @@ class LaneSource(KerasSource):
             lane.swap(version)
 
     def settle(self, unused: Iterable[int] = (), batch: BatchId | None = None) -> None:
+        if batch is None:
+            # The last one, and there is no other.
+            self._lane_of.clear()
         index = self._lane_of.pop(batch, 0) if batch is not None else 0
         self._computers[index].settle(unused)
 
@@ -173,14 +183,20 @@ class LaneSource(KerasSource):
 
 
 def _is_spread(replica: Replica, plan: Plan, device: Device) -> bool:
-    """Whether the model itself asks for a device of this worker besides the first, or has tables;
-    traces its forward pass to find out."""
+    """Whether the model itself asks for a device of this worker besides the first, in training or
+    in inference, or has tables; traces both to find out. Raises InvalidJob if that fails."""
     if plan.tables:
         # Rows are fetched for one micro-batch at a time.
         return True
     step = replica.make_step(plan)
     values = [tf.TensorSpec(spec.shape, spec.dtype) for spec in plan.variables]
     batch = Device(HOST, "cpu").place(replica.example)
-    with TRACING:
-        traced = graph_function(lambda *args: step.loss(list(args[:-1]), args[-1])[0])
-        return is_spread(traced.get_concrete_function(*values, batch).graph, device)
+    seeds = tf.TensorSpec((replica.num_seeds(), 2), tf.int64)
+
+    def both(seeds: tf.Tensor, batch: Any, *values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        trained, _ = step.differentiate(values, seeds, batch)
+        return trained, step.loss(values, batch)[0]
+
+    with TRACING, user_code("the training step"):
+        traced = graph_function(both).get_concrete_function(seeds, batch, *values)
+        return is_spread(traced.graph, device)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pserver.client.client import PushResult, StagedEverywhere
 from pserver.client.requests import GradientPush
+from pserver.core.requests import SummedBatch
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import NotReady
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.wire.commands import from_batch
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.joined import Joined
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
+from worker.loop.sums import sum_gradients
 from worker.protocol import actions as does
 from worker.step.gradient_source import GradientResult, GradientSource
 
@@ -80,7 +84,9 @@ class GradientSender:
         here.rows.came(action.batch, rows)
         self._received(action.round, here)
 
-    def push_pull(self, action: does.PushPull, here: Joined) -> does.Pushed:
+    def push_pull(
+        self, action: does.PushPull, here: Joined
+    ) -> does.Pushed | tuple[does.Pushed, ...]:
         """Performs :class:`worker.protocol.actions.PushPull`."""
         clock, shards = action.clock, here.shards
         # The shards may wait long for slower workers; meanwhile this one counts as waiting.
@@ -91,6 +97,11 @@ class GradientSender:
         spare = self._source.spare
         others = _BEHIND if clock else ""
         pushes = self._pushes(action, here)
+        if action.summed:
+            summed = self._summed(action, pushes, here)
+            if summed is None:
+                return (does.Pushed(one_by_one=True),) * (1 + len(action.summed))
+            pushes = summed
         if not action.pull:
             results = shards.push(pushes)
             greatest = max([result.staleness for result in results])
@@ -103,7 +114,42 @@ class GradientSender:
         here.rows.came(following, rows)
         self._received(None, here)
         greatest = max([result.staleness for result in results])
-        return self._pushed(action.batch, results, greatest, asked_again)
+        pushed = self._pushed(action.batch, results, greatest, asked_again)
+        return (pushed, *self._pushed_beside(action, pushed, results)) if action.summed else pushed
+
+    def _summed(
+        self, action: does.PushPull, pushes: Sequence[GradientPush], here: Joined
+    ) -> list[GradientPush] | None:
+        """Returns ``pushes`` with the gradients of all ``summed`` attempts added; None if a sum is
+        not finite."""
+        batches = [from_batch(attempt.batch) for attempt in action.summed]
+        results = [self.results[batch][0] for batch in (action.batch, *batches)]
+        made = []
+        for shard, push in enumerate(pushes):
+            parts = [result.gradients[shard] for result in results]
+            total = sum_gradients(here.shards.plan, parts)
+            if total is None:
+                return None
+            others = tuple(
+                SummedBatch(
+                    Attempt(batch, attempt.attempt),
+                    _totals(result, batch.count) if shard == 0 else (),
+                    attempt.grant,
+                )
+                for attempt, batch, result in zip(action.summed, batches, results[1:], strict=True)
+            )
+            made.append(replace(push, gradients=total, summed=others))
+        return made
+
+    def _pushed_beside(
+        self, action: does.PushPull, first: does.Pushed, results: Sequence[PushResult]
+    ) -> list[does.Pushed]:
+        answers = []
+        for place, attempt in enumerate(action.summed):
+            self.results.pop(from_batch(attempt.batch), None)
+            receipts = [r.summed_receipts[place] if r.summed_receipts else b"" for r in results]
+            answers.append(replace(first, receipts=tuple(receipts)))
+        return answers
 
     def push(self, action: does.Push, here: Joined) -> does.Pushed:
         """Performs :class:`worker.protocol.actions.Push`."""
@@ -207,6 +253,7 @@ class GradientSender:
             tuple([shard for shard, outcome in outcomes if outcome == "already_applied"]),
             asked_again,
             tuple([shard for shard, outcome in outcomes if outcome == "too_stale"]),
+            any(outcome == "one_by_one" for _, outcome in outcomes),
             apply_s,
             tuple([result.receipt for result in results]),
         )

@@ -104,7 +104,7 @@ class Performer:
 
     def run(self) -> None:
         """Works until the job ends; raises as :func:`worker.protocol.conduct.conduct` does."""
-        drive(conduct(), self.perform)
+        drive(conduct(sums=self._source.sums), self.perform)
 
     def perform(self, action: does.Action) -> object:
         """Carries out ``action``; its class documents the answer and the errors."""

@@ -62,6 +62,7 @@ class Router:
     ) -> None:
         """``waiting(True)`` is called from any thread when the requests of a push or a pull of
         parameters have gone to all shards, ``waiting(False)`` when all have answered."""
+        self.plan = plan
         self._standing = standing
         self._calls = FanOut(
             standing, len(cluster.shards), lambda shard: self._clients[shard].peer, waiting

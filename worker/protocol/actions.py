@@ -39,8 +39,8 @@ class Join(Action):
 
 @dataclass(frozen=True, slots=True)
 class Rejoin(Action):
-    """Drop connections, memory, leases and any request in flight of the joined generation; then
-    pause briefly. ``Register`` comes next."""
+    """Drop all of the joined generation, and requests in flight; then pause briefly. ``Register``
+    comes next."""
 
     reason: str
 
@@ -62,9 +62,8 @@ class LeaseAhead(Action):
 
 @dataclass(frozen=True, slots=True)
 class TakeLease(Action):
-    """Wait for the lease that ``LeaseAhead`` requested. Answered by a ``psrpc.v1.Lease``. The
-    performer must report finished batches meanwhile: whether there is more work may depend on them.
-    """
+    """Wait for the lease that ``LeaseAhead`` requested, and meanwhile report finished batches, on
+    which further work may depend. Answered by a ``psrpc.v1.Lease``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +120,10 @@ class Computed:
 @dataclass(frozen=True, slots=True)
 class PushPull(Action):
     """Async: have every shard apply the gradient, and receive the newest parameters and the table
-    rows for the batch ``following``, if known. With ``skip`` the batch is recorded as skipped.
-    ``grant`` came with the attempt's lease, and ``clock`` (ssp) with the task; see :class:`Pull`.
-    Without ``pull`` nothing is received: another push follows. Answered by :class:`Pushed`."""
+    rows for the batch ``following``, if known; nothing without ``pull``. With ``skip`` the batch is
+    recorded as skipped. ``grant`` came with the attempt's lease, and ``clock`` (ssp) with the task.
+    Answered by :class:`Pushed`; with ``summed``, attempts whose gradients are added to it, by a
+    tuple of one for each."""
 
     batch: BatchId
     attempt: int
@@ -132,6 +132,7 @@ class PushPull(Action):
     grant: bytes = b""
     clock: types_pb2.WorkerClock | None = None
     pull: bool = True
+    summed: tuple[types_pb2.Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class Pushed:
         had: shards that had applied the batch before.
         asked_again: shards whose call was repeated; they may be in ``had`` due to an earlier try.
         too_stale: shards that refused the gradient as too stale, and changed nothing.
+        one_by_one: the sum is infinite, or a shard has refused it: push the gradients singly.
         apply_s: duration of the slowest shard's update, in seconds.
         receipts: each shard's receipt for the coordinator.
     """
@@ -184,6 +186,7 @@ class Pushed:
     had: tuple[int, ...] = ()
     asked_again: frozenset[int] = frozenset()
     too_stale: tuple[int, ...] = ()
+    one_by_one: bool = False
     apply_s: float = 0.0
     receipts: tuple[bytes, ...] = ()
 
@@ -200,8 +203,8 @@ class Settle(Action):
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(Action):
-    """Restore the residual of compression from before the gradient of ``batch`` (None: the last, or
-    all that are kept), which no shard will use. Does nothing if it is settled."""
+    """Restore the residual of compression from before the gradient of ``batch`` (None: all that are
+    kept), which no shard will use. Does nothing if it is settled."""
 
     batch: BatchId | None = None
 
@@ -249,11 +252,9 @@ class TakeCommit(Action):
 
 @dataclass(frozen=True, slots=True)
 class Initialize(Action):
-    """Give every shard the job's first values. Answered by an ``InitializeDone``.
-
-    ``grant`` came with the lease. ``first_rows`` is the checkpoint with the first rows of tables
-    and the first values; if empty, the values are those of the job.
-    """
+    """Give every shard the job's first values. Answered by an ``InitializeDone``. ``grant`` came
+    with the lease. ``first_rows`` is the checkpoint with the first rows of tables and the first
+    values; if empty, the values are those of the job."""
 
     grant: bytes = b""
     first_rows: str = ""

@@ -59,8 +59,11 @@ ONE_CLOCK = (
 )
 
 
-def conduct() -> Conduct:
+def conduct(*, sums: bool = False) -> Conduct:
     """Yields a worker's actions, from registering to leaving. Always ends by raising an error.
+
+    Args:
+        sums: in async mode, push the sum of gradients that several devices compute at once.
 
     Raises:
         Stopped: the job is done, or the worker was told to leave.
@@ -76,7 +79,7 @@ def conduct() -> Conduct:
                     yield does.Rejoin(stale)
                 yield does.Register()
                 devices = yield does.Join()
-                yield from _work(ahead, devices or 1)
+                yield from _work(ahead, devices or 1, sums)
             except StaleGeneration as error:
                 stale = str(error) or "the cluster has a newer generation"
     except (InvalidJob, TableFull) as error:
@@ -99,7 +102,7 @@ def drive(actions: Conduct, perform: Callable[[does.Action], object]) -> None:
             action = actions.send(answer)
 
 
-def _work(ahead: RoundsAheadRunner, devices: int) -> Conduct:
+def _work(ahead: RoundsAheadRunner, devices: int, sums: bool) -> Conduct:
     """Works on one lease after the other in the joined generation, until an error ends that.
     Computes on all ``devices`` at once."""
     rounds = MicroBatches(devices)
@@ -107,7 +110,7 @@ def _work(ahead: RoundsAheadRunner, devices: int) -> Conduct:
     while True:
         match lease.WhichOneof("work"):
             case "train":
-                lease = yield from _train(lease.train, devices)
+                lease = yield from _train(lease.train, devices, sums)
                 continue
             case "round":
                 lease = yield from rounds.run(lease.round)
@@ -138,7 +141,7 @@ def _work(ahead: RoundsAheadRunner, devices: int) -> Conduct:
         lease = yield does.Lease()
 
 
-def _train(task: pb.TrainTask, devices: int) -> Leased:
+def _train(task: pb.TrainTask, devices: int, sums: bool) -> Leased:
     """Async, ssp: runs ``task`` and following ones; returns the first lease of another kind.
 
     Requests the next task when half of the current one is done. Raises InvalidArgument in ssp mode
@@ -158,7 +161,7 @@ def _train(task: pb.TrainTask, devices: int) -> Leased:
             if not asked and 2 * (end - 1) >= len(task.batches) - 1:
                 asked = True
                 yield does.LeaseAhead()
-            yield from _apply(group, batches[end], clock)
+            yield from _apply(group, batches[end], clock, sums)
         if not asked:
             yield does.LeaseAhead()
         lease: pb.Lease = yield does.TakeLease()
@@ -172,7 +175,10 @@ def _train(task: pb.TrainTask, devices: int) -> Leased:
 
 
 def _apply(
-    group: Sequence[types.Attempt], following: BatchId | None, clock: types.WorkerClock | None
+    group: Sequence[types.Attempt],
+    following: BatchId | None,
+    clock: types.WorkerClock | None,
+    sums: bool,
 ) -> Conduct:
     """Async, ssp: runs the batches of ``group`` at once, from their data to their reports; the last
     push brings new parameters. ``following`` is the next batch of the task."""
@@ -181,6 +187,9 @@ def _apply(
     ahead = following if clock is None else None
     answer = yield does.Compute(batches[0], ahead, tuple(batches[1:]))
     results: Sequence[does.Computed] = answer if len(group) > 1 else [answer]
+    if sums and len(group) > 1 and all(computed.finite for computed in results):
+        yield from _apply_sum(group, results, following)
+        return
     for leased, batch, computed in zip(group, batches, results, strict=True):
         last = leased is group[-1]
         pushed: does.Pushed = yield does.PushPull(
@@ -195,18 +204,44 @@ def _apply(
         # A shard whose call was repeated may have the batch from this very push.
         unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
         yield does.Settle(unused + pushed.too_stale, None if len(group) == 1 else batch)
-        yield does.Done(
-            DoneBatch(
-                batch,
-                leased.attempt,
-                computed.loss,
-                pushed.staleness,
-                skipped=not computed.finite,
-                too_stale=bool(pushed.too_stale),
-                receipts=pushed.receipts,
-                not_finite=computed.not_finite,
-            )
+        yield _done(leased, computed, pushed)
+
+
+def _apply_sum(
+    group: Sequence[types.Attempt], results: Sequence[does.Computed], following: BatchId | None
+) -> Conduct:
+    """Async: pushes the sum of the gradients of ``group``. If a shard refuses it, because it had
+    some of the batches before, computes and pushes them one by one."""
+    first, *others = group
+    batch, grant = from_batch(first.batch), first.grant
+    answers: Sequence[does.Pushed] = yield does.PushPull(
+        batch, first.attempt, following=following, grant=grant, summed=tuple(others)
+    )
+    if any(pushed.one_by_one for pushed in answers):
+        # New parameters have come in place of those that the gradients may be views of.
+        yield does.TakeBack()
+        for leased in group:
+            yield from _apply([leased], following if leased is group[-1] else None, None, False)
+        return
+    for leased, computed, pushed in zip(group, results, answers, strict=True):
+        # There is no compression, and so no residual to restore.
+        yield does.Settle(batch=from_batch(leased.batch))
+        yield _done(leased, computed, pushed)
+
+
+def _done(leased: types.Attempt, computed: does.Computed, pushed: does.Pushed) -> does.Done:
+    return does.Done(
+        DoneBatch(
+            from_batch(leased.batch),
+            leased.attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            too_stale=bool(pushed.too_stale),
+            receipts=pushed.receipts,
+            not_finite=computed.not_finite,
         )
+    )
 
 
 def _clock(task: pb.TrainTask) -> types.WorkerClock | None:

@@ -122,10 +122,12 @@ class GradientComputer:
         read: Callable[[BatchId], Any],
         waits: WorkerWaits,
         sgd: LocalSgd | None = None,
+        ahead: int = 2,
     ) -> None:
         """Args:
         read: a :class:`BatchReader`; with ``sgd`` a ``worker.step.local_steps.LocalReader``.
         sgd: takes the local steps; None for one gradient at a time.
+        ahead: how many batches to read ahead, without local steps.
         """
         job = replica.job
         self._tables = plan.tables
@@ -144,7 +146,7 @@ class GradientComputer:
             self._step = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
         self._version = 0
         # The input of local steps is as large as several batches.
-        self.feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
+        self.feed: Feed[Any] = Feed(read, depth=ahead if sgd is None else 1)
         """Reads the batches ahead."""
         self._current: ParameterBuffers
         self._rows: RowSets

@@ -21,7 +21,7 @@ SHORT_S = 0.001
 bounds the memory of the :data:`SHORT_DEPTH` batches: writing a few megabytes takes longer."""
 
 SHORT_DEPTH = 8
-"""How many batches are held ready if reading one takes less than :data:`SHORT_S`."""
+"""How many batches are held ready, at least, if reading one takes less than :data:`SHORT_S`."""
 
 
 class Feed(Generic[Prepared]):
@@ -145,7 +145,7 @@ class Feed(Generic[Prepared]):
                 self._changed.notify_all()
 
     def _has_to_do(self) -> bool:
-        most = SHORT_DEPTH if self._going_on else self._depth
+        most = max(SHORT_DEPTH, self._depth) if self._going_on else self._depth
         return self._stopped or bool(self._expected and len(self._ready) < most)
 
     def _may_begin(self) -> bool:

@@ -74,8 +74,12 @@ class OneAtOnce:
 
     @property
     def at_once(self) -> int:
-        """See GradientSource, also for the other method."""
+        """See GradientSource, also for the other methods."""
         return 1
+
+    @property
+    def sums(self) -> bool:
+        return False
 
     def gradients(self, _batches: Any, _given: Any, /) -> Sequence[GradientResult]:
         raise AssertionError("gradient() computes one at a time")
@@ -102,6 +106,11 @@ class GradientSource(Protocol):
     def at_once(self) -> int:
         """How many gradients :meth:`gradients` computes at once, one on each device. Known once
         :meth:`prepare` has returned."""
+
+    @property
+    def sums(self) -> bool:
+        """Whether those computed at once are pushed as a sum (async). They are not compressed then,
+        and have no row gradients."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""

@@ -46,6 +46,8 @@ class KerasSource(OneAtOnce):
         self._device = device
         self._reading = device
         """The device that batches are placed on."""
+        self._ahead = 2
+        """How many batches are read ahead: two for each that is computed at once."""
         self._waits = waits
         self._optimizer_arguments = optimizer_arguments or {}
         self._opened = ExitStack()
@@ -87,7 +89,8 @@ class KerasSource(OneAtOnce):
         job, device = self._replica.job, self._device
         read = self._reader(plan)
         if job.local_steps == 1:
-            return GradientComputer(self._replica, plan, device, read, self._waits)
+            waits, ahead = self._waits, self._ahead
+            return GradientComputer(self._replica, plan, device, read, waits, ahead=ahead)
         # The worker runs the job's optimizer; shards only add the differences.
         sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
         local = LocalReader(read, job.batch_size)

@@ -57,6 +57,15 @@ expected = {batch: (result.loss, copied(result)) for batch in (A, B, C)
             for result in [stepper.run(batch)]}
 source = made()
 assert source.at_once == 2
+
+# Two batches for each device are read ahead.
+feed = source._made.feed
+source.expect([BatchId(0, 8 * n, 8) for n in range(6)])
+with feed._changed:
+    assert feed._changed.wait_for(lambda: len(feed._ready) == 4 and not feed._reading, 60)
+    assert len(feed._expected) == 2
+source.forget()
+
 for batches in ((A, B), (A, B), (C, A), (B,), (B, C)):
     for batch, found in zip(batches, at_once(source, *batches), strict=True):
         same(found, expected[batch])
@@ -135,6 +144,15 @@ spread = made(lambda: keras.Sequential(
     [keras.Input((6,)), keras.layers.Dense(5), Second(3, "softmax")]), local_steps=1)
 assert spread.at_once == 1
 spread.gradient(A, spread.read(A))
+# So does one that says it in training alone.
+class Noise(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        with tf.device("/CPU:1" if training else None):
+            return inputs * 2.0
+trained = made(lambda: keras.Sequential(
+    [keras.Input((6,)), Noise(), keras.layers.Dense(3, "softmax")]))
+assert trained.at_once == 1
+trained.gradient(A, trained.read(A))
 try:
     made(local_steps=2)
 except InvalidArgument as error:

@@ -47,8 +47,8 @@ def work(number: int, index: int, decision: types.SignedDecision | None = None) 
 class Driver:
     """Steps a worker by hand: says what it is to do next, and what came of it."""
 
-    def __init__(self) -> None:
-        self._conduct = conduct()
+    def __init__(self, *, sums: bool = False) -> None:
+        self._conduct = conduct(sums=sums)
         self.action: Action = next(self._conduct)
 
     def expects(self, action: Action, answer: object = None) -> None:

@@ -35,8 +35,8 @@ from worker.protocol.actions import (
 from worker.protocol.done import DoneBatch
 
 
-def joined(lease: pb.Lease, devices: int = 2) -> Driver:
-    worker = Driver()
+def joined(lease: pb.Lease, devices: int = 2, *, sums: bool = False) -> Driver:
+    worker = Driver(sums=sums)
     worker.expects(Register())
     worker.expects(Join(), devices)
     worker.expects(Lease(), lease)
@@ -87,6 +87,51 @@ def test_batches_computed_at_once_are_pushed_one_by_one_and_the_last_push_brings
     # One is left for two devices.
     worker.applies(2)
     assert worker.action == TakeLease()
+
+
+def computed_for_a_sum(*results: Computed) -> Driver:
+    """A worker that has computed batches 0 and 1, and is to push them; batch 2 follows."""
+    worker = joined(task(0, 1, 2), sums=True)
+    worker.expects(Pull(batch=batch(0)))
+    worker.expects(Expect((batch(0), batch(1), batch(2))))
+    worker.expects(LeaseAhead())
+    worker.expects(Compute(batch(0), batch(2), (batch(1),)), results)
+    return worker
+
+
+SUM = PushPull(batch(0), 1, following=batch(2), summed=(attempt(1),))
+
+
+def test_a_sum_is_one_push_and_each_batch_is_reported_with_its_own_receipts() -> None:
+    worker = computed_for_a_sum(*results(0, 1))
+    answers = tuple(Pushed(3, too_stale=(1,), receipts=(b"%d" % n, b"")) for n in (0, 1))
+    worker.expects(SUM, answers)
+    for index, answer in enumerate(answers):
+        worker.expects(Settle(batch=batch(index)))
+        receipts, loss = answer.receipts, float(index)
+        done = DoneBatch(batch(index), index + 1, loss, 3, too_stale=True, receipts=receipts)
+        worker.expects(Done(done))
+    # One by itself is no sum.
+    worker.applies(2)
+    assert worker.action == TakeLease()
+
+
+def test_a_sum_that_a_shard_refuses_is_computed_again_and_pushed_one_by_one() -> None:
+    worker = computed_for_a_sum(*results(0, 1))
+    worker.expects(SUM, (Pushed(), Pushed(one_by_one=True)))
+    worker.expects(TakeBack())
+    worker.applies(0)
+    worker.applies(1, following=2)
+    worker.applies(2)
+    assert worker.action == TakeLease()
+
+
+def test_a_gradient_that_is_not_finite_is_in_no_sum() -> None:
+    worker = computed_for_a_sum(Computed(0.0, True), Computed(1.0, False))
+    worker.expects(PushPull(batch(0), 1, pull=False), Pushed())
+    worker.expects(Settle(batch=batch(0)))
+    worker.expects(Done(DoneBatch(batch(0), 1, 0.0)))
+    assert worker.action == PushPull(batch(1), 2, skip=True, following=batch(2))
 
 
 def test_ssp_is_refused_before_the_first_step() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from psrpc.core.errors import InvalidArgument
 from tests.fresh_interpreter import run_fresh
-from worker.runtime.devices import choose_gpus
+from worker.runtime.devices import choose_gpus, configure_devices
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,13 @@ def test_a_gpu_that_is_not_there(gpu: str, count: int, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         choose_gpus(gpu, count)
     assert message in str(caught.value)
+
+
+def test_a_fraction_of_memory_is_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _kind: ["first", "second"])
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda _chosen, _kind: None)
+    with pytest.raises(InvalidArgument, match="is of one GPU, and --gpu 0,1 has 2; leave it out"):
+        configure_devices("0,1", memory_fraction=0.5)
 
 
 ON_A_SECOND_DEVICE = """
