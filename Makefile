@@ -81,7 +81,7 @@ test-docker: $(INSTALLED)
 # The engines share nothing, so two of them run side by side; tests/launchers/conftest.py has the order.
 test-launchers: $(INSTALLED)
 	./scripts/setup-launchers
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --durations 30 -m launchers tests/launchers
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30 -m launchers tests/launchers
 
 test-interop: $(INSTALLED) $(NODE_MODULES)
 	$(PYTEST) -m interop tests/interop

@@ -78,6 +78,14 @@ _FIELDS = """
 FIELDS = tuple(_FIELDS.split())
 """Fields whose values can be written as text."""
 
+WHOLE_NUMBERS = frozenset(
+    {
+        *("batch_size", "epochs", "full_checkpoint_every"),
+        *("keep_checkpoints", "local_steps", "seed"),
+    }
+)
+"""Fields that only a whole number fits."""
+
 CODE = frozenset({"class_weight", "loss_weights", "model", "train"})
 """Fields that can only be set in code."""
 

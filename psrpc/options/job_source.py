@@ -19,6 +19,7 @@ from psrpc.options.job_keys import (
     CODE,
     FIELDS,
     OPTIMIZER,
+    WHOLE_NUMBERS,
     UserCodeFailed,
     literal_settings,
     read_job_file,
@@ -50,7 +51,8 @@ def first_look(path: Path, settings: Sequence[str] = ()) -> None:
         InvalidJob: the file is missing, or names a data file that is missing.
         UserCodeFailed: the file is not valid Python.
         InvalidSetting: a setting has a key that neither a job nor this file has (if the file shows
-            all of its settings), or it has no key or no value.
+            all of its settings), it has no key or no value, or its value is no whole number where
+            only one fits.
     """
     tree, modules = look_at_settings(path, settings)
     values = dict(map(setting_pair, settings))
@@ -77,6 +79,8 @@ def look_at_settings(
             raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
         if key not in own and key not in FIELDS and not key.startswith(OPTIMIZER):
             raise unknown_key(setting, key, [*sorted(own), *FIELDS, f"{OPTIMIZER}learning_rate"])
+        if key in WHOLE_NUMBERS - own:
+            _check_whole(setting)
     return tree, modules
 
 
@@ -88,6 +92,16 @@ def setting_pair(setting: str) -> tuple[str, str]:
             f"--set {setting}: expected key=value, for example epochs=3", code="PS104"
         )
     return key.strip(), value.strip()
+
+
+def _check_whole(setting: str) -> None:
+    text = setting_pair(setting)[1]
+    try:
+        int(text)
+    except ValueError:
+        raise InvalidSetting(
+            f"--set {setting}: {text!r} cannot be read; expected a whole number"
+        ) from None
 
 
 def _parsed(path: Path, source: bytes) -> ast.Module:

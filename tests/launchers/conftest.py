@@ -1,4 +1,4 @@
-"""What tests of several launchers share, and which process runs what in which order."""
+"""What tests of several launchers share, and the order of their files."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ import pytest
 
 from tests.launchers.spark_engine import spark
 
-_GROUPS = (
-    ("test_kubernetes",),
-    ("test_spark", "test_tune_spark"),
-    ("test_ray",),
-    ("test_slurm",),
-    ("test_tune_chaos",),
+_ORDER = (
+    "test_kubernetes",
+    "test_spark",
+    "test_ray",
+    "test_tune_spark",
+    "test_tune_chaos",
+    "test_slurm",
 )
-"""Files that one process runs, one engine each; those that take longest come first. Others follow,
-each by itself."""
+"""Files in the order in which processes take them with ``--dist loadfile``: those that take longest
+come first, others last."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the groups in order, and marks them for ``--dist loadgroup``."""
+    """Puts the files in order."""
     here = Path(__file__).parent
-    places = {name: place for place, names in enumerate(_GROUPS) for name in names}
+    places = {name: place for place, name in enumerate(_ORDER)}
     ours = [item for item in items if item.path.parent == here]
-    ours.sort(key=lambda item: places.get(item.path.stem, len(_GROUPS)))
-    for item in ours:
-        place = places.get(item.path.stem)
-        name = item.path.stem if place is None else _GROUPS[place][0]
-        item.add_marker(pytest.mark.xdist_group(name))
+    ours.sort(key=lambda item: places.get(item.path.stem, len(_ORDER)))
     items[:] = [item for item in items if item.path.parent != here] + ours
 
 

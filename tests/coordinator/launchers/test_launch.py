@@ -44,6 +44,7 @@ def test_paths_mean_the_same_in_every_directory(
         ({"gpu": "first"}, "gpu is 'first'; expected a text (auto|none|all|I,J)"),
         ({"overrides": ["seed"]}, "--set seed: expected key=value"),
         ({"overrides": ["sed=1"]}, "--set sed=1: there is no sed; did you mean seed?"),
+        ({"overrides": ["epochs=many"]}, "--set epochs=many: 'many' cannot be read; expected a wh"),
         ({"overrides": "seed=1"}, "overrides is 'seed=1'; expected a list of texts"),
         ({}, "a cluster on several machines needs --certs DIR"),
     ],

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.options.job_keys import CODE, FIELDS, own_settings, setting_meant
+from psrpc.options.job_keys import CODE, FIELDS, WHOLE_NUMBERS, own_settings, setting_meant
 from worker.job import overrides
 
 
 def test_the_list_is_that_of_the_fields_that_text_can_express() -> None:
     assert {name for name, kind in overrides.FIELDS.items() if kind} == set(FIELDS)
     assert {name for name, kind in overrides.FIELDS.items() if not kind} == CODE
+    expected = {name: kind.expected for name, kind in overrides.FIELDS.items() if kind}
+    assert {name for name, said in expected.items() if said == "a whole number"} == WHOLE_NUMBERS
 
 
 @pytest.mark.parametrize(
