@@ -134,7 +134,7 @@ class PodmanCluster:
     def wait(self) -> str:
         """Waits for all pods; returns how the JobSet has ended."""
         for each in self._threads:
-            each.join(LIMIT_S)
+            each.join(LIMIT_S * 3)
             assert not each.is_alive(), f"{each.name} does not end: {self.ended}"
         return self.state
 
