@@ -221,6 +221,7 @@ class StudyEngine:
             trial.run.stop()
 
     def _ended(self, trial: RunningTrial, end: RunEnd) -> None:
+        self._study.ran(trial.number, time.monotonic() - trial.began)
         if trial.judged:
             self._tell(trial, self._study.records()[trial.number])
         elif end.status == DONE and trial.values:

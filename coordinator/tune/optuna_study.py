@@ -30,7 +30,7 @@ _PHASES: Mapping[str, TrialPhase] = {
 }
 """Phases of a trial by the name of Optuna's state."""
 
-_VERDICT, _REASON = "verdict", "reason"
+_VERDICT, _REASON, _SECONDS = "verdict", "reason", "seconds"
 """User attributes of a trial. Load-bearing: studies go on with other versions."""
 
 REDUCTION = 4
@@ -144,6 +144,12 @@ class OptunaStudy:
         self._trials[number].set_user_attr(_REASON, reason)
         self._trials[number].set_user_attr(_VERDICT, verdict)
 
+    def ran(self, number: int, seconds: float) -> None:
+        """Adds to the time for which a trial has run; what a killed command ran is not counted."""
+        self._records = None
+        trial = self._trials[number]
+        trial.set_user_attr(_SECONDS, trial.user_attrs.get(_SECONDS, 0.0) + seconds)
+
     def tell(
         self, number: int, end: TrialEnd, value: float | None = None, reason: str = ""
     ) -> None:
@@ -215,8 +221,15 @@ def _record(frozen: Any) -> TrialRecord:
         value=frozen.value if phase != "failed" else None,
         verdict=str(attributes.get(_VERDICT, "")),
         reason=str(attributes.get(_REASON, "")),
-        seconds=None if frozen.duration is None else frozen.duration.total_seconds(),
+        seconds=_seconds(frozen),
     )
+
+
+def _seconds(frozen: Any) -> float | None:
+    """Returns for how long a trial has run; for one of an older study, with its pauses."""
+    if frozen.duration is None:
+        return None
+    return float(frozen.user_attrs.get(_SECONDS, frozen.duration.total_seconds()))
 
 
 def _pruner(rules: StudyRules) -> Any:

@@ -20,7 +20,7 @@ def read_job_file(path: Path) -> bytes:
     """Reads a job file, as a quick check before a process is started for it.
 
     Raises:
-        InvalidJob: the file is missing or unreadable, or is a notebook.
+        InvalidJob: the file is missing or unreadable, or is a notebook or no text.
     """
     try:
         source = path.read_bytes()
@@ -37,6 +37,10 @@ def read_job_file(path: Path) -> bytes:
         raise InvalidJob(
             f"the job file {str(path)!r} is a notebook; expected a Python file: `jupyter nbconvert "
             f"--to script {shlex.quote(str(path))}` writes {str(path.with_suffix('.py'))!r}"
+        )
+    if b"\0" in source:
+        raise InvalidJob(
+            f"the job file {str(path)!r} is no Python file; name the one that makes the job"
         )
     return source
 

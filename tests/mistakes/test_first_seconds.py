@@ -27,6 +27,7 @@ MISTAKES = {
     "a file that is not there": ("gone.py", (), "PS102", "there is no job file 'gone.py'"),
     "a syntax error": ("broken.py", (), "PS103", "SyntaxError: '(' was never closed"),
     "a notebook": ("job.ipynb", (), "PS101", "`jupyter nbconvert --to script job.ipynb` writes"),
+    "data for a job": ("data.npz", (), "PS101", "is no Python file"),
     "an unknown key": ("good.py", ("--set", "epohcs=3"), "PS104", "did you mean epochs?"),
     "no value": ("good.py", ("--set", "epochs"), "PS104", "expected key=value"),
     "no data": ("no_data.py", (), "PS106", "there is no file 'gone.csv'"),
@@ -42,6 +43,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).write_text(JOB.format(file=file))
     Path("broken.py").write_text("job = Job(\n")
     Path("job.ipynb").write_text('{"cells": []}')
+    Path("data.npz").write_bytes(b"PK\x03\x04\x00")
     for module in ("tensorflow", "keras"):
         Path(f"refused/{module}").mkdir(parents=True)
         Path(f"refused/{module}/__init__.py").write_text(

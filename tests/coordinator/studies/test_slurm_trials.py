@@ -134,7 +134,9 @@ def test_a_job_of_an_earlier_command_is_taken_over(
 
 
 def test_more_trials_than_slurm_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.launchers.slurm.run_slurm", lambda *_: "all* a 4\nall* b 4\n")
+    monkeypatch.setattr(
+        "coordinator.launchers.slurm.run_slurm", lambda *_: "all* a 4 (null)\nall* b 4 (null)\n"
+    )
     with slurm_engine(TuneArguments(parallel=4, cpus_per_task=2)) as engine:
         assert engine.cores == 2
     said = r"--parallel 3 trials with 3 cores each, and partition 'all' has room for 2 \(8 cores on"

@@ -252,6 +252,25 @@ def test_time_and_ctrl_c_leave_trials_under_way(tmp_path: Path, how: str) -> Non
 
 
 @pytest.mark.slow
+def test_the_time_of_a_trial_has_no_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("coordinator.tune.engine.time.monotonic", lambda: now)
+    stopped = Played(tmp_path, opened(tmp_path, rules()), trials=1)
+
+    def later(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    stopped.ends = {0: RunEnd(INTERRUPTED, "stopped by a signal")}
+    monkeypatch.setattr(PlayedRun, "start", lambda run: later(7.0))
+    stopped.engine.run()
+    later(1000.0)
+    study = opened(tmp_path, rules())
+    Played(tmp_path, study, trials=1).engine.run()
+    assert [each.seconds for each in study.records()] == [14.0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["grid", "zip"])
 def test_points_of_a_grid_and_of_pairs_come_in_order(tmp_path: Path, sampler: Sampler) -> None:
     space = Space({"rate": choice(0.1, 0.2), "drop": choice(0.45, 0.7)})
