@@ -262,7 +262,7 @@ def test_the_time_of_a_trial_has_no_pauses(tmp_path: Path, monkeypatch: pytest.M
         now += seconds
 
     stopped.ends = {0: RunEnd(INTERRUPTED, "stopped by a signal")}
-    monkeypatch.setattr(PlayedRun, "start", lambda run: later(7.0))
+    monkeypatch.setattr(PlayedRun, "start", lambda _run: later(7.0))
     stopped.engine.run()
     later(1000.0)
     study = opened(tmp_path, rules())
