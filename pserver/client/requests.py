@@ -9,7 +9,8 @@ from typing import Any
 import numpy.typing as npt
 
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents
-from pserver.core.requests import StagedEverywhere, SummedBatch
+from pserver.core.requests import StagedEverywhere
+from pserver.core.requests import SummedBatch as SummedBatch
 from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
 from pserver.transport.transport import Outgoing, Target
 from pserver.wire import streams

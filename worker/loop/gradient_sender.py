@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pserver.client.client import PushResult, StagedEverywhere
-from pserver.client.requests import GradientPush
-from pserver.core.requests import SummedBatch
+from pserver.client.requests import GradientPush, SummedBatch
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import NotReady

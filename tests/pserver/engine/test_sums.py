@@ -44,7 +44,8 @@ def push_sum(engine: ShardEngine, *others: BatchId, **options: Any) -> PushResul
 
 
 def applied(engine: ShardEngine) -> list[tuple[int, int]]:
-    return [tuple(span) for epoch in engine.applied().to_epochs() for span in epoch["applied"]]
+    epochs = engine.applied().to_epochs()
+    return [(start, stop) for epoch in epochs for start, stop in epoch["applied"]]
 
 
 def test_all_batches_of_a_sum_count_in_one_update() -> None:
