@@ -74,7 +74,7 @@ class Shell:
             if over or time.monotonic() >= deadline:
                 printed = [ended.output, *(each.wait().output for each in over)]
                 return replace(ended, status=ended.status or 1, output="\n".join(printed))
-            time.sleep(1.0)
+            time.sleep(3.0)
 
     def run_meanwhile(self, script: str) -> None:
         """Runs a script in a terminal of its own, while others run."""

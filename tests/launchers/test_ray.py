@@ -107,7 +107,7 @@ def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: str) -> None:
     """It kills a process, whose actor stays."""
     with Shell(tmp_path, {**os.environ, "RAY_ADDRESS": engine}) as host:
         done = follow_page("docs/ray.md", host)
-        for run, batches in (("first", 19_800), ("second", 990)):
+        for run, batches in (("first", 11_880), ("second", 990)):
             assert counted(host.folder / "runs" / run)["batches"] == batches
         assert any("started again" in each.output for each in done if "launch ray" in each.command)
         until(lambda: not processes_of(host.folder), "all processes to be gone")
