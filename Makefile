@@ -79,9 +79,10 @@ test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
 
 # The engines share nothing, so two of them run side by side; tests/launchers/conftest.py has the order.
+LAUNCHER_TESTS ?= launchers
 test-launchers: $(INSTALLED)
 	./scripts/setup-launchers
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30 -m launchers tests/launchers
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30 -m '$(LAUNCHER_TESTS)' tests/launchers
 
 test-interop: $(INSTALLED) $(NODE_MODULES)
 	$(PYTEST) -m interop tests/interop
