@@ -148,7 +148,7 @@ def test_killed_and_evicted_pods_come_back_and_cost_no_batch(
         pods.delete()
 
 
-@pytest.mark.pages
+@pytest.mark.long
 def test_the_page_leads_to_a_trained_model(engine: Path, tmp_path: Path) -> None:
     """The objects that ``kubectl`` applies are those that run."""
     with (

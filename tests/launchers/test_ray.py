@@ -103,7 +103,7 @@ def test_killed_actors_cost_no_batch(tmp_path: Path, engine: str) -> None:
     until(lambda: not processes_of(run), "all processes to be gone")
 
 
-@pytest.mark.pages
+@pytest.mark.long
 def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: str) -> None:
     """It kills a process, whose actor stays."""
     with Shell(tmp_path, {**os.environ, "RAY_ADDRESS": engine}) as host:

@@ -126,7 +126,7 @@ MPI = {
 }
 
 
-@pytest.mark.pages
+@pytest.mark.long
 def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: Mapping[str, str]) -> None:
     """It preempts the batch job, and trains under ``mpirun``, too."""
     with Shell(tmp_path, {**engine, **MPI}) as host:

@@ -104,7 +104,7 @@ def test_lost_executors_stops_and_cancelled_jobs_cost_no_record(
     assert found.tolist() == np.stack([EPOCHS * worth] * 2, axis=1).tolist()
 
 
-@pytest.mark.pages
+@pytest.mark.long
 def test_the_page_leads_to_a_trained_model(tmp_path: Path) -> None:
     with Shell(tmp_path, submitting(tmp_path)) as host:
         done = follow_page("docs/spark.md", host)

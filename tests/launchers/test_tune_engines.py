@@ -20,7 +20,7 @@ from tests.launchers.test_slurm import epochs
 
 __all__ = ["ray_engine"]
 
-pytestmark = [pytest.mark.launchers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.launchers, pytest.mark.long, pytest.mark.timeout(900)]
 pytest.importorskip("optuna")
 
 EPOCHS = 40
