@@ -42,6 +42,10 @@ REPORTS = 1 << 16
 DEVICES = 64
 """Micro-batches that a worker computes at once. More count as so many."""
 
+SUMMED = NAME
+"""Further batches of a sum. A shard takes fewer, see
+:data:`pserver.engine.push_checks.MAX_SUMMED`; fewer than NAME are not looked at here."""
+
 WORKERS = 256
 """Workers whose figures a shard reports, see :data:`pserver.core.counters.MAX_WORKERS`."""
 
@@ -66,7 +70,14 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
     "PullRequest": {"snapshot": NAME, "rows": EXTENTS, "staged": REPORTS},
     "StagedEverywhere": {"receipts": MAX_SHARDS},
     "StagedEverywhere.receipts": {"": NAME},
-    "PushHeader": {"extents": EXTENTS, "rows": EXTENTS, "totals": MAX_VALUES, "grant": NAME},
+    "PushHeader": {
+        "extents": EXTENTS,
+        "rows": EXTENTS,
+        "totals": MAX_VALUES,
+        "grant": NAME,
+        "summed": SUMMED,
+    },
+    "SummedBatch": {"totals": MAX_VALUES, "grant": NAME},
     "Attach": {"nonce": NAME},
     "ExchangeHeader": {"push_at": EXTENTS, "pull_at": EXTENTS},
     "LookUpRequest": {"table": NAME, "ids": 8 * MAX_IDS},
