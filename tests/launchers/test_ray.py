@@ -114,6 +114,7 @@ def test_the_page_leads_to_a_trained_model(tmp_path: Path, engine: str) -> None:
         until(lambda: not processes_of(host.folder), "all processes to be gone")
 
 
+@pytest.mark.long
 def test_ctrl_c_drains_and_the_same_command_goes_on(tmp_path: Path, engine: str) -> None:
     run = tmp_path / "run"
     words: list[str | Path] = [
@@ -254,6 +255,7 @@ def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path, engi
     assert not list(run.iterdir())
 
 
+@pytest.mark.long
 def test_a_coordinator_that_moves_to_another_node_is_found(tmp_path: Path, engine: str) -> None:
     tasks = {"coordinator": ending("stay"), "shard-0": ending("stay"), "worker-a": ending("stay")}
     logs = {name: tmp_path / "logs" / f"{name}.log" for name in tasks}

@@ -31,6 +31,7 @@ TRIALS, EPOCHS = 3, 40
 BATCHES = EPOCHS * 40
 
 
+@pytest.mark.long
 def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: Any) -> None:
     study = tmp_path / "study"
     options: dict[str, Any] = {
