@@ -191,6 +191,7 @@ def push_result(
         "applyUs": "0",
         "behind": False,
         "waitedUs": "0",
+        "summedReceipts": [],
     }
 
 
