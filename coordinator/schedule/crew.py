@@ -86,7 +86,7 @@ class RoundDivision:
             give(at, when)
             if room[at] > 0:
                 heapq.heappush(queue, due[at])
-        # Who has got less than its share makes up for one micro-batch at most.
+        # A worker that got less than its share makes up for one micro-batch at most.
         least = max(due)[0] - max(1 / (one.speed * one.devices) for one in members)
         self._due = {members[at].name: max(when, least) for when, at in due}
         return divided

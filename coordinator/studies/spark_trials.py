@@ -28,7 +28,7 @@ from psrpc.security.identity import Role
 
 @dataclass(frozen=True)
 class SparkTrialTask:
-    """What Spark's task calls."""
+    """Runs a trial, as the function of its task in Spark."""
 
     task: TrialTask
 

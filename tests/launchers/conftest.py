@@ -1,4 +1,4 @@
-"""What tests of several launchers share, and the order of their files."""
+"""The fixtures that tests of several launchers share, and the order of their files."""
 
 from __future__ import annotations
 

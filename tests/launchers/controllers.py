@@ -21,7 +21,7 @@ from tests.launchers.podman import podman, podman_log
 from tests.launchers.podman_engine import PodmanCluster
 
 _CONDITIONS = {"completed": ("Completed", "Complete"), "failed": ("Failed", "Failed")}
-"""What a JobSet and a TrainJob are told of their end."""
+"""The conditions that tell a JobSet and a TrainJob of their end."""
 
 _ROLE = "jobset.sigs.k8s.io/replicatedjob-name"
 

@@ -1,4 +1,4 @@
-"""What a study makes of the states of its batch jobs."""
+"""The states of batch jobs decide whether a trial goes on, is lost, or is over."""
 
 from __future__ import annotations
 

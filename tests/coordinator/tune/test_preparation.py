@@ -1,4 +1,4 @@
-"""What a study refuses by the text of its job file alone."""
+"""Job files whose text alone shows that a study cannot use them are refused."""
 
 from __future__ import annotations
 
