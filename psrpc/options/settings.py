@@ -130,6 +130,13 @@ class CoordinatorOptions(ServerOptions):
 
     job: Path = option("the job file", metavar="FILE")
     shards: int = option("default: 1", 1, metavar="K")
+    workers: int | None = option(
+        "how many workers there will be, if that is known; fewer than slices are refused "
+        "(dense=allreduce)",
+        None,
+        convert=positive,
+        metavar="N",
+    )
     bind: str = option("default: %(default)s", "127.0.0.1:5000", metavar="HOST:PORT")
     run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
