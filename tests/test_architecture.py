@@ -65,6 +65,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "coordinator.records.store",
     "coordinator.rpc.status",
     "coordinator.records.tensorboard",
+    "coordinator.launch.hosts",
     "coordinator.launch.up",
     "coordinator.tune.directory",
     "psrpc.security.credentials",

@@ -11,7 +11,6 @@ from coordinator.core.wording import shards as in_words
 from coordinator.membership.members import Shard, ShardSilent
 from psrpc.core.errors import AlreadyExists, InvalidArgument, StaleGeneration
 from psrpc.core.shard_reports import ShardFigures
-from psrpc.core.text import counted
 
 STARTING_S = 3.0
 """Silence in seconds after which a shard without a command stream no longer counts as present:
@@ -181,8 +180,8 @@ class ShardPlaces:
         missing = [s.index for s in self.shards if s.state == "missing"]
         parts = [f"{in_words(missing)} to register"] if missing else []
         if missing and self.hosted:
-            more = f"{counted(len(missing), 'more worker')} to host {in_words(missing)}"
-            parts = [f"{more} (each hosts one; fewer workers: say fewer --shards)"]
+            who = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
+            parts = [f"{who} to host {in_words(missing)}, one each"]
         # A shard that watches has started, and itself waits for the others.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]

@@ -46,8 +46,9 @@ class SliceHosts:
         self._places = places
         self._workers = workers
         self._began = now
-        self._vacant: dict[int, float] = {}
-        """Slice -> since when it has no host."""
+        self._vacant: dict[int, tuple[int, float]] = {}
+        """Slice without a host -> the incarnation that served it last, and since when it does not.
+        """
         self._given: dict[int, tuple[str, float]] = {}
         """Slice without a host -> the worker that is to host it, and since when."""
         self._news: list[Assignment] = []
@@ -62,11 +63,13 @@ class SliceHosts:
                 for known in (self._vacant, self._given, self._late):
                     known.pop(shard.index, None)
                 continue
-            since = self._vacant.setdefault(shard.index, now)
+            if self._vacant.get(shard.index, (-1, now))[0] != shard.incarnation:
+                self._vacant[shard.index] = (shard.incarnation, now)
+                self._given.pop(shard.index, None)
             if shard.index in self._given and not self._still(shard.index, now):
                 self._late.setdefault(shard.index, set()).add(self._given.pop(shard.index)[0])
             if shard.index not in self._given:
-                self._give(shard, since, now)
+                self._give(shard, self._vacant[shard.index][1], now)
         return sorted(index for index, (name, _) in self._given.items() if name == worker)
 
     def news(self) -> list[Assignment]:

@@ -79,9 +79,9 @@ class SliceHosting:
         local = None if own is None else own.transport(incarnation, name)
         return ShardClient(address, incarnation, plan, shard, local=local, **options)
 
-    def leave(self) -> None:
+    def leave(self) -> int:
         """Has the coordinator save the job, and ends all slices; a second call ends them at once.
-        Hosts none from now on."""
+        Hosts none from now on. Returns the number of slices that there were."""
         with self._lock:
             self._closing = True
             slices = list(self._slices.values())
@@ -90,6 +90,7 @@ class SliceHosting:
         for each in slices:
             if not each.join(END_S):
                 log.warning("a slice has not ended", shard=each.shard)
+        return len(slices)
 
     def _ended(self, ended: HostedSlice) -> None:
         with self._lock:

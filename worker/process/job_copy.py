@@ -13,7 +13,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from worker.job.loader import LoadedJob, load_job, user_code
 
 
-def check_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
+def check_job_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
     """Compares this machine's job file and software with the coordinator's; returns the file.
 
     Raises:
@@ -47,7 +47,7 @@ def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
 
 def load_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     """Loads the job as the coordinator runs it, from this machine's copy of the file."""
-    path = check_copy(options, asked)
+    path = check_job_copy(options, asked)
     settings = [*asked.overrides, f"mode={asked.mode}"]
     if asked.replicas:
         settings.append(f"replicas={asked.replicas}")

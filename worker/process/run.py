@@ -40,7 +40,7 @@ from worker.job.loader import LoadedJob, only_while_loading
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.process.hosting import SliceHosting
-from worker.process.job_copy import check_copy, load_copy
+from worker.process.job_copy import check_job_copy, load_copy
 from worker.protocol.done import Stopped
 from worker.protocol.membership import WorkerMembership
 from worker.runtime.quiet import import_tensorflow
@@ -56,6 +56,9 @@ CAUSES = ("data", "compute", "barrier", "network", "apply")
 LEAVE_S = 6.0
 """Seconds that a worker waits for its step after a stop signal. Including the farewell, it leaves
 within 10 s of the signal."""
+
+HOST_LEAVE_S = 1.0
+"""The same for a worker whose slices have ended, with which its step is of no use."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def run_worker(options: WorkerConfig) -> int:
                 first_look(Path(options.job))
             away = _why_away(client)
             if away is None:
-                check_copy(options, standing.get_job())
+                check_job_copy(options, standing.get_job())
             else:
                 log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
             log.info("loading TensorFlow, then asking the coordinator")
@@ -243,9 +246,9 @@ def _stop(
 ) -> None:
     """Leaves after the current step, or in the middle of it if it takes too long. Works on until
     the slices that it hosts are saved, since that may need the end of the present round."""
-    hosting.leave()
+    leave_s = LEAVE_S if hosting.leave() == 0 else HOST_LEAVE_S
     standing.stop(status)
-    timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
+    timer = threading.Timer(leave_s, _leave_now, [options, standing, times])
     timer.daemon = True
     timer.start()
 
