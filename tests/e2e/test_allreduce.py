@@ -44,14 +44,12 @@ def test_training_outlives_killed_hosts_and_ends_in_the_bits_of_shards(
         cluster.kill("coordinator")
         cluster.kill("worker")
         generation = cluster.until_trained(after=generation)
-        cluster.kill_all()
-        generation = cluster.until_trained(after=generation)
         run = cluster.end()
     assert_all_counted_once(run)
     restarts = run.summary["restarts"]
-    assert restarts["coordinator"] == 2
-    assert sum(n for name, n in restarts.items() if name.startswith("worker")) == 4
-    assert run.summary["generation"] == generation == 4
+    assert restarts["coordinator"] == 1
+    assert sum(n for name, n in restarts.items() if name.startswith("worker")) == 2
+    assert run.summary["generation"] == generation == 3
     assert_same_bits(run, expected)
 
 

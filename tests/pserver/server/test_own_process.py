@@ -66,4 +66,3 @@ def test_an_ended_slice_is_unreachable() -> None:
             ended.set()
             with pytest.raises(ShardUnreachable, match="shard 0, in this process, has ended"):
                 client.pull(fence_of(client), None, whole(PLAN))
-
