@@ -26,6 +26,7 @@ ALLOWED = {
         "coordinator.client",
         "pserver.client",
         "pserver.core.table_ids",
+        "pserver.process.config",
         "pserver.process.hosted",
         "pserver.tables.initial",
         "pserver.tables.rules",

@@ -14,7 +14,6 @@ from pserver.server.own_process import OwnProcess
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, RemoteFailure, StaleGeneration
 from psrpc.ops.exit_status import DONE
 from psrpc.ops.logs import get_logger
-from psrpc.security.credentials import Security
 
 log = get_logger()
 
@@ -24,32 +23,24 @@ class HostedSlice:
 
     def __init__(
         self,
-        shard: int,
+        config: ServeConfig,
         worker: int,
-        coordinator: str,
-        security: Security,
-        connect_timeout_s: float,
         ended: Callable[[HostedSlice], object],
     ) -> None:
         """Args:
+        config: with the credentials of a shard.
         worker: the incarnation of the worker's process.
-        security: the credentials of a shard.
         ended: called, on the slice's thread, when it has ended.
         """
-        self.shard = shard
+        self.shard = config.shard
         self.error: PsError | None = None
         """Why the slice has ended, if that is the worker's end, too."""
-        self._config = ServeConfig(
-            shard=shard,
-            coordinator=coordinator,
-            connect_timeout_s=connect_timeout_s,
-            security=security,
-        )
+        self._config = config
         self._worker = worker
         self._call_ended = ended
         self._ending = Ending()
         self._engine: ShardEngine | None = None
-        self._thread = threading.Thread(target=self._run, name=f"slice-{shard}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"slice-{self.shard}", daemon=True)
         self._thread.start()
 
     def transport(self, incarnation: int, certificate: str) -> OwnProcess | None:

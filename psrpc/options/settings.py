@@ -258,6 +258,19 @@ class WorkerOptions(ProcessOptions):
         convert=duration_s,
         metavar="S",
     )
+    run_dir: Path | None = option(
+        "dense=allreduce: where the job's run directory is here, if not where the coordinator has "
+        "it",
+        None,
+        convert=run_path,
+        metavar="PATH",
+    )
+    advertise: str | None = option(
+        "dense=allreduce: address at which other workers reach this machine, if it is not the one "
+        "towards the coordinator",
+        None,
+        metavar="HOST",
+    )
     shm: bool = option(
         "send tensors over TCP also to shards on this host (default: share memory with them)",
         default=True,

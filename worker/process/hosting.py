@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pserver.client.client import ShardClient
+from pserver.process.config import ServeConfig
 from pserver.process.hosted import HostedSlice
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.ops.logs import get_logger
+from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
 from worker.loop.session import WorkerSession
 
@@ -25,10 +27,10 @@ class SliceHosting:
     """Starts the slices that the coordinator gives this worker, and ends them before the worker
     ends. Thread-safe."""
 
-    def __init__(self, standing: WorkerSession, coordinator: str, incarnation: int) -> None:
-        """``coordinator`` is its HOST:PORT, ``incarnation`` that of this worker's process."""
+    def __init__(self, standing: WorkerSession, options: WorkerOptions, incarnation: int) -> None:
+        """``incarnation`` is that of this worker's process."""
         self._standing = standing
-        self._coordinator = coordinator
+        self._options = options
         self._incarnation = incarnation
         self._security = standing.security.of(Role.SHARD)
         self._slices: dict[int, HostedSlice] = {}
@@ -60,14 +62,15 @@ class SliceHosting:
                 if self._closing or shard in self._slices:
                     continue
                 log.info("hosts a slice", shard=shard)
-                self._slices[shard] = HostedSlice(
-                    shard,
-                    self._incarnation,
-                    self._coordinator,
-                    self._security,
-                    self._standing.connect_timeout_s,
-                    self._ended,
+                config = ServeConfig(
+                    shard=shard,
+                    coordinator=self._options.coordinator,
+                    advertise=self._options.advertise,
+                    run_dir=self._options.run_dir,
+                    connect_timeout_s=self._options.connect_timeout_s,
+                    security=self._security,
                 )
+                self._slices[shard] = HostedSlice(config, self._incarnation, self._ended)
 
     def connect(
         self, address: str, incarnation: int, plan: Plan, shard: int, **options: Any

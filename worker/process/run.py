@@ -97,7 +97,7 @@ def run_worker(options: WorkerConfig) -> int:
             options.security,
         ) as metrics,
         tracing(options.trace, "worker"),
-        SliceHosting(standing, client.address, own) as hosting,
+        SliceHosting(standing, options, own) as hosting,
     ):
         if metrics.address != OFF:
             log.info("metrics", address=metrics.address)
