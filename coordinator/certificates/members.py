@@ -106,6 +106,20 @@ def member_of_run(directory: Path, role: Role, name: str, now: datetime, within:
     return add_member(directory, role, name, now)
 
 
+def host_of_run(directory: Path, member: Path, now: datetime, within: timedelta) -> None:
+    """Gives ``member``, the directory of a worker's own certificate in ``directory``, the
+    certificate of a shard as well, if it has none that lasts longer than ``within``. Raises
+    InvalidArgument."""
+    certificate = member / certificate_name(Role.SHARD)
+    if certificate.exists() and load_certificate(certificate).not_valid_after_utc >= now + within:
+        return
+    authority, key = signer_of(directory, now)
+    name = _peer(member / certificate_name(Role.WORKER)).name
+    identity = Identity(job_of(authority), Role.SHARD)
+    with disk_errors(member):
+        write_leaf(member, identity, authority, key, now, LEAF_DAYS, name, directory)
+
+
 def renew_all(directory: Path, now: datetime, days: int = LEAF_DAYS) -> str:
     """Renews the certificates of all roles, and of all machines whose own was not revoked. Returns
     the job's name. Raises InvalidArgument, see

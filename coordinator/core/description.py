@@ -24,6 +24,7 @@ FORMAT = 1
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 ScaleLr = Literal["linear"]
+Dense = Literal["shards", "allreduce"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class JobDescription:
         rows_nbytes: bytes of the rows that a batch needs, roughly.
         first_rows: the checkpoint with the initial rows of the tables; empty for none.
         slots: the names of the optimizer's state in checkpoints; None if unknown.
+        dense: whether shards are processes of their own, or slices that workers host.
     """
 
     name: str
@@ -93,6 +95,7 @@ class JobDescription:
     reduce_lr: ReduceLr | None = None
     evaluate_every_epoch: bool = False
     unsummed_metrics: tuple[str, ...] = ()
+    dense: Dense = "shards"
 
     @property
     def paced(self) -> bool:
@@ -115,6 +118,11 @@ class JobDescription:
                 "history has no value of training data, and one worker evaluates all records"
             )
         return remarks
+
+    @property
+    def hosted(self) -> bool:
+        """Whether workers host the shards, as slices."""
+        return self.dense == "allreduce"
 
     @property
     def mode(self) -> Mode:
@@ -142,8 +150,15 @@ STOP_EARLY = maybe(record({**_PLATEAU, "restore_best": flag}))
 REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_lr": real}))
 
 
-def check_for_shards(description: JobDescription, shards: int) -> None:
-    """Raises InvalidJob if the job's update cannot run on so many shards."""
+def check_for_shards(description: JobDescription, shards: int, workers: int | None = None) -> None:
+    """Raises InvalidJob if the job's update cannot run on so many shards, or if ``workers``, where
+    they are known, are too few to host them."""
+    if description.hosted and workers is not None and workers < shards:
+        raise InvalidJob(
+            f"dense is 'allreduce' with {counted(shards, 'slice')} of the parameters (--shards), "
+            f"and {counted(workers, 'worker')} to host them, one each; say --shards {workers}",
+            code="PS107",
+        )
     if shards > 1 and description.needs_single_shard:
         raise InvalidJob(
             f"this job cannot use {shards} shards: {description.needs_single_shard}; "

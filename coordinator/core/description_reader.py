@@ -9,6 +9,7 @@ from coordinator.core.description import (
     FORMAT,
     REDUCE_LR,
     STOP_EARLY,
+    Dense,
     Engine,
     JobDescription,
     PolicyChange,
@@ -98,6 +99,7 @@ def read_description(document: Any) -> JobDescription:
         reduce_lr=_on_plateau(ReduceLr, read.checked("reduce_lr", REDUCE_LR)),
         unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),
         evaluate_every_epoch=read.checked("evaluate_every_epoch", maybe(flag)) or False,
+        dense=read.choice("dense", get_args(Dense), absent=True) or "shards",
         slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),
     )
 

@@ -81,6 +81,8 @@ class WorkerRegistration:
     secret: bytes = b""
     certificate: str = ""
     address: str = ""
+    hosts: bool = False
+    """Whether the process can host slices."""
 
 
 CAUSES: tuple[str, ...] = tuple(f.name for f in fields(WorkerTimes))

@@ -21,6 +21,7 @@ from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.job.shard_calls import ShardCalls
 from coordinator.job.worker_sessions import WorkerSessions
 from coordinator.membership.members import Shard
+from coordinator.membership.slice_hosts import SliceHosts
 from coordinator.records.store import Store
 from coordinator.transitions.holding import HoldEnd, JobHold
 from psrpc.core.commands import Ended
@@ -73,6 +74,11 @@ class Engine:
         self.shards = ShardCalls(job_run)
         self.sessions = WorkerSessions(job_run, store, self.authority)
         self._members = job_run.members
+        self._hosts: SliceHosts | None = None
+        if job_run.run.description.hosted:
+            places, workers = self._members.places, self._members.workers
+            self._hosts = SliceHosts(places, workers, job_run.now())
+            places.hosted = True
 
     @property
     def run(self) -> Run:
@@ -98,6 +104,16 @@ class Engine:
                 self.job_run.stuck.look(now)
                 self.job_run.advance()
         return not known, self.job_run.end() if self.job_run.phase in ENDED else None
+
+    def slices_to_host(self, name: str) -> list[int]:
+        """Returns the slices that worker ``name`` is to host and has not registered."""
+        ends = self.job_run.phase in ("stopping", *ENDED)
+        if self._hosts is None or ends or name not in self._members.workers:
+            return []
+        slices = self._hosts.look(name, self.job_run.now())
+        for one in self._hosts.news():
+            log.info("slice assigned", shard=one.shard, worker=one.worker, why=one.why)
+        return slices
 
     def cluster_now(self, name: str | None) -> Sequence[Shard]:
         """Returns the shards, once all have begun the present generation. Raises NotReady while a

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.core.description import JobDescription
 from psrpc.core.errors import InvalidSetting
-from psrpc.core.policy import SETTINGS, Policy, check_prefetch, fitting
+from psrpc.core.policy import SETTINGS, Policy, check_dense, check_prefetch, fitting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
@@ -91,6 +91,7 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
         )
     if job.prefetch_rows:
         check_prefetch(policy)
+    check_dense(job.dense, policy)
 
 
 def _value(text: str) -> Any:

@@ -14,7 +14,7 @@ from coordinator.job.authority import check_software
 from coordinator.job.job_run import JobRun
 from coordinator.training.streams import Stream
 from psrpc.core.commands import Command
-from psrpc.core.errors import JobFailed
+from psrpc.core.errors import InvalidArgument, JobFailed
 from psrpc.core.shard_reports import (
     HeldReport,
     HeldState,
@@ -39,12 +39,24 @@ class ShardCalls:
         JobMismatch."""
         index, address, host, pid = shard.shard, shard.address, shard.host, shard.pid
         check_software(f"shard {index}", shard.software)
-        now = self._job_run.now()
-        if self._places.register(index, shard.incarnation, address, host, pid, now):
+        self._check_host(shard)
+        now, worker = self._job_run.now(), shard.worker
+        if self._places.register(index, shard.incarnation, address, host, pid, now, worker):
             self._job_run.note_process("shard", str(index), shard.incarnation, address)
             log.info("shard registered", shard=index, address=address, pid=pid, host=host)
             self.replaced(index)
         return self._job_run.run
+
+    def _check_host(self, shard: ShardRegistration) -> None:
+        hosted = self._job_run.run.description.hosted
+        if hosted and not shard.worker:
+            raise InvalidArgument(
+                "dense is 'allreduce', so workers host the parameters and no `pserver serve` "
+                "belongs to this job; start workers alone, or the coordinator with "
+                "--set dense=shards"
+            )
+        if shard.worker and not hosted:
+            raise InvalidArgument("a worker offers to host a shard, and dense is 'shards'")
 
     def replaced(self, index: int) -> None:
         """Handles a shard's replacement by another process."""

@@ -54,6 +54,12 @@ class WorkerSessions:
         worker = self._members.register_worker(
             incarnation, host, pid, device, self._job_run.now(), certificate, secret, address
         )
+        worker.hosts = caller.hosts
+        if self._job_run.run.description.hosted and not caller.hosts:
+            self._job_run.warnings.add(
+                f"{worker.name} on {host} cannot host a slice: it has no certificate of a shard; "
+                "put shard.crt and shard.key beside its worker.crt"
+            )
         if worker.name not in known:
             self._members.opened(worker, self._authority.open_session(worker.name, certificate))
             if not worker.stored:

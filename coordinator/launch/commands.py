@@ -124,7 +124,7 @@ def letters(number: int) -> str:
 def _coordinator(options: UpOptions, address: str) -> list[str]:
     command = module_command("coordinator.cli", "serve", "--job", options.job)
     command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
-    command += ["--bind", address]
+    command += ["--bind", address, "--workers", str(options.workers)]
     if options.resume:
         command.append("--resume")
     elif options.goes_on:

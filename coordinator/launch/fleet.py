@@ -14,6 +14,7 @@ from pathlib import Path
 from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
+from coordinator.launch.hosts import needed
 from coordinator.launch.process_health import COORDINATOR, ProcessHealth, registrations
 from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
 from coordinator.records.run_directory import Starting
@@ -203,10 +204,9 @@ class Fleet:
             return False
         return self._warm_start.waits(self._cluster.members[name].arguments, self._run_dir)
 
-    @property
     def members(self) -> list[str]:
-        """The names of all shards and workers."""
-        return list(self._cluster.members)
+        """Returns the names of the shards and workers that the job needs; see :func:`needed`."""
+        return needed(self._cluster.members, self._run_dir)
 
     def wait(self, seconds: float) -> list[Death]:
         """Returns the children that have ended, each once; waits up to ``seconds`` for one."""

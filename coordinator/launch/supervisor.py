@@ -135,7 +135,7 @@ class Supervisor:
             return
         if not self._served:
             self._served = True
-            self._due.update(dict.fromkeys(self._fleet.members, now))
+            self._due.update(dict.fromkeys(self._fleet.members(), now))
             self._start_due(now)
         late = any(at <= now and self._fleet.waits_for_import(n) for n, at in self._due.items())
         self._screen.waiting("TensorFlow to be imported" if late else "", now)

@@ -82,9 +82,14 @@ class Shard:
     """Time and figures of the previous report, in the same generation."""
     load: TotalsMeter = field(default_factory=TotalsMeter)
     """Rates of its version and of gradient bytes."""
+    worker: int = 0
+    """The incarnation of the worker that hosts it; 0 for a process of its own."""
 
     def __str__(self) -> str:
-        return f"shard {self.index} at {self.address}" if self.address else f"shard {self.index}"
+        if not self.address:
+            return f"shard {self.index}"
+        host = f" in the worker with pid {self.pid} on {self.host}," if self.worker else ""
+        return f"shard {self.index}{host} at {self.address}"
 
 
 @dataclass(slots=True)
@@ -106,6 +111,8 @@ class Worker:
     seen: float = 0.0
     stored: bool = False
     """Whether an earlier coordinator of the run stored its name and incarnation."""
+    hosts: bool = False
+    """Whether it can host slices."""
     calm: float = 1.0
     """Factor by which the pauses between its heartbeats are longer than usual; above 1 if there are
     many workers."""

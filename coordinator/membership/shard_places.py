@@ -31,14 +31,24 @@ class ShardPlaces:
     ) -> None:
         """The mappings, by index, are as an earlier coordinator of the run stored them: replaced
         (``former``) incarnations, and the ``last`` one, which may still run."""
+        self.hosted = False
+        """Whether workers host the shards, as slices."""
         self.shards = [Shard(index) for index in range(shards)]
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
         self._last = [(last or {}).get(index, 0) for index in range(shards)]
 
     def register(
-        self, index: int, incarnation: int, address: str, host: str, pid: int, now: float
+        self,
+        index: int,
+        incarnation: int,
+        address: str,
+        host: str,
+        pid: int,
+        now: float,
+        worker: int = 0,
     ) -> bool:
         """Gives a shard process its place; returns whether the process is new there. Idempotent.
+        ``worker`` is the incarnation of the worker that hosts the shard, if one does.
 
         A place is free when no process holds it, when the holder's command stream has ended, or
         when the holder has been silent for a lease.
@@ -72,9 +82,13 @@ class ShardPlaces:
             self._last[index] = incarnation
             shard = self.shards[index] = Shard(index)
         shard.incarnation, shard.address, shard.host, shard.pid = incarnation, address, host, pid
-        shard.seen = now
+        shard.worker, shard.seen = worker, now
         shard.state = "ready" if shard.ready else "starting"
         return new
+
+    def held_before(self, index: int) -> bool:
+        """Whether a process has ever had this place."""
+        return self._last[index] != 0
 
     def knows(self, index: int, incarnation: int) -> bool:
         """Returns True for a process that need not register: its place is taken, or it lost the
@@ -165,6 +179,9 @@ class ShardPlaces:
         all are present."""
         missing = [s.index for s in self.shards if s.state == "missing"]
         parts = [f"{in_words(missing)} to register"] if missing else []
+        if missing and self.hosted:
+            who = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
+            parts = [f"{who} to host {in_words(missing)}, one each"]
         # A shard that watches has started, and itself waits for the others.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]

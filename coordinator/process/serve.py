@@ -210,7 +210,7 @@ def check_attended(options: ServeOptions, description: JobDescription) -> None:
 
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:
-    check_for_shards(description, options.shards)
+    check_for_shards(description, options.shards, options.workers)
     variables, tables = description.variables, description.tables
     return make_plan(variables, options.shards, description.placement, tables)
 

@@ -37,7 +37,7 @@ from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import CheckpointError, JobDone
 from psrpc.core.names import CERTS, CHECKPOINTS
 from psrpc.core.plan import Plan
-from psrpc.core.policy import SETTINGS, Policy
+from psrpc.core.policy import SETTINGS, Policy, check_dense
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
 from psrpc.security.certificates import CA_KEY
@@ -155,6 +155,7 @@ def settle(
             policies, since = (*policies, followed), generation + 1
         remarks = left_out(known or {}, _said(options))
         now = policies[-1].settings if policies else stands.settings
+        check_dense(description.dense, now)
         if now != stands.settings:
             remarks.append(f"the run goes on as {now}; it was {stands.settings}")
         elif now != asked:

@@ -120,6 +120,7 @@ def read_registration(
         message.secret,
         certificate,
         address,
+        message.hosts,
     )
 
 

@@ -158,6 +158,7 @@ class Servicer(CoordinatorServicer):
             unknown=unknown,
             shutdown=to_shutdown(ended) if ended else None,
             generation=self._engine.job_run.generations.formation.joinable,
+            slices=self._engine.slices_to_host(worker),
         )
 
     async def GetCluster(

@@ -108,7 +108,7 @@ def prepare_study(
         described = [first]
     metric = metric or _kept_best(first)
     check_metric(metric, first.metrics, first.eval_records > 0)
-    check_for_shards(first, args.shards)
+    check_for_shards(first, args.shards, args.workers)
     points = space.corners[len(described) : CORNERS]
     described += describe_points(job, trial_overrides(args), args, points, warm_start)
     pruner = next((each for each in PRUNERS if each == args.pruner), _default_pruner(args))

@@ -22,7 +22,7 @@ from pserver.client.tries import Tries
 from pserver.core.assembly import shard_extents
 from pserver.core.requests import Outcome, PushResult, StagedEverywhere
 from pserver.core.table_ids import RowsWanted
-from pserver.transport.transport import TransportChoice
+from pserver.transport.transport import TransportChoice, WorkerTransport
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from pserver.wire import streams
@@ -87,6 +87,7 @@ class ShardClient:
         failed: Callable[[], object] = lambda: None,
         sent: Callable[[], object] = lambda: None,
         threads: Threads = THREADS,
+        local: WorkerTransport | None = None,
     ) -> None:
         """Args:
         address: HOST:PORT; the client connects at the first call.
@@ -99,6 +100,7 @@ class ShardClient:
         failed: called before ``announce`` when a try got no answer, unless ``cancel`` ended it.
         sent: called at each try when the request of an exchange is sent, or handed to gRPC, and
             the client begins to wait.
+        local: carries exchanges if this process hosts the shard itself.
         """
         self.peer = f"shard {shard} at {address}"
         self.security = security
@@ -111,27 +113,23 @@ class ShardClient:
             self.peer, retry or RetryPolicy(), stop or threads.event(), announce, failed, threads
         )
         self._requests = Requests(plan, shard)
-        self._open(address, security, workspace, sent)
+        self.local = local
+        self._open(address, workspace, sent)
 
-    def _open(
-        self,
-        address: str,
-        security: Security,
-        workspace: Workspace | None,
-        sent: Callable[[], object],
-    ) -> None:
+    def _open(self, address: str, workspace: Workspace | None, sent: Callable[[], object]) -> None:
         """Opens the channel and creates the exchanger and the stubs."""
-        self._channel = open_channel(address, security, Role.SHARD)
+        self._channel = open_channel(address, self.security, Role.SHARD)
         self._exchanger = Exchanger(
             self._channel,
             address,
-            security.encrypted,
+            self.security.encrypted,
             self.peer,
             self._plan,
             self._shard,
             workspace,
             self._deadline_s,
             sent,
+            self.local,
         )
         path = f"/{wire.SERVICE}/"
         channel: Any = self._channel  # its type requires serializers; bytes need none

@@ -42,9 +42,11 @@ class Exchanger:
         workspace: Workspace | None,
         deadline_s: float,
         sent: Callable[[], object],
+        local: WorkerTransport | None = None,
     ) -> None:
         """Args: see :class:`pserver.client.client.ShardClient`."""
         self._sent = sent
+        self._local = local
         self._channel = channel
         self._peer = peer
         self._plan = plan
@@ -53,7 +55,7 @@ class Exchanger:
         self._lock = threading.Lock()
         self._closed = False
         self._call: StandingCall | None = None
-        self._transport: WorkerTransport | None = None
+        self._transport: WorkerTransport | None = local
         # Why the segment must not be used any more; empty while it may be.
         self._given_up = ""
         self.transport: TransportChoice | None = None
@@ -152,6 +154,11 @@ class Exchanger:
     # -- the standing call -------------------------------------------------------------------
 
     def _standing(self) -> WorkerTransport:
+        if self._local is not None:
+            if self._closed:
+                raise PsError(f"the connection to {self._peer} was closed here")
+            self._transport, self.transport = self._local, self._local.choice
+            return self._local
         if self._call is not None and self._transport is not None and self._call.usable:
             return self._transport
         self._end_call()

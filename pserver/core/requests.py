@@ -133,6 +133,8 @@ class PullRequest:
     signed: SignedDecision | None = None
     staged: tuple[StagedEverywhere, ...] = ()
     clock: WorkerClock | None = None
+    gone: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether the caller has gone, which ends the wait for a round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ class ShardCommands:
         self._clocks = clocks
         self._follow(gate.identity.settings, keep=False)
 
+    def wake(self) -> None:
+        """Lets waits for a round notice that their caller has gone."""
+        with self._changed:
+            self._changed.notify_all()
+
     @property
     def begun(self) -> int:
         """The generation of the last ``Begin`` that was carried out."""

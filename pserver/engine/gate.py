@@ -161,7 +161,7 @@ class RoundWaits:
     def _await(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
         def over() -> bool:
             self._gate.admit_worker(request)
-            return self._held.version >= wanted or self._closed
+            return self._held.version >= wanted or self._closed or request.gone()
 
         self._changed.wait_for(over, timeout_s)
 

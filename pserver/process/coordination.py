@@ -63,7 +63,9 @@ class Coordination:
         connect_timeout_s: float,
         ending: Ending,
         threads: Threads = THREADS,
+        worker: int = 0,
     ) -> None:
+        self._worker = worker
         self._client = client
         self._shard = shard
         self._incarnation = incarnation
@@ -108,7 +110,7 @@ class Coordination:
 
         def call() -> pb.RegisterShardResponse:
             shard, host = (self._shard, self._incarnation, address()), socket.gethostname()
-            registration = ShardRegistration(*shard, host, os.getpid(), SOFTWARE)
+            registration = ShardRegistration(*shard, host, os.getpid(), SOFTWARE, self._worker)
             self._registration = to_registration(registration)
             return self._client.register_shard(self._registration)
 

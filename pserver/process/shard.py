@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -108,8 +108,17 @@ FLUSH_S = 0.5
 """How long a snapshot that is just being written may still take when the shard stops."""
 
 
-def serve(config: ServeConfig, ending: Ending) -> None:
+def serve(
+    config: ServeConfig,
+    ending: Ending,
+    worker: int = 0,
+    opened: Callable[[ShardEngine], object] = lambda _engine: None,
+) -> None:
     """Serves shard ``config.shard`` until ``ending`` ends, by a signal or otherwise.
+
+    Args:
+        worker: the incarnation of the worker that hosts the shard; 0 for a process of its own.
+        opened: gets the engine before it answers the first call.
 
     Raises:
         PsError: the shard could not start, or had to stop; says why.
@@ -133,6 +142,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
             own,
             config.connect_timeout_s,
             ending,
+            worker=worker,
         ) as coordination,
     ):
         log.info(
@@ -169,6 +179,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
             raise
         engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
         writer.start()
+        opened(engine)
         try:
             coordination.follow(engine, files.read, lambda: server.open(engine))
             ending.save_first(coordination.leave)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import TIMEOUT_MAX, Timer
+from threading import TIMEOUT_MAX, Event, Timer
 
 import grpc
 
@@ -18,7 +18,6 @@ from pserver.transport.shard_memory import MemoryAcceptor
 from pserver.transport.transport import Acceptor, Arrival, Places, PulledValues, ShardTransport
 from pserver.wire import messages as wire
 from pserver.wire import streams
-from pserver.wire import streams as row_wire
 from psrpc.core.errors import InvalidArgument, NotReady
 from psrpc.net.limits import LONGEST_CALL_S, NO_DEADLINE_S
 from psrpc.security.peer_certificate import peer_of
@@ -54,13 +53,12 @@ class Conversation:
         self.leaving = False
         self._engine = engine
         self._certificate = certificate
-        self._stream = stream
-        self._transport = stream
+        self._stream = self._transport = stream
         self._acceptors: tuple[Acceptor, ...] = (
             MemoryAcceptor(engine.plan, engine.identity.shard),
             DataAcceptor(data, engine.plan),
         )
-        self._over = False
+        self._over = Event()
         self._began = False
 
     def answers(self, patience_s: Callable[[], float]) -> Iterator[bytes]:
@@ -68,10 +66,10 @@ class Conversation:
         ``patience_s`` returns how long an exchange may wait from now on."""
         try:
             # `_over`: the call may have ended before `hang_up` could reach the present transport.
-            while not self._over and (request := self._transport.receive()) is not None:
+            while not self._over.is_set() and (request := self._transport.receive()) is not None:
                 self.idle = False
                 transport = self._transport
-                answer, pulled = self._exchange(*request, patience_s())
+                answer, pulled = self.exchange(*request, patience_s())
                 yield from transport.answer(answer, pulled)
                 # Frees up to 2 MiB before the wait for the worker.
                 del request, answer, pulled, transport
@@ -90,10 +88,11 @@ class Conversation:
 
     def hang_up(self) -> None:
         """Marks the call as over and ends its waits. Any thread may call it."""
-        self._over = True
+        self._over.set()
         self._transport.hang_up()
 
-    def _exchange(self, header: pb.ExchangeHeader, arrival: Arrival, patience_s: float) -> Answered:
+    def exchange(self, header: pb.ExchangeHeader, arrival: Arrival, patience_s: float) -> Answered:
+        """Serves one request, within ``patience_s``. Raises PsError."""
         if header.patience_ms:
             patience_s = min(patience_s, header.patience_ms / 1000)
         fields = {field.name for field, _ in header.ListFields()}
@@ -114,7 +113,8 @@ class Conversation:
                 result, values = self._push(header, arrival, patience_s, rows, places)
             return self._answer(result, values, rows, places)
         if pulling:
-            request = self._engine.credentials.pull(wire.from_pull(header.pull), self._certificate)
+            pull = wire.from_pull(header.pull, self._over.is_set)
+            request = self._engine.credentials.pull(pull, self._certificate)
             places = self._transport.places(header, request.rows, request.rows_only)
             values = self._engine.pull(request, patience_s, places.rows)
             return self._answer(None, values, request.rows, places)
@@ -142,7 +142,8 @@ class Conversation:
             result, values = engine.push_pull(request, arrival, patience_s, encoding, wanted, clock)
         else:
             number, fence, worker = header.pull.round, request.fence, request.worker
-            pull = PullRequest(fence, worker, number, None, encoding, rows, only)
+            over = self._over.is_set
+            pull = PullRequest(fence, worker, number, None, encoding, rows, only, gone=over)
             result, at_once = engine.push_round(request, arrival, patience_s, pull, places.rows)
             values = at_once or engine.pull(pull, patience_s, places.rows)
         return vouch(request, result), values
@@ -223,9 +224,8 @@ class ParameterServerServicer:
         engine = self._engine()
         with _ending(context):
             header, pieces = read_stream(requests, pb.InitializeHeader, paced=True)
-            request = engine.credentials.initialize(
-                wire.from_initialize(header), peer_of(context).name
-            )
+            said, certificate = wire.from_initialize(header), peer_of(context).name
+            request = engine.credentials.initialize(said, certificate)
             version, already = engine.initialize(request, Chunks(pieces), patience_s(context))
         return pb.InitializeResponse(version=version, already=already)
 
@@ -244,9 +244,9 @@ class ParameterServerServicer:
         with _ending(context), engine.refusals_counted():
             header, pieces = read_stream(requests, pb.PushHeader, paced=True)
             push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
-            result = engine.push(push, Chunks(pieces), patience_s(context))
-            result = engine.credentials.vouch(push, result)
-        return pb.PushGradientsResponse(result=wire.to_push_result(result))
+            held = engine.push(push, Chunks(pieces), patience_s(context))
+            result = wire.to_push_result(engine.credentials.vouch(push, held))
+        return pb.PushGradientsResponse(result=result)
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         engine = self._engine()
@@ -259,7 +259,7 @@ class ParameterServerServicer:
 
     def look_up(self, request: pb.LookUpRequest, _context: Context) -> pb.LookUpResponse:
         ids = from_bytes(request.ids, f"table {request.table!r}")
-        return row_wire.to_looked_up(self._engine().look_up(request.table, ids))
+        return streams.to_looked_up(self._engine().look_up(request.table, ids))
 
     def get_status(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
         engine = self._engine()
@@ -285,7 +285,7 @@ class ParameterServerServicer:
             uncompensated=report.counters.uncompensated,
             apply_s=report.counters.apply_s,
             settings=str(identity.settings),
-            tables=row_wire.to_tables(engine.table_figures()),
+            tables=streams.to_tables(engine.table_figures()),
         )
 
     @contextmanager

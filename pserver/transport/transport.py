@@ -41,7 +41,7 @@ class TransportChoice:
     """How tensors travel between a worker and a shard. If ``kind`` is ``calls``, ``why`` says why
     no faster way works."""
 
-    kind: Literal["shared memory", "data connection", "calls"]
+    kind: Literal["own process", "shared memory", "data connection", "calls"]
     why: str = ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pserver.core.assembly import Extent
 from pserver.core.fence import Fence
 from pserver.core.requests import (
@@ -68,8 +70,9 @@ def from_push(header: pb.PushHeader) -> PushRequest:
     )
 
 
-def from_pull(request: pb.PullRequest) -> PullRequest:
-    """Decodes a pull; raises InvalidArgument if it names no source."""
+def from_pull(request: pb.PullRequest, gone: Callable[[], bool] = lambda: False) -> PullRequest:
+    """Decodes a pull; raises InvalidArgument if it names no source. ``gone`` says whether its
+    caller has gone."""
     source: int | str | None
     match request.WhichOneof("source"):
         case "newest":
@@ -92,6 +95,7 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
         SignedDecision(signed.decision, signed.signature) if signed is not None else None,
         tuple([StagedEverywhere(from_attempt(s), tuple(s.receipts)) for s in request.staged]),
         clock_of(request),
+        gone,
     )
 
 

@@ -258,6 +258,16 @@ def check_prefetch(policy: Policy) -> None:
         )
 
 
+def check_dense(dense: str, policy: Policy) -> None:
+    """Checks that a job whose parameters are where ``dense`` says can have ``policy``. Raises
+    InvalidSetting if not."""
+    if dense == "allreduce" and not policy.rounds:
+        raise InvalidSetting(
+            f"dense is 'allreduce', which is for mode sync, but mode is {policy.mode!r}: workers "
+            "exchange gradients round by round; say mode='sync' with replicas, or dense='shards'"
+        )
+
+
 ASYNC = Policy()
 """Applies every gradient on arrival."""
 

@@ -46,7 +46,8 @@ class EpochTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardRegistration:
-    """A shard's request to register. ``address`` is the HOST:PORT where workers reach it."""
+    """A shard's request to register. ``address`` is the HOST:PORT where workers reach it;
+    ``worker`` is the incarnation of the worker that hosts it, 0 for a process of its own."""
 
     shard: int
     incarnation: int
@@ -54,6 +55,7 @@ class ShardRegistration:
     host: str
     pid: int
     software: str
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,13 @@ class CoordinatorOptions(ServerOptions):
 
     job: Path = option("the job file", metavar="FILE")
     shards: int = option("default: 1", 1, metavar="K")
+    workers: int | None = option(
+        "how many workers there will be, if that is known; fewer than slices are refused "
+        "(dense=allreduce)",
+        None,
+        convert=positive,
+        metavar="N",
+    )
     bind: str = option("default: %(default)s", "127.0.0.1:5000", metavar="HOST:PORT")
     run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
@@ -250,6 +257,19 @@ class WorkerOptions(ProcessOptions):
         flag="--connect-timeout",
         convert=duration_s,
         metavar="S",
+    )
+    run_dir: Path | None = option(
+        "dense=allreduce: where the job's run directory is here, if not where the coordinator has "
+        "it",
+        None,
+        convert=run_path,
+        metavar="PATH",
+    )
+    advertise: str | None = option(
+        "dense=allreduce: address at which other workers reach this machine, if it is not the one "
+        "towards the coordinator",
+        None,
+        metavar="HOST",
     )
     shm: bool = option(
         "send tensors over TCP also to shards on this host (default: share memory with them)",

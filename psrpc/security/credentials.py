@@ -21,7 +21,7 @@ from psrpc.ops.logs import get_logger
 from psrpc.security.certificates import Certificates
 from psrpc.security.credential_files import CredentialFiles
 from psrpc.security.identity import Identity, Role
-from psrpc.security.peer_certificate import Peer
+from psrpc.security.peer_certificate import Peer, peer_of_pem
 from psrpc.security.revocation import RevocationsInForce, Start, on_thread
 
 log = get_logger()
@@ -170,6 +170,15 @@ class Security:
         if self.directory is None or self.role is None:
             return None
         return Identity(self.job, self.role)
+
+    @property
+    def common_name(self) -> str:
+        """The common name in this process's certificate, as servers see it in its calls; empty if
+        it shows none."""
+        if not self.encrypted or self.by_token:
+            return ""
+        own = self.files.certificates().own
+        return peer_of_pem(own[1]).name if own is not None else ""
 
     def options(self) -> list[str]:
         """Returns the options that give another process of this job the same settings."""

@@ -37,20 +37,22 @@ class GetJobResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., settings_sha256: _Optional[str] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "address", "host", "pid", "software")
+    __slots__ = ("shard", "incarnation", "address", "host", "pid", "software", "worker")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     address: str
     host: str
     pid: int
     software: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    worker: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
     __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "wire_dtype", "first_rows")
@@ -295,7 +297,7 @@ class ReportSnapshotResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device", "settings_sha256", "secret")
+    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device", "settings_sha256", "secret", "hosts")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +306,7 @@ class RegisterWorkerRequest(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_SHA256_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     host: str
     pid: int
@@ -312,7 +315,8 @@ class RegisterWorkerRequest(_message.Message):
     device: str
     settings_sha256: str
     secret: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    hosts: bool
+    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ..., secret: _Optional[bytes] = ..., hosts: bool = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
     __slots__ = ("worker", "heartbeat_s", "session")
@@ -398,10 +402,12 @@ class Transport(_message.Message):
         KIND_SHARED_MEMORY: _ClassVar[Transport.Kind]
         KIND_DATA_CONNECTION: _ClassVar[Transport.Kind]
         KIND_CALLS: _ClassVar[Transport.Kind]
+        KIND_OWN_PROCESS: _ClassVar[Transport.Kind]
     KIND_UNSPECIFIED: Transport.Kind
     KIND_SHARED_MEMORY: Transport.Kind
     KIND_DATA_CONNECTION: Transport.Kind
     KIND_CALLS: Transport.Kind
+    KIND_OWN_PROCESS: Transport.Kind
     SHARD_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
@@ -433,14 +439,16 @@ class HeartbeatWorkerRequest(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
-    __slots__ = ("unknown", "shutdown", "generation")
+    __slots__ = ("unknown", "shutdown", "generation", "slices")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     shutdown: Shutdown
     generation: int
-    def __init__(self, unknown: bool = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unknown: bool = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("session",)

@@ -45,6 +45,7 @@ def to_registration(shard: ShardRegistration) -> pb.RegisterShardRequest:
         host=shard.host,
         pid=shard.pid,
         software=shard.software,
+        worker=shard.worker,
     )
 
 
@@ -58,9 +59,8 @@ def from_registration(message: pb.RegisterShardRequest) -> ShardRegistration:
             f"{NAME_CHARS} characters"
         )
     host = sanitize(message.host, NAME_CHARS)
-    return ShardRegistration(
-        message.shard, message.incarnation, address, host, message.pid, message.software
-    )
+    shard, who = (message.shard, message.incarnation, address), message.worker
+    return ShardRegistration(*shard, host, message.pid, message.software, who)
 
 
 def to_watch(shard: int, held: HeldState) -> pb.WatchRequest:

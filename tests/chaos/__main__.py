@@ -51,7 +51,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     schedules = [
-        make_schedule(seed, disk=disk, tensorflow=options.tensorflow)
+        make_schedule(seed, disk=disk, tensorflow=options.tensorflow, hosted=options.allreduce)
         for seed in range(options.first, options.first + options.schedules)
     ]
     references = make_references(schedules, folder)
@@ -89,6 +89,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="side by side")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep everybody's logs there")
     parser.add_argument("--tensorflow", action="store_true", help="with TensorFlow workers")
+    parser.add_argument("--allreduce", action="store_true", help="workers host the shards")
     parser.add_argument("--verbose", action="store_true", help="a line for each that passes, too")
     return parser.parse_args()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import coordinator.cli.__main__
+import coordinator.membership.slice_hosts
 import coordinator.process.describing
 import coordinator.process.serve
 import coordinator.rpc.messages
@@ -36,6 +37,10 @@ def _patches() -> Sequence[tuple[ModuleType, str, object]]:
         (coordinator.training.job_state, "LEASE_S", LEASE_S),
         (coordinator.rpc.status, "LEASE_S", LEASE_S),
         (coordinator.rpc.messages, "HEARTBEAT_S", HEARTBEAT_S),
+        (coordinator.membership.slice_hosts, "STARTING_S", 1.0),
+        (coordinator.membership.slice_hosts, "RESTART_S", 2.0),
+        (coordinator.membership.slice_hosts, "REGISTER_S", 2.0),
+        (coordinator.membership.slice_hosts, "SILENT_S", 2.5),
         (
             coordinator.process.describing,
             "describe_command",

@@ -77,13 +77,18 @@ class Schedule:
         return f"{self.options}: {faults}"
 
 
-def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> Schedule:
+def make_schedule(
+    seed: int, *, disk: bool = True, tensorflow: bool = False, hosted: bool = False
+) -> Schedule:
     """The schedule of ``seed``.
 
     Args:
         disk: a file system can be filled up here.
         tensorflow: with workers that use it; fewer kinds of clusters, and seeds of their own.
+        hosted: workers host the shards; the same of this.
     """
+    if hosted:
+        return _hosted_schedule(random.Random(f"hosted {seed}"), seed, disk)
     rng = random.Random(f"{seed} {tensorflow}")
     options = _tensorflow_options(rng) if tensorflow else _options(rng)
     # Drawn on their own, so that seeds have the clusters that they had without policies.
@@ -95,6 +100,18 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
     options = replace(options, data=random.Random(f"data {seed}").random() < DATA)
     faults = _with_change(policies, options, _faults(rng, options, disk))
     return Schedule(seed, options, _with_drains(random.Random(f"drains {seed}"), faults))
+
+
+def _hosted_schedule(rng: random.Random, seed: int, disk: bool) -> Schedule:
+    options = _options(rng)
+    policy = Policy(mode="sync", replicas=rng.choice((1, 2, 4)))
+    if rng.random() < 0.3:
+        policy = _varied(rng, policy)
+    if policy.taken == 4 or policy.backups:
+        options = replace(options, poisoned=None)
+    shards = min(options.shards, options.workers)
+    options = replace(options, policy=policy, shards=shards, hosted=True)
+    return Schedule(seed, options, _with_drains(rng, _faults(rng, options, disk)))
 
 
 def links(options: Options) -> list[str]:
@@ -254,7 +271,8 @@ def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault
         return Fault(kind, (rng.choice(members),), step, after_s, rng.uniform(1.9, 3.5))
     if kind == "full":
         return Fault(kind, (), step, after_s, rng.uniform(0.3, 1.5))
-    some = rng.sample(links(options), rng.choice((1, 1, 2)))
+    every = links(options)
+    some = rng.sample(every, min(len(every), rng.choice((1, 1, 2))))
     if kind == "reset":
         return Fault(kind, tuple(some), step, after_s)
     if kind == "swallow":
@@ -269,17 +287,18 @@ def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault
 def _victims(rng: random.Random, options: Options) -> tuple[str, ...]:
     """One process, mostly; or several, or all of a role, or all there are."""
     everyone = ("coordinator", *options.shard_names, *options.worker_names)
+    hosts = options.shard_names or options.worker_names
     chance = rng.random()
     if chance < 0.2:
         return ("coordinator",)
     if chance < 0.5:
-        return (rng.choice(options.shard_names),)
+        return (rng.choice(hosts),)
     if chance < 0.7:
         return (rng.choice(options.worker_names),)
     if chance < 0.8:
-        return tuple(options.shard_names)
+        return tuple(hosts)
     if chance < 0.87:
-        return ("coordinator", rng.choice(options.shard_names))
+        return ("coordinator", rng.choice(hosts))
     if chance < 0.93:
         return tuple(rng.sample(everyone, rng.randint(2, min(3, len(everyone)))))
     return everyone

@@ -62,6 +62,7 @@ class Options:
         sums: workers push the sums of their gradients (async).
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
+        hosted: workers host the shards, as slices.
     """
 
     policy: Policy
@@ -82,6 +83,7 @@ class Options:
     sums: bool = False
     change: Policy | None = None
     change_step: int = 0
+    hosted: bool = False
 
     def __str__(self) -> str:
         change = "" if self.change is None else f" -> {self.change} (step {self.change_step})"
@@ -90,9 +92,10 @@ class Options:
         devices = f" of {self.devices} devices" if self.devices > 1 else ""
         devices += " (sums)" if self.sums else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
+        shards = "slices" if self.hosted else "shards"
         tcp = "data connections" if self.data else "tcp"
         return (
-            f"{self.policy}{change} {self.shards} shards {self.workers} workers{devices} "
+            f"{self.policy}{change} {self.shards} {shards} {self.workers} workers{devices} "
             f"{model}{tables} {self.epochs}x{self.batches} batches {'shm' if self.shm else tcp} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
@@ -114,8 +117,8 @@ class Options:
 
     @property
     def shard_names(self) -> list[str]:
-        """``shard-0`` …"""
-        return [f"shard-{shard}" for shard in range(self.shards)]
+        """``shard-0`` …; none where workers host them."""
+        return [] if self.hosted else [f"shard-{shard}" for shard in range(self.shards)]
 
     @property
     def worker_names(self) -> list[str]:
@@ -192,6 +195,7 @@ def description(options: Options) -> dict[str, Any]:
         optimizer=optimizer_config(options.optimizer),
         checkpoint_every=options.checkpoint_every,
         total_updates=options.total_steps,
+        dense="allreduce" if options.hosted else "shards",
     )
 
 

@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from coordinator.client.client import CoordinatorClient
+from pserver.client.client import ShardClient
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import plain
@@ -19,6 +20,7 @@ from psrpc.core.plan import Plan
 from psrpc.ops.exit_status import after_signal
 from psrpc.ops.logs import configure, get_logger
 from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.options.settings import WorkerOptions
 from psrpc.security.credentials import Security
 from tests.chaos.row_witness import check_rows, every_row, row_gradients, shard_rows
 from tests.chaos.schedule import GATE
@@ -37,6 +39,7 @@ from tests.worker.fakes import FakeResult, FakeSource
 from worker.embedding.row_sets import ReceivedRows, RowSets, rows_nbytes
 from worker.loop.performer import Performer
 from worker.loop.session import WorkerSession
+from worker.process.hosting import SliceHosting
 from worker.protocol.done import Stopped
 
 log = get_logger()
@@ -174,16 +177,29 @@ def run(arguments: Sequence[str]) -> int:
         die_with_parent()
     configure(asked.log_format, "worker")
     options = Options.from_json(os.environ["CHAOS_OPTIONS"])
+    own, where = incarnation(), WorkerOptions(coordinator=asked.coordinator)
     with (
         CoordinatorClient(asked.coordinator, Security(insecure=asked.insecure)) as client,
-        WorkerSession(client, incarnation(), connect_timeout_s=120.0) as standing,
+        WorkerSession(client, own, connect_timeout_s=120.0) as standing,
+        SliceHosting(standing, where, own) as hosting,
     ):
-        on_stop_signals(lambda number: standing.stop(after_signal(number)))
+
+        def stop(number: int) -> None:
+            hosting.leave()
+            standing.stop(after_signal(number))
+
+        on_stop_signals(stop)
+        connect: Callable[..., ShardClient] = ShardClient
+        if options.hosted:
+            hosting.offer()
+            connect = hosting.connect
         source = WitnessSource(options, Path(os.environ["CHAOS_GATE"]), standing)
         try:
             standing.get_job()
             sha256 = description(options)["job_sha256"]
-            with Performer(source, standing, sha256, "cpu", shm=asked.shm) as performer:
+            with Performer(
+                source, standing, sha256, "cpu", shm=asked.shm, connect=connect
+            ) as performer:
                 performer.run()
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))

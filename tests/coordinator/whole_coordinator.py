@@ -114,7 +114,8 @@ class Shard:
         """Registers and watches, with what it holds."""
         engine = self.coordinator.engine
         where = (self.index, self.incarnation, f"h:{self.index}", "h", 1)
-        engine.shards.register(ShardRegistration(*where, SOFTWARE))
+        hosted = engine.run.description.hosted
+        engine.shards.register(ShardRegistration(*where, SOFTWARE, int(hosted)))
         self.watch()
 
     def watch(self) -> None:

@@ -19,6 +19,7 @@ from pserver.core.fence import ShardIdentity
 from pserver.core.requests import Snapshot, StagedEverywhere
 from pserver.core.table_ids import RowsWanted
 from pserver.engine.engine import ShardEngine
+from pserver.server.own_process import OwnProcess
 from pserver.server.server import ShardServer
 from pserver.transport.workspace import Workspace
 from pserver.updates.numpy_engine import NumpyEngine
@@ -41,10 +42,13 @@ AUTHORITY = Authority(Random(0).randbytes)
 INITIAL = AUTHORITY.grant_initialize("worker-1", 1)
 """With this grant ``worker-1`` initializes shards in generation 1."""
 
-Transport = Literal["calls", "data connection", "shared memory"]
+Transport = Literal["calls", "data connection", "shared memory", "own process"]
 """How tensors of exchanges travel."""
 
-TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)[:3]
+
+WITH_OWN: tuple[Transport, ...] = (*TRANSPORTS, "own process")
+"""With the calls of a worker that hosts the shard, which has no rows and no compression."""
 
 COMMON: dict[str, Any] = {
     "learning_rate": 1.0,
@@ -281,6 +285,7 @@ def served(
     with ShardServer(shard, "127.0.0.1:0", data_port=data_port) as server:
         server.open(engine)
         where = (f"127.0.0.1:{server.port}", INCARNATION, engine.plan, shard)
+        own = OwnProcess(engine, f"shard {shard}", "", lambda: False)
         client = (
             SharingClient(
                 *where,
@@ -290,7 +295,12 @@ def served(
                 rows_nbytes=rows_nbytes,
             )
             if transport == "shared memory"
-            else ShardClient(*where, retry=retry, deadline_s=deadline_s)
+            else ShardClient(
+                *where,
+                retry=retry,
+                deadline_s=deadline_s,
+                local=own if transport == "own process" else None,
+            )
         )
         with client:
             yield client

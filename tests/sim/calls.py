@@ -24,7 +24,7 @@ from psrpc.core.errors import (
     SegmentLost,
     Unreachable,
 )
-from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.credentials import PLAINTEXT
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.commands import from_clock
@@ -147,13 +147,7 @@ class ToShard(ShardClient):
         self._worker = worker
         super().__init__(*args, **options)
 
-    def _open(
-        self,
-        address: str,
-        security: Security,
-        workspace: Workspace | None,
-        sent: Callable[[], object],
-    ) -> None:
+    def _open(self, address: str, workspace: Workspace | None, sent: Callable[[], object]) -> None:
         exchanger: Any = _Exchanger(self._worker, address, self._shard, sent)
         self._exchanger = self._channel = exchanger
         self._initialize = exchanger.initialize

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from psrpc.checkpoint.checkpoint_every import EXPECTED, read_checkpoint_every
 from psrpc.core.errors import InvalidSetting
 from psrpc.options.config_keys import did_you_mean
 from psrpc.options.job_keys import INSTEAD
@@ -207,6 +208,14 @@ def check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> N
     """Refuses everything but ``choices``."""
     if value not in choices:
         raise InvalidSetting(f"{name} is {show(value)}; expected {' or '.join(map(str, choices))}")
+
+
+def check_checkpoint_every(value: object) -> None:
+    """Refuses everything but a number of steps, a time, or None."""
+    try:
+        read_checkpoint_every(value)
+    except ValueError:
+        raise InvalidSetting(f"checkpoint_every is {show(value)}; expected {EXPECTED}") from None
 
 
 def check_source(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from psrpc.checkpoint.checkpoint_every import EXPECTED, CheckpointEvery, read_checkpoint_every
+from psrpc.checkpoint.checkpoint_every import CheckpointEvery
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.errors import InvalidSetting
 from psrpc.core.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Engine = Literal["keras", "numpy"]
+Dense = Literal["shards", "allreduce"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 Compression = Literal["topk", "int8"]
 ScaleLr = Literal["linear"]
@@ -161,6 +162,9 @@ class Job:
             of their gradients, for one update (async). See docs/devices.md.
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
             Otherwise it is refused.
+        dense: Where the parameters are updated. ``shards``: in processes of their own.
+            ``allreduce``: in the workers, each of which hosts at most one slice (sync, engine
+            ``numpy``, no embedding tables); see docs/devices.md. The results have the same bits.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
             shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
             values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards
@@ -220,6 +224,7 @@ class Job:
     devices: Devices | None = None
     sum_devices: bool = False
     soft_placement: bool = False
+    dense: Dense = "shards"
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
     topk: float = 0.01
@@ -233,12 +238,7 @@ class Job:
         for name in _COUNTS:
             checks.check_integer(name, getattr(self, name), 1)
         checks.check_integer("seed", self.seed, 0, (1 << 64) - 1)
-        try:
-            read_checkpoint_every(self.checkpoint_every)
-        except ValueError:
-            raise InvalidSetting(
-                f"checkpoint_every is {checks.show(self.checkpoint_every)}; expected {EXPECTED}"
-            ) from None
+        checks.check_checkpoint_every(self.checkpoint_every)
         for name in ("replicas", "intra_op_threads", "then_after"):
             if getattr(self, name) is not None:
                 checks.check_integer(name, getattr(self, name), 1)
@@ -249,6 +249,7 @@ class Job:
         checks.check_devices(self.devices, self.local_steps)
         checks.check_boolean("soft_placement", self.soft_placement)
         checks.check_choice("engine", self.engine, ("keras", "numpy"))
+        checks.check_choice("dense", self.dense, ("shards", "allreduce"))
         checks.check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
         checks.check_choice("compression", self.compression, ("topk", "int8", None))
         checks.check_fraction("topk", self.topk, 0.5)
@@ -258,13 +259,12 @@ class Job:
         checks.check_class_weight(self.class_weight)
         checks.check_job_optimizer(self.optimizer)
         checks.check_metrics(self.metrics)
-        check_evaluated(self, "keep_best")
         checks.check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
         if self.evaluate_every_epoch and self.eval is None:
             raise InvalidSetting(
                 "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
             )
-        for name in ("stop_early", "reduce_lr"):
+        for name in ("keep_best", "stop_early", "reduce_lr"):
             check_evaluated(self, name)
         checks.check_source("train", self.train)
         if self.eval is not None:

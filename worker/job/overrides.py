@@ -115,6 +115,7 @@ FIELDS: dict[str, _Kind | None] = {
     "devices": _or_none(_NAME),
     "sum_devices": _BOOLEAN,
     "soft_placement": _BOOLEAN,
+    "dense": _NAME,
     "wire_dtype": _NAME,
     "compression": _or_none(_NAME),
     "topk": _FLOAT,

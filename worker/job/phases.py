@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.core.policy import SETTINGS, Mode, Policy, check_prefetch, fitting
+from psrpc.core.policy import SETTINGS, Mode, Policy, check_dense, check_prefetch, fitting
 
 
 class PolicyFields(Protocol):
@@ -35,6 +35,12 @@ class PolicyFields(Protocol):
     def sum_devices(self) -> bool: ...
     @property
     def compression(self) -> str | None: ...
+    @property
+    def dense(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def devices(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ def phases_of(job: PolicyFields) -> Phases:
     _check_rate(job, policies)
     _check_prefetch(job, policies)
     _check_sum(job, policies)
+    _check_dense(job, policies)
     if len(policies) == 1:
         return Phases(policies[0], job.epochs, None)
     assert job.then_after is not None  # checked by _modes
@@ -188,6 +195,27 @@ def _check_sum(job: PolicyFields, policies: list[Policy]) -> None:
             "sum_devices and compression exclude each other: each device keeps what its own "
             "gradient left out; leave one of them out"
         )
+
+
+def _check_dense(job: PolicyFields, policies: list[Policy]) -> None:
+    """Refuses what does not fit slices in workers, whose updates must have the bits of shards."""
+    if job.dense == "shards":
+        return
+    for policy in policies:
+        check_dense(job.dense, policy)
+    wrong = {
+        "engine": job.engine if job.engine != "numpy" else None,
+        "compression": job.compression,
+        "local_steps": job.local_steps if job.local_steps > 1 else None,
+        "devices": job.devices,
+    }
+    for name, value in wrong.items():
+        if value is not None:
+            fix = "say engine='numpy'" if name == "engine" else f"leave {name} out"
+            raise InvalidSetting(
+                f"dense is {job.dense!r}, which {name}={value!r} does not fit; {fix}, or say "
+                "dense='shards'"
+            )
 
 
 def _refuse(job: PolicyFields, name: str, value: Any) -> None:

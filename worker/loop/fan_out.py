@@ -18,6 +18,7 @@ class FanOut:
 
     Attributes:
         abort: ends the clients' retries when set.
+        own: the shard that the calling thread takes; the others have threads of their own.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class FanOut:
         a call have gone to all shards, ``waiting(False)`` when all have answered."""
         self._standing = standing
         self._shards = range(shards)
+        self.own = 0
         self._peer = peer
         self._waiting = waiting
         self.abort = standing.threads.event()
@@ -42,7 +44,6 @@ class FanOut:
         self._why: dict[int, str] = {}
         """Shard -> why its last call had to be repeated."""
         self._pending: set[int] = set()
-        # The calling thread takes shard 0.
         self._pool = standing.threads.pool(max(1, shards - 1), "shard")
 
     def close(self) -> None:
@@ -108,12 +109,13 @@ class FanOut:
         self._pending.update(self._shards)
         self._unsent = set(self._shards if report_wait else ())
         with self._standing.waits.on(self.awaited):
-            futures = [self._pool.submit(self._one, call, shard) for shard in self._shards[1:]]
+            peers = [shard for shard in self._shards if shard != self.own]
+            futures = [self._pool.submit(self._one, call, shard) for shard in peers]
             results: list[Result] = []
             errors: list[BaseException] = []
             try:
                 try:
-                    results.append(self._one(call, 0))
+                    results.append(self._one(call, self.own))
                 except PsError as error:
                     errors.append(error)
                 errors += [failed for each in futures if (failed := each.exception())]
@@ -122,7 +124,8 @@ class FanOut:
                     # error that no retry can fix may have ended the other calls.
                     self._standing.check()
                     raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
-                return results + [each.result() for each in futures]
+                answers = [each.result() for each in futures]
+                return [*answers[: self.own], *results, *answers[self.own :]]
             finally:
                 self._standing.hurry(False)
                 if report_wait:

@@ -29,6 +29,7 @@ SOON_S = 0.2
 rounds take, but short, since the commit may bring another micro-batch of the present round."""
 
 KINDS = {
+    "own process": Transport.KIND_OWN_PROCESS,
     "shared memory": Transport.KIND_SHARED_MEMORY,
     "data connection": Transport.KIND_DATA_CONNECTION,
     "calls": Transport.KIND_CALLS,
@@ -86,6 +87,9 @@ class Router:
             )
             for index, shard in enumerate(cluster.shards)
         ]
+        # After the requests to peers have left, since the call may wait for the round.
+        own = (shard for shard, client in enumerate(self._clients) if client.local is not None)
+        self._calls.own = next(own, 0)
         standing.routes.joined([(shard.address, shard.incarnation) for shard in cluster.shards])
         self.generation = cluster.generation
         self._fences = [

@@ -7,13 +7,13 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
 from coordinator.client.patience import Patience
-from psrpc.core.errors import Forming, NotReady, PsError, ShardUnreachable
+from psrpc.core.errors import NotReady, PsError
 from psrpc.ops.exit_status import DRAINED
 from psrpc.ops.logs import get_logger, set_role
 from psrpc.ops.retry import waiting_words
@@ -21,6 +21,7 @@ from psrpc.ops.threads import THREADS, Threads
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.loop.routes import RouteProbe
+from worker.loop.shards_away import ShardsAway
 from worker.protocol.actions import WorkDone
 from worker.protocol.done import DoneBatch
 from worker.protocol.membership import WorkerMembership
@@ -74,6 +75,8 @@ class WorkerSession:
         """Returns the progress of the trainer's thread; any thread may call it."""
         self.transports: Callable[[], list[pb.Transport]] = list
         """Returns how tensors travel to the shards; any thread may call it."""
+        self.host: Callable[[Sequence[int]], object] = lambda _slices: None
+        """Gets the slices that the worker is to host, from any thread."""
         self._client = client
         self._times = times
         self._lock = threading.Lock()
@@ -101,6 +104,10 @@ class WorkerSession:
     def stop(self, status: int = DRAINED) -> None:
         """Asks the trainer to leave; see :meth:`WorkerMembership.stop`."""
         self._tell(lambda: self.membership.stop(status))
+
+    def fail(self, error: PsError) -> None:
+        """Makes the trainer end with ``error``, as soon as it can."""
+        self._tell(lambda: self.membership.fail(error))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:
         """Also calls ``interrupt``, from any thread, whenever :meth:`check` begins to raise: with
@@ -169,23 +176,14 @@ class WorkerSession:
         """Returns the cluster once all shards are ready; drops leases held before. Raises
         ShardUnreachable if one is away, and not reading a checkpoint, for ``connect_timeout_s``."""
         request = self.membership.get_cluster()
-        away_since: float | None = None
+        away = ShardsAway(self.connect_timeout_s)
         with self.waits.on("the shards"):
             while True:
                 try:
                     cluster = self.persist(lambda: self._client.get_cluster(request))
                     break
                 except NotReady as error:
-                    now = self.threads.now()
-                    if isinstance(error, Forming):
-                        away_since = None
-                    elif away_since is None:
-                        away_since = now
-                    elif now - away_since >= self.connect_timeout_s:
-                        raise ShardUnreachable(
-                            f"shards have been away for {now - away_since:.0f} s: {error}; "
-                            "start the missing shards, or allow more time with --connect-timeout S"
-                        ) from None
+                    away.answered(error, self.threads.now())
                     self.waits.on(str(error))
                     self.pause()
         self._joined_at = self.threads.now()
@@ -286,6 +284,8 @@ class WorkerSession:
         beat.request.transports.extend(self.transports())
         response = self._client.heartbeat_worker(beat.request, deadline_s)
         self._tell(lambda: self.membership.heard(beat, response))
+        if response.slices:
+            self.host(response.slices)
 
     def _tell(self, change: Callable[[], None]) -> None:
         """Changes the membership, and interrupts the trainer's thread if it must stop now."""

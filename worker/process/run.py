@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.client.client import CoordinatorClient
+from pserver.client.client import ShardClient
 from psrpc import SOFTWARE
 from psrpc.core.errors import (
     AccessDenied,
@@ -32,14 +32,15 @@ from psrpc.ops.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
-from psrpc.options.job_keys import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from psrpc.options.settings import OFF, WorkerOptions
 from psrpc.security.credentials import PLAINTEXT, Security
-from psrpc.v1 import coordinator_pb2 as pb
-from worker.job.loader import LoadedJob, load_job, only_while_loading, user_code
+from worker.job.loader import LoadedJob, only_while_loading
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
+from worker.process.hosting import SliceHosting
+from worker.process.job_copy import check_job_copy, load_copy
 from worker.protocol.done import Stopped
 from worker.protocol.membership import WorkerMembership
 from worker.runtime.quiet import import_tensorflow
@@ -55,6 +56,9 @@ CAUSES = ("data", "compute", "barrier", "network", "apply")
 LEAVE_S = 6.0
 """Seconds that a worker waits for its step after a stop signal. Including the farewell, it leaves
 within 10 s of the signal."""
+
+HOST_LEAVE_S = 1.0
+"""The same for a worker whose slices have ended, with which its step is of no use."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,23 @@ def run_worker(options: WorkerConfig) -> int:
     except OSError as error:
         cause = f"--step-times {options.step_times}: {disk_reason(error)}"
         return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
+    own = incarnation()
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
-        WorkerSession(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
+        WorkerSession(client, own, options.connect_timeout_s, times.totals) as standing,
         MetricsServer(
             options.metrics,
             lambda: families(standing.membership, standing.waits.reason(), times),
             options.security,
         ) as metrics,
         tracing(options.trace, "worker"),
+        SliceHosting(standing, options, own) as hosting,
     ):
         if metrics.address != OFF:
             log.info("metrics", address=metrics.address)
-        on_stop_signals(lambda number: _stop(after_signal(number), options, standing, times))
+        on_stop_signals(
+            lambda number: _stop(after_signal(number), options, standing, times, hosting)
+        )
         try:
             # Report errors that waiting cannot fix before TensorFlow takes seconds to load. The
             # coordinator may start during that time even if --connect-timeout is shorter, since
@@ -105,12 +113,12 @@ def run_worker(options: WorkerConfig) -> int:
                 first_look(Path(options.job))
             away = _why_away(client)
             if away is None:
-                _check_copy(options, standing.get_job())
+                check_job_copy(options, standing.get_job())
             else:
                 log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
             log.info("loading TensorFlow, then asking the coordinator")
             import_tensorflow()
-            _train(options, standing, times)
+            _train(options, standing, times, hosting)
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))
             return stopped.status
@@ -168,7 +176,9 @@ def _why_away(client: CoordinatorClient) -> PsError | None:
     return away
 
 
-def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
+def _train(
+    options: WorkerConfig, standing: WorkerSession, times: StepTimes, hosting: SliceHosting
+) -> None:
     from worker.model.placement import check_enough
     from worker.runtime.devices import configure_devices
 
@@ -181,12 +191,17 @@ def _train(options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> 
         memory_fraction=options.gpu_memory_fraction,
         intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
-    loaded = _load(options, asked)
+    loaded = load_copy(options, asked)
     if not loaded.job.soft_placement:
         check_enough(loaded.job.devices, device)
     if options.slow_down > 1:
         log.warning("this worker is slowed down on purpose", times=options.slow_down)
-    train(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down)
+    connect: Callable[..., ShardClient] = ShardClient
+    if loaded.job.dense == "allreduce":
+        hosting.offer()
+        connect = hosting.connect
+    shm, slow_down = options.shm, options.slow_down
+    train(loaded, device, standing, times, shm=shm, slow_down=slow_down, connect=connect)
 
 
 def train(
@@ -197,6 +212,7 @@ def train(
     *,
     shm: bool = True,
     slow_down: float = 1.0,
+    connect: Callable[..., ShardClient] = ShardClient,
 ) -> None:
     """Works until the job ends, leaves it, and raises; for the arguments and the errors see
     :class:`worker.loop.performer.Performer` and :func:`worker.protocol.conduct.conduct`."""
@@ -215,67 +231,24 @@ def train(
             shm=shm,
             slow_down=slow_down,
             prefetch_rows=job.prefetch_rows,
+            connect=connect,
         ) as performer,
     ):
         performer.run()
 
 
-def _check_copy(options: WorkerConfig, asked: pb.GetJobResponse) -> Path:
-    """Compares this machine's job file and software with the coordinator's; returns the file.
-
-    Raises:
-        InvalidJob: there is no such file.
-        JobMismatch: the coordinator has another file or software version.
-    """
-    if asked.software != SOFTWARE:
-        raise JobMismatch(
-            f"the coordinator at {options.coordinator} runs version {asked.software}; this worker "
-            f"is {SOFTWARE}; install the same version everywhere",
-            code="PS131",
-        )
-    path = Path(options.job or asked.job_path)
-    try:
-        source = read_job_file(path)
-    except InvalidJob as error:
-        hint = "" if options.job else "; say where it is here with --job FILE"
-        raise InvalidJob(f"{error}{hint}", code=error.code) from None
-    _check_same(path, hashlib.sha256(source).hexdigest(), asked)
-    return path
-
-
-def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
-    if sha256 != asked.job_sha256:
-        raise JobMismatch(
-            f"the job file {path} has SHA-256 {sha256[:12]} here, and "
-            f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine",
-            code="PS132",
-        )
-
-
-def _load(options: WorkerConfig, asked: pb.GetJobResponse) -> LoadedJob:
-    """Loads the job as the coordinator runs it, from this machine's copy of the file."""
-    path = _check_copy(options, asked)
-    settings = [*asked.overrides, f"mode={asked.mode}"]
-    if asked.replicas:
-        settings.append(f"replicas={asked.replicas}")
-    loaded = load_job(path, settings)
-    _check_same(path, loaded.sha256, asked)
-    with user_code("train"):
-        fingerprint = loaded.job.train.fingerprint()
-    if fingerprint != asked.data_fingerprint:
-        raise JobMismatch(
-            f"the training data of {path} has fingerprint {fingerprint[:12]} here, and "
-            f"{asked.data_fingerprint[:12]} at the coordinator; copy the same data to every "
-            "machine, or seed what makes it",
-            code="PS133",
-        )
-    return loaded
-
-
-def _stop(status: int, options: WorkerConfig, standing: WorkerSession, times: StepTimes) -> None:
-    """Leaves after the current step, or in the middle of it if it takes too long."""
+def _stop(
+    status: int,
+    options: WorkerConfig,
+    standing: WorkerSession,
+    times: StepTimes,
+    hosting: SliceHosting,
+) -> None:
+    """Leaves after the current step, or in the middle of it if it takes too long. Works on until
+    the slices that it hosts are saved, since that may need the end of the present round."""
+    leave_s = LEAVE_S if hosting.leave() == 0 else HOST_LEAVE_S
     standing.stop(status)
-    timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
+    timer = threading.Timer(leave_s, _leave_now, [options, standing, times])
     timer.daemon = True
     timer.start()
 

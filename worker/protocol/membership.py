@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrpc import SOFTWARE
-from psrpc.core.errors import StaleGeneration
+from psrpc.core.errors import PsError, StaleGeneration
 from psrpc.ops.exit_status import DONE, DRAINED
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.protocol.actions import WorkDone
@@ -51,6 +51,10 @@ class WorkerMembership:
         self.heartbeat_s = 1.0
         self.devices = 1
         """Micro-batches that this worker computes at once."""
+        self.hosts = False
+        """Whether this process can host slices."""
+        self.failure: PsError | None = None
+        """Why this worker cannot go on, if it cannot."""
         self.settings_sha256 = ""
         """Hash of the settings that this process has loaded, as received from the coordinator."""
         self._incarnation = incarnation
@@ -75,6 +79,10 @@ class WorkerMembership:
         is done."""
         self._stopping = status
 
+    def fail(self, error: PsError) -> None:
+        """Makes the worker end with ``error``."""
+        self.failure = error
+
     @property
     def leaves_with(self) -> int:
         """The exit status if the worker leaves now."""
@@ -94,12 +102,13 @@ class WorkerMembership:
     @property
     def interrupted(self) -> bool:
         """Whether :meth:`check` raises."""
-        return self._stopping is not None or self._shutdown is not None or bool(self.stale)
+        return self._stopping is not None or self.outdated
 
     @property
     def outdated(self) -> bool:
         """Whether no result in flight can matter any more."""
-        return self._shutdown is not None or bool(self.stale)
+        over = self._shutdown is not None or self.failure is not None
+        return over or bool(self.stale)
 
     def check(self) -> None:
         """Raises the error that ends the current work, if any.
@@ -108,11 +117,14 @@ class WorkerMembership:
             Stopped: a stop signal arrived, or the job is over.
             JobFailed: the job has failed.
             StaleGeneration: the worker must join anew.
+            PsError: :attr:`failure`.
         """
         if self._stopping is not None:
             raise Stopped("told to stop", self.leaves_with)
         if self._shutdown is not None:
             raise_shutdown(self._shutdown)
+        if self.failure is not None:
+            raise self.failure
         stale = self.stale
         if stale:
             raise StaleGeneration(stale)
@@ -130,6 +142,7 @@ class WorkerMembership:
             device=device,
             settings_sha256=self.settings_sha256,
             secret=self._secret,
+            hosts=self.hosts,
         )
 
     def registered(self, response: pb.RegisterWorkerResponse) -> None:

@@ -128,3 +128,14 @@ def test_an_update_that_needs_one_shard_gets_one() -> None:
     check_for_shards(description, 1)
     with pytest.raises(InvalidJob, match=r"cannot use 2 shards: global_clipnorm .*--shards 1"):
         check_for_shards(description, 2)
+
+
+def test_slices_need_as_many_workers() -> None:
+    hosted = describe(dense="allreduce")
+    assert hosted.hosted
+    check_for_shards(hosted, 2, 2)
+    check_for_shards(hosted, 3)
+    with pytest.raises(InvalidJob, match=r"3 slices of .* 2 workers to host.* say --shards 2"):
+        check_for_shards(hosted, 3, 2)
+    assert not describe().hosted
+    check_for_shards(describe(), 3, 2)

@@ -40,7 +40,7 @@ def test_every_option_reaches_its_process() -> None:
     assert processes.address == "127.0.0.1:9"
     assert line(processes.coordinator.arguments) == (
         "coordinator.cli serve --job job.py --shards 2 --run-dir runs/x --bind 127.0.0.1:9 "
-        "--resume --attended --mode sync --replicas 4 --set epochs=3 "
+        "--workers 3 --resume --attended --mode sync --replicas 4 --set epochs=3 "
         "--set optimizer.learning_rate=0.1 --log-format json --die-with-parent"
     )
     members = processes.members
@@ -78,7 +78,7 @@ def test_options_not_given_are_left_to_the_job() -> None:
     options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
     processes = cluster(options, {}, cores=1, address="a:1")
     assert line(processes.coordinator.arguments) == (
-        "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind a:1 "
+        "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind a:1 --workers 1 "
         "--log-format console --die-with-parent"
     )
     assert line(processes.members["worker-a"].arguments) == (

@@ -121,6 +121,14 @@ def test_settings_that_local_steps_exclude(tmp_path: Path) -> None:
         ask(coordinator, "mode=sync", "replicas=2", "balance=true")
 
 
+def test_a_mode_that_slices_in_workers_exclude(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, **job(Policy(mode="sync", replicas=2), dense="allreduce"))
+    with pytest.raises(InvalidSetting, match="dense is 'allreduce', which is for mode sync"):
+        ask(coordinator, "mode=async")
+    assert str(coordinator.job_run.changes) == ""
+    assert ask(coordinator, "replicas=3")[0] == 2
+
+
 def test_settings_that_embedding_tables_exclude(tmp_path: Path) -> None:
     tables = [table.to_json() for table in TABLES]
     coordinator, _ = start(tmp_path, **job(ASYNC, tables=tables))

@@ -29,7 +29,7 @@ from tests.pserver.shards import (
     INCARNATION,
     INITIAL,
     ONE_TRY,
-    TRANSPORTS,
+    WITH_OWN,
     NDArray,
     Sink,
     counting,
@@ -57,7 +57,7 @@ def engine(sink: Sink) -> ShardEngine:
     return engine_of(PLAN, replicas=3, sink=sink)
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=WITH_OWN)
 def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
     with served(engine, transport=request.param) as client:
         client.initialize(fence_of(client), counting(PLAN), INITIAL)

@@ -22,7 +22,7 @@ from psrpc.wire.commands import to_batch, to_clock
 from tests.pserver.shards import (
     AUTHORITY,
     INITIAL,
-    TRANSPORTS,
+    WITH_OWN,
     Sink,
     Transport,
     counting,
@@ -85,7 +85,7 @@ class Shard:
         return self.client.fence(1, 1, session_of("worker-1") if session is None else session)
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=WITH_OWN)
 def transport(request: pytest.FixtureRequest) -> Transport:
     found: Transport = request.param
     return found

@@ -116,6 +116,10 @@ def test_impossible_tables_are_refused_when_the_job_is_described(
     ("fields", "why"),
     [
         ({"local_steps": 2}, "local_steps is 2, but the model has embedding tables"),
+        (
+            {"dense": "allreduce", "mode": "sync", "replicas": 2},
+            "dense is 'allreduce', but the model has embedding tables.*say dense='shards'",
+        ),
         ({"delay_compensation": "constant"}, "delay_compensation is 'constant', but the model"),
         ({"optimizer": keras.optimizers.Lion()}, "Lion.*the job's optimizer: give layer 'rows'"),
         ({"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)}, "global_clipnorm"),

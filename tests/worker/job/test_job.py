@@ -65,6 +65,7 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("warmup_epochs", math.inf, "warmup_epochs is inf (float)"),
         ("seed", 1 << 64, "seed is 18446744073709551616 (int); expected a whole number of at most"),
         ("engine", "jax", "engine is 'jax' (str); expected keras or numpy"),
+        ("dense", "ring", "dense is 'ring' (str); expected shards or allreduce"),
         (
             "wire_dtype",
             "int8",
@@ -133,6 +134,29 @@ def test_updates_of_the_whole_job_in_both_modes() -> None:
     local = replace(job, local_steps=2)
     assert (local.total_updates(), local.optimizer_updates()) == (4 * 6, 4 * 12)
     assert replace(local, mode="sync").total_updates() == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("mode", "async", "is for mode sync, but mode is 'async'"),
+        ("mode", "ssp", "is for mode sync, but mode is 'ssp'"),
+        ("then", "async", "is for mode sync, but mode is 'async'"),
+        ("engine", "keras", "which engine='keras' does not fit; say engine='numpy', or"),
+        ("compression", "int8", "which compression='int8' does not fit; leave compression out, or"),
+        ("local_steps", 2, "which local_steps=2 does not fit; leave local_steps out, or"),
+        ("devices", "columns", "which devices='columns' does not fit; leave devices out, or"),
+    ],
+)
+def test_what_does_not_fit_slices_in_workers_is_refused(field: str, value: Any, says: str) -> None:
+    fits = {"dense": "allreduce", "mode": "sync", "replicas": 2, "engine": "numpy", "epochs": 2}
+    make_job(**fits).policy()
+    more = {"staleness": 1} if value == "ssp" else {"then_after": 1} if field == "then" else {}
+    with pytest.raises(InvalidJob) as raised:
+        make_job(**fits | {field: value} | more).policy()
+    assert str(raised.value).startswith("dense is 'allreduce', which")
+    assert says in str(raised.value)
+    assert str(raised.value).endswith("dense='shards'")
 
 
 def test_a_job_file_can_be_checked_without_tensorflow() -> None:

@@ -175,6 +175,10 @@ def test_two_devices_compute_a_micro_batch_each_with_the_bits_of_one() -> None:
         ({"mode": "ssp", "staleness": 2}, "ssp counts the steps of each worker"),
         ({"then": "ssp", "then_after": 1, "epochs": 2, "staleness": 2}, "ssp counts the steps"),
         ({"mode": "async", "local_steps": 4}, "local_steps=4 and several devices in a worker"),
+        (
+            {"mode": "sync", "replicas": 2, "engine": "numpy", "dense": "allreduce"},
+            "dense='allreduce' and several devices in a worker",
+        ),
         ({"mode": "sync", "replicas": 1}, "/CPU:0, /CPU:1, and a round has 1 micro-batch; "),
     ],
 )
@@ -185,7 +189,7 @@ def test_what_does_not_go_with_several_devices_is_refused_with_the_fix(
     with pytest.raises(InvalidArgument, match=said) as refused:
         check_lanes(job, TWO)
     assert refused.value.code == "PS506"
-    fix = "--replicas 2" if "replicas" in fields else "start a worker for each device"
+    fix = "--replicas 2" if fields.get("replicas") == 1 else "start a worker for each device"
     assert fix in str(refused.value)
 
 

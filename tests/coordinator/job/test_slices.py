@@ -1,0 +1,70 @@
+"""Shards that workers host: who may take a place, and what a worker is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.figures import WorkerRegistration
+from psrpc import SOFTWARE
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.policy import Policy
+from psrpc.core.shard_reports import ShardRegistration
+from tests.coordinator.builders import SHA
+from tests.coordinator.switching_job import job
+from tests.coordinator.whole_coordinator import Coordinator, start
+
+SYNC = Policy(mode="sync", replicas=2)
+
+
+def hosted(folder: Path) -> Coordinator:
+    return Coordinator(folder, 2, **job(SYNC, dense="allreduce"))
+
+
+def register(coordinator: Coordinator, incarnation: int, *, hosts: bool = True) -> str:
+    asked = WorkerRegistration(incarnation, "h", 1, "cpu", SHA, SOFTWARE, hosts=hosts)
+    return coordinator.engine.sessions.register(asked).name
+
+
+@pytest.mark.parametrize(
+    ("dense", "worker", "says"),
+    [
+        ("allreduce", 0, "no `pserver serve` belongs to this job; start workers alone, or the"),
+        ("shards", 1, "a worker offers to host a shard, and dense is 'shards'"),
+    ],
+)
+def test_a_shard_of_the_other_kind_is_refused(
+    tmp_path: Path, dense: str, worker: int, says: str
+) -> None:
+    coordinator = Coordinator(tmp_path, 2, **job(SYNC, dense=dense))
+    shard = ShardRegistration(0, 10, "h:0", "h", 1, SOFTWARE, worker)
+    with pytest.raises(InvalidArgument, match=says):
+        coordinator.engine.shards.register(shard)
+    assert coordinator.job_run.members.places.shards[0].state == "missing"
+
+
+def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path) -> None:
+    coordinator = hosted(tmp_path)
+    engine = coordinator.engine
+    unable, able = register(coordinator, 1, hosts=False), register(coordinator, 2)
+    assert (engine.slices_to_host(unable), engine.slices_to_host(able)) == ([], [0])
+    assert engine.slices_to_host("") == []
+    (warning,) = coordinator.job_run.warnings.kept
+    assert f"{unable} on h cannot host a slice: it has no certificate of a shard" in warning
+    engine.shards.register(ShardRegistration(0, 10, "h:0", "h", 7, SOFTWARE, 2))
+    assert engine.slices_to_host(able) == []
+    shard = coordinator.job_run.members.places.shards[0]
+    assert str(shard) == "shard 0 in the worker with pid 7 on h, at h:0"
+    assert coordinator.job_run.waiting_for().startswith("a worker to host shard 1, one each")
+    other = register(coordinator, 3)
+    assert engine.slices_to_host(other) == [1]
+    coordinator.job_run.fail("enough")
+    assert engine.slices_to_host(other) == []
+
+
+def test_a_job_with_shards_gives_no_worker_a_slice(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, **job(SYNC))
+    name = register(coordinator, 2)
+    assert coordinator.engine.slices_to_host(name) == []
+    assert not coordinator.job_run.warnings.kept
