@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.tune.options import TuneArguments
@@ -18,14 +19,9 @@ __all__ = ["add_arguments", "run"]
 _OPTIONS = {
     "slurm": ("partition", "time", "cpus_per_task", "sbatch"),
     "ray": ("address", "resources"),
+    "kubernetes": ("image", "kubernetes"),
 }
 """The options of each engine."""
-
-_INSTEAD = {
-    "kubernetes": "trials do not run as pods; run `coordinator tune` with --parallel in one pod, "
-    "or --on ray with a Ray that runs there",
-    "spark": "a session of Spark is in Python; call pserver.tune(..., spark=session)",
-}
 
 
 def engine_opener(args: argparse.Namespace) -> EngineOf | None:
@@ -35,7 +31,9 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
         InvalidArgument: no such engine runs trials, or an option belongs to another one.
     """
     if args.on is not None and args.on not in _OPTIONS:
-        instead = _INSTEAD.get(args.on, "expected slurm or ray")
+        instead = "expected slurm, ray or kubernetes"
+        if args.on == "spark":
+            instead = "a session of Spark is in Python; call pserver.tune(..., spark=session)"
         raise InvalidArgument(f"--on is {args.on}: {instead}")
     for engine, names in _OPTIONS.items():
         for name in names:
@@ -44,12 +42,18 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
                 raise InvalidArgument(f"{flag} is an option of --on {engine}; leave it out")
     if args.on == "ray":
         from coordinator.studies.ray_trials import ray_engine
+        from coordinator.tune.engine_trials import task_trials
 
-        return ray_engine
+        return partial(task_trials, ray_engine)
     if args.on == "slurm":
         from coordinator.studies.slurm_trials import slurm_engine
+        from coordinator.tune.engine_trials import task_trials
 
-        return slurm_engine
+        return partial(task_trials, slurm_engine)
+    if args.on == "kubernetes":
+        from coordinator.studies.kubernetes_trials import kubernetes_trials
+
+        return kubernetes_trials
     return None
 
 

@@ -25,6 +25,9 @@ JOURNAL = "journal.log"
 
 RESULTS, BEST = "study.csv", "best.json"
 
+PLACE = "kubernetes.json"
+"""The file that says where the run directories of trials on Kubernetes are."""
+
 _FLAGS = {
     "metric": "--metric",
     "mode": "--mode",

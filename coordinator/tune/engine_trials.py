@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +15,8 @@ from coordinator.launch.fleet import Stamp, stamp
 from coordinator.launchers.spark_job import EchoedProcess, MemberEnded
 from coordinator.search.points import Point
 from coordinator.tune.directory import StudyDirectory
+from coordinator.tune.engine import Launcher
+from coordinator.tune.options import TuneArguments, arguments_of
 from coordinator.tune.trial_process import TrialStart, Wish, trial_answer, write_wish
 from coordinator.tune.trial_run import RunEnd, TrialRun, make_trial_directory
 from psrpc.core.names import HISTORY
@@ -211,6 +214,24 @@ class EngineTrial:
     def status(self) -> GetJobStatusResponse:
         """See :class:`TrialRun`: empty, for the same reason."""
         return GetJobStatusResponse()
+
+
+LauncherOf = Callable[[StudyDirectory, Callable[[str], object]], Launcher]
+"""Makes the launcher of a study's trials, from its directory and what shows a line to the user.
+Raises PsError or OSError."""
+
+
+@contextmanager
+def task_trials(
+    opened: Callable[[TuneArguments], AbstractContextManager[TrialEngine]],
+    job: str,
+    options: TuneArguments,
+) -> Iterator[LauncherOf]:
+    """Opens an engine that runs trials as its tasks, for the time of a study; yields what makes
+    launchers. Raises as ``opened`` does."""
+    with opened(options) as engine:
+        said = [str(Path(job).absolute()), *arguments_of(options)]
+        yield lambda directory, note: EngineTrials(engine, directory, said, note).launch
 
 
 class EngineTrials:

@@ -12,11 +12,11 @@ from psrpc.core.errors import InvalidArgument
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (["--on=kubernetes"], "--on is kubernetes: trials do not run as pods; run `coordinator tu"),
         (["--on=spark"], "--on is spark: .* call pserver.tune"),
-        (["--on=slrm"], "--on is slrm: expected slurm or ray"),
+        (["--on=slrm"], "--on is slrm: expected slurm, ray or kubernetes"),
         (["--partition=fast"], "--partition is an option of --on slurm; leave it out"),
         (["--on=ray", "--sbatch=a=b"], "--sbatch is an option of --on slurm"),
+        (["--on=slurm", "--image=a/b:1"], "--image is an option of --on kubernetes"),
         (["--on=slurm", "--resources=CPU:2"], "--resources is an option of --on ray"),
     ],
 )
