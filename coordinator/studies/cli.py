@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InvalidJob: TensorFlow, which the trials need, or Optuna is missing.
-        InvalidArgument: ``--on`` names no engine that runs trials, or an option is another one's.
+        InvalidArgument: ``--on`` names no engine that runs trials, an option is another one's, or
+            the directory of the study cannot be used.
+        AlreadyExists: another command runs the study.
     """
     import os
     from contextlib import ExitStack
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.warm_start import WarmStart
+    from coordinator.tune.directory import StudyDirectory
     from psrpc.ops.extras import check_tensorflow, missing
     from psrpc.ops.process import PARENT_PID, die_with_parent
 
@@ -79,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
         raise missing("`coordinator tune`", "Optuna", "tune")
     if PARENT_PID in os.environ:
         die_with_parent()
+    if args.run_dir is not None:
+        # At once: what follows reads the job, which takes long on a machine with much to do.
+        StudyDirectory(args.run_dir).check()
     with ExitStack() as held:
         warm_start = None
         if args.warm_start:

@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.launchers.spark import await_tasks, context_of
 from coordinator.launchers.spark_job import reason_of
-from coordinator.tune.command import StudySetting, check_study, run_trials
+from coordinator.tune.command import StudySetting, check_study, reading, run_trials
 from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.engine import Launcher, StudyEngine
 from coordinator.tune.engine_trials import EngineTrials, TaskEnd, TrialTask
@@ -113,6 +113,7 @@ def run_on_spark(spark: Any, arguments: Sequence[str]) -> tuple[int, str]:
     context = context_of(spark)
     args, options = tune_arguments(arguments)
     check_study(options)
+    print(reading(args.job), flush=True)  # noqa: T201
     # A notebook has an event loop in this thread, beside which the check cannot run its own.
     with ThreadPoolExecutor(1) as other:
         prepared = other.submit(prepare_study, options, args.job, None, elsewhere=True).result()

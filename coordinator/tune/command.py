@@ -79,6 +79,7 @@ def run_study(
         if args.dashboard not in (None, ANYWHERE):
             check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
+        print(reading(job), flush=True)  # noqa: T201
         prepared = prepare_study(options, job, warm_start, elsewhere=engine_of is not None)
         with ExitStack() as held:
             engine = None
@@ -107,6 +108,11 @@ def run_study(
         where = f"{error.filename}: " if error.filename else ""
         print_error(error_line(PsError(f"{where}{disk_reason(error)}", code=disk_code(error))))
         return FAILED
+
+
+def reading(job: str) -> str:
+    """Returns the line to show while :func:`prepare_study` works."""
+    return f"reading {job}, and again with settings of the search; some seconds each"
 
 
 def check_study(options: TuneArguments) -> None:

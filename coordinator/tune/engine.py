@@ -26,7 +26,7 @@ from coordinator.search.trials import (
 )
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.trial_run import RunEnd, TrialHistory, TrialRun
-from psrpc.core.text import sanitize
+from psrpc.core.text import counted, sanitize
 from psrpc.ops.exit_status import DONE, INTERRUPTED
 
 POLL_S = 0.1
@@ -251,6 +251,9 @@ class StudyEngine:
         """Stops trials that still run; the storage keeps them as running, so that the same command
         goes on with them."""
         self._ending = True
+        if self._running:
+            saves = counted(len(self._running), "trial")
+            self._screen.note(f"waiting for {saves} to save; Ctrl-C again ends at once")
         for trial in self._running:
             trial.run.stop()
         killed = False
@@ -259,6 +262,7 @@ class StudyEngine:
             self._look()
             if self._stop_requests > 1 and not killed:
                 killed = True
+                self._screen.note("ending at once; what is not saved is trained again")
                 for trial in self._running:
                     trial.run.stop()
             self._screen.show(self._records(), self._running)

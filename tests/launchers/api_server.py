@@ -100,7 +100,7 @@ class ApiServer:
             self.objects.pop(path, None)
             self.deleted(path)
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        return 200, self.objects.get(path) or pods[path]
+        return 200, pods.get(path) or self.objects[path]
 
     def _discovery(self, path: str) -> Any:
         served = {p: r for p, r in _RESOURCES.items() if self.lacks not in p}

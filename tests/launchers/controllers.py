@@ -44,6 +44,11 @@ class Controllers:
     _own: dict[str, str] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
 
+    def of(self, end: str) -> PodmanCluster:
+        """Returns the cluster whose name ends with ``end``."""
+        [found] = [each for each in self.clusters.values() if each.name.endswith(end)]
+        return found
+
     def applied(self, path: str) -> None:
         """Starts what an object asks for."""
         document = self.server.objects[path]
