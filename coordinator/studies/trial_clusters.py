@@ -98,7 +98,8 @@ class TrialClusters:
     def study(self) -> KubernetesCluster:
         """A cluster that is never started, and has what all trials share: the claim."""
         plan = self._plan(Path(self.name), ())
-        return KubernetesCluster(plan, replace(self.pods, name=self.name))
+        pods = replace(self.pods, name=self.name)
+        return KubernetesCluster(plan, pods, part_of=self.name)
 
     @property
     def runs(self) -> str:

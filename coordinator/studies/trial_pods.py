@@ -232,10 +232,11 @@ class TrialPods:
     def _sweep(self, job_sets: Mapping[str, Object], now: float) -> None:
         """Deletes trials that have ended, and those without an owner, which a command that was
         killed has left."""
-        for name in [each for each, due in self._strays.items() if due <= now]:
-            self.delete(f"{INSTANCE}={name}")
-            del self._strays[name]
         watched = {self.name(number) for number in self._watched}
+        for name, due in list(self._strays.items()):
+            if due <= now and name not in watched:
+                self.delete(f"{INSTANCE}={name}")
+                del self._strays[name]
         left = [name for name, each in job_sets.items() if not _leaves(each)]
         strays = {name: now + STRAY_S for name in left if name not in watched}
         self._strays = {**strays, **{n: due for n, due in self._strays.items() if n in strays}}

@@ -207,5 +207,5 @@ class KubernetesCluster:
 def name_like(text: str, longest: int) -> str:
     """Returns a name of at most ``longest`` characters that Kubernetes takes and that is like
     ``text``."""
-    near = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-0123456789")[:longest]
+    near = re.sub("[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:longest]
     return near.strip("-") or "first"
