@@ -13,7 +13,7 @@ CURVES = "/tensorboard"
 """The end of the name of a directory whose files are printed as they are."""
 
 
-def printed(root: Path, asked: list[str]) -> str:
+def files_of(root: Path, asked: list[str]) -> str:
     """Returns a JSON object of files by directory and name.
 
     Args:
@@ -49,4 +49,4 @@ def _read(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(printed(Path(sys.argv[1]), sys.argv[2:]))
+    sys.stdout.write(files_of(Path(sys.argv[1]), sys.argv[2:]))

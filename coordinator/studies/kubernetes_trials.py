@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinator.core.lifecycle import STOPPED
 from coordinator.launchers.kubernetes.cluster import INSTANCE, KubernetesCluster, KubernetesOptions
 from coordinator.launchers.kubernetes.job_set import objects
 from coordinator.launchers.kubernetes.job_set import secrets as secrets_of
@@ -54,7 +55,7 @@ class KubernetesTrial:
         self._wish: Literal["", "stop", "end early"] = ""
         self._asked_at = self._refused_since = self._submitted_at = 0.0
         self._owned = False
-        self._hopeless = ""
+        self._failed = ""
         self._warned = False
         self._summary_before: Mapping[str, Any] = {}
         self._end: RunEnd | None = None
@@ -87,7 +88,8 @@ class KubernetesTrial:
         mirror({k: v for k, v in view.files.items() if k != SUMMARY}, self._run_dir)
         if view.state == "runs":
             self._owned = True
-            self._warn_of_pods(view)
+            self._look_at_pods(view)
+            self._look_at_summary(view)
             self._urge(view)
         elif view.state != "leaves":
             self._settle(view)
@@ -104,8 +106,9 @@ class KubernetesTrial:
             self._finish(RunEnd(DONE, ""))
         elif self._wish == "stop":
             self._finish(RunEnd(INTERRUPTED, ""))
-        elif self._hopeless:
-            self._finish(RunEnd(FAILED, self._hopeless))
+        elif self._failed:
+            mirror(view.files, self._run_dir)
+            self._finish(RunEnd(FAILED, self._failed))
         elif view.state != "absent":
             mirror(view.files, self._run_dir)
             self._finish(self._failure(view))
@@ -115,12 +118,19 @@ class KubernetesTrial:
         else:
             self._submit(view)
 
+    def _look_at_summary(self, view: TrialView) -> None:
+        """Ends a run that has failed: its Job would start the coordinator again, as after a crash,
+        to fail in the same way."""
+        summary = view.summary
+        if summary.get("phase") == "failed" and summary != self._summary_before:
+            reason = str(summary.get("reason") or "")
+            # The coordinator that a user has stopped is not started again.
+            self._failed = self._failed or ("" if reason == STOPPED else reason)
+
     def _failure(self, view: TrialView) -> RunEnd:
         summary = view.summary if view.summary != self._summary_before else {}
-        if summary.get("phase") == "stopped":
-            return RunEnd(INTERRUPTED, str(summary.get("reason") or ""))
-        if summary.get("phase") == "failed" and summary.get("reason"):
-            return RunEnd(FAILED, str(summary["reason"]))
+        if reason := str(summary.get("reason") or ""):
+            return RunEnd(INTERRUPTED if reason == STOPPED else FAILED, reason)
         pod, how = culprit(view.pods)
         if not pod:
             return RunEnd(
@@ -149,22 +159,22 @@ class KubernetesTrial:
     def _urge(self, view: TrialView) -> None:
         """Asks the run to end if the study wants that, until it is obeyed."""
         now = time.monotonic()
-        if not (self._wish or self._hopeless) or now - self._asked_at < ASK_AGAIN_S:
+        if not (self._wish or self._failed) or now - self._asked_at < ASK_AGAIN_S:
             return
         self._asked_at = now
         # What cannot be asked now is asked again.
         with suppress(LaunchFailed):
-            if self._wish != "end early" or self._hopeless:
+            if self._wish != "end early" or self._failed:
                 self._pods.delete(f"{INSTANCE}={self._cluster.name}", beside=False)
             elif view.coordinator:
                 words = ("exec", view.coordinator, "--", "sh", "-c", "kill -USR1 1")
                 self._pods.kubectl.run(*words)
 
-    def _warn_of_pods(self, view: TrialView) -> None:
-        if self._hopeless or view.files.get("history.csv"):
+    def _look_at_pods(self, view: TrialView) -> None:
+        if self._failed or view.files.get("history.csv"):
             return
         start = seen(view.pods, self._cluster.plan.tasks)
-        self._hopeless = start.hopeless
+        self._failed = start.hopeless
         waited = self._submitted_at and view.at - self._submitted_at > self._cluster.options.wait
         if start.missing and waited and not self._warned:
             self._warned = True

@@ -135,6 +135,11 @@ class Controllers:
             cluster.delete()
         for thread in self._threads:
             thread.join()
+        for each in self.server.objects.values():
+            if each["kind"] == "PersistentVolumeClaim":
+                # Podman has made it, for a pod that mounts a claim of no cluster.
+                words = ["podman", "volume", "rm", "-f", each["metadata"]["name"]]
+                subprocess.run(words, env=environment_of(self.folder), capture_output=True)
 
     def _start(self, path: str, job_set: Any) -> None:
         instance = job_set["metadata"]["labels"]["app.kubernetes.io/instance"]

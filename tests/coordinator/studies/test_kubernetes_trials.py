@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.core.lifecycle import STOPPED
 from coordinator.launchers.kubernetes.kubectl import Kubectl
 from coordinator.studies import claim_files
 from coordinator.studies.kubernetes_trials import KubernetesTrial
@@ -204,7 +205,7 @@ def test_a_stopped_trial_drains_and_is_waited_for(study: Study) -> None:
     ("phase", "reason", "code", "end"),
     [
         ("failed", "the loss is NaN", 1, RunEnd(FAILED, "the loss is NaN")),
-        ("stopped", "by a user", 130, RunEnd(INTERRUPTED, "by a user")),
+        ("failed", STOPPED, 130, RunEnd(INTERRUPTED, STOPPED)),
         (
             "",
             "",
@@ -221,6 +222,18 @@ def test_a_job_set_that_failed_has_a_reason(
     kubectl.pod("coordinator", "Failed", code)
     kubectl.end("Failed", phase, reason)
     assert trial.look() == end
+
+
+def test_a_run_that_has_failed_is_not_started_again(study: Study) -> None:
+    """Its Job would do that, since the coordinator exits as after a crash."""
+    trial, kubectl = study.trial(), study.kubectl
+    trial.look()
+    said = json.dumps({"phase": "failed", "reason": "PS603: the loss is NaN"})
+    kubectl.files["trial-0000"] = {"history.csv": "", "summary.json": said}
+    assert trial.look() is None
+    assert [each.split()[:2] for each in kubectl.asked] == [["delete", "jobsets.jobset.x-k8s.io"]]
+    del kubectl.objects[f"JobSet/{kubectl.name}-0"]
+    assert trial.look() == RunEnd(FAILED, "PS603: the loss is NaN")
 
 
 def test_a_job_set_that_a_user_deletes_ends_the_study(study: Study) -> None:
@@ -310,10 +323,10 @@ def test_the_program_in_the_pod_prints_summaries_of_ended_runs_alone(tmp_path: P
     (run / "history.csv").write_text(HISTORY)
     (run / "summary.json").write_text("{}")
     asked = ["trial-0000", "trial-0000/tensorboard", "trial-0001"]
-    found = json.loads(claim_files.printed(tmp_path, asked))
+    found = json.loads(claim_files.files_of(tmp_path, asked))
     assert found["trial-0000"] == {"history.csv": HISTORY}
     assert found["trial-0000/tensorboard"] == {"events": "YWJj"}
     assert found["trial-0001"] == {"history.csv": ""}
     (run / "job.json").write_text("{}")
     (run / "summary.json").write_text("{}")
-    assert "summary.json" in json.loads(claim_files.printed(tmp_path, asked))["trial-0000"]
+    assert "summary.json" in json.loads(claim_files.files_of(tmp_path, asked))["trial-0000"]
