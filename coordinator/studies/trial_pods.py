@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from coordinator.launchers.kubernetes.cluster import INSTANCE, PART_OF, RUNS, KubernetesCluster
+from coordinator.launchers.kubernetes.cluster import (
+    INSTANCE,
+    PART_OF,
+    RUNS,
+    KubernetesCluster,
+    KubernetesOptions,
+)
 from coordinator.launchers.kubernetes.job_set import Object, claim
 from coordinator.launchers.kubernetes.kubectl import Kubectl
 from coordinator.launchers.kubernetes.pods import DRAINED, REFUSED, STOPPED, reading_pod
@@ -135,7 +141,7 @@ class TrialPods:
         if not self._study.options.claim:
             self.kubectl.apply([claim(self._study)])
         self._make_reader()
-        limit_s = self._study.options.wait
+        limit_s = self._study.options.wait or KubernetesOptions.wait
         missing = wait_started(self._readers, 1, time.monotonic, time.sleep, limit_s)
         if missing:
             raise LaunchFailed(

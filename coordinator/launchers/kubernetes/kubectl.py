@@ -93,7 +93,13 @@ class Kubectl:
         command = [*self._command, *words]
         try:
             done = subprocess.run(
-                command, input=text, capture_output=True, text=True, timeout=timeout_s
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                # Ctrl-C on a terminal is for this process alone, which may still need the answer.
+                process_group=0,
             )
         except FileNotFoundError:
             raise LaunchFailed(

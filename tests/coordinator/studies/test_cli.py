@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from coordinator.studies import cli
+from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.trial_process import tune_arguments
-from psrpc.core.errors import InvalidArgument
+from psrpc.core.errors import AlreadyExists, InvalidArgument
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,15 @@ def test_what_runs_no_trials_is_refused(said: list[str], words: str) -> None:
     args, _ = tune_arguments(["job.py", *said])
     with pytest.raises(InvalidArgument, match=words):
         cli.engine_opener(args)
+
+
+@pytest.mark.slow  # imports what starts TensorFlow
+def test_a_study_that_runs_is_refused_before_the_job_is_read(tmp_path: Path) -> None:
+    if not (find_spec("optuna") and find_spec("tensorflow")):
+        pytest.skip("needs Optuna and TensorFlow")
+    args, _ = tune_arguments(["no-such-job.py", f"--run-dir={tmp_path}"])
+    with StudyDirectory(tmp_path), pytest.raises(AlreadyExists, match=f"process {os.getpid()} on"):
+        cli.run(args)
 
 
 def test_this_machine_is_the_default() -> None:
