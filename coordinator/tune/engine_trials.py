@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from coordinator.launch.fleet import Stamp, stamp
-from coordinator.launchers.spark_job import EchoedProcess, MemberEnded
+from coordinator.launchers.task_process import EchoedProcess, MemberEnded
 from coordinator.search.points import Point
 from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.engine import Launcher

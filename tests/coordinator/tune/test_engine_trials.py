@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.launchers.spark_job import MemberEnded
+from coordinator.launchers.task_process import MemberEnded
 from coordinator.tune.engine_trials import LOSSES, MARK, EngineTrial, TaskEnd, TrialTask
 from coordinator.tune.options import TuneArguments, arguments_of
 from coordinator.tune.trial_process import (
