@@ -56,7 +56,7 @@ class KubernetesTrial:
         self._asked_at = self._refused_since = self._submitted_at = 0.0
         self._owned = False
         self._failed = ""
-        self._warned = False
+        self._warned = self._refused = False
         self._summary_before: Mapping[str, Any] = {}
         self._end: RunEnd | None = None
 
@@ -162,13 +162,16 @@ class KubernetesTrial:
         if not (self._wish or self._failed) or now - self._asked_at < ASK_AGAIN_S:
             return
         self._asked_at = now
-        # What cannot be asked now is asked again.
-        with suppress(LaunchFailed):
+        try:
             if self._wish != "end early" or self._failed:
                 self._pods.delete(f"{INSTANCE}={self._cluster.name}", beside=False)
             elif view.coordinator:
                 words = ("exec", view.coordinator, "--", "sh", "-c", "kill -USR1 1")
                 self._pods.kubectl.run(*words)
+        except LaunchFailed as error:
+            if not self._refused:
+                self._note(f"warning: trial {self._number} cannot be ended: {error}; asking again")
+            self._refused = True
 
     def _look_at_pods(self, view: TrialView) -> None:
         if self._failed or view.files.get("history.csv"):

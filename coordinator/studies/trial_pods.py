@@ -80,10 +80,13 @@ class TrialView:
 
     @property
     def coordinator(self) -> str:
-        """The name of the coordinator's pod if it runs; empty otherwise."""
+        """The name of the coordinator's pod if it serves; empty otherwise. Before, a signal would
+        kill it."""
         for pod in self.pods:
             role = pod["metadata"].get("labels", {}).get("app.kubernetes.io/component")
-            if role == "coordinator" and _phase(pod) == "Running":
+            containers = pod.get("status", {}).get("containerStatuses", ())
+            serves = any(each.get("started") for each in containers)
+            if role == "coordinator" and _phase(pod) == "Running" and serves:
                 return str(pod["metadata"]["name"])
         return ""
 
@@ -220,7 +223,8 @@ class TrialPods:
         self._sweep(job_sets, now)
         files: Mapping[str, Mapping[str, str]] = {}
         if self._watched:
-            if not any(_phase(pod) == "Running" for pod in found if self._reads(pod)):
+            readers = [each for each in found if self._reads(each) and not _leaves(each)]
+            if not any(_phase(each) == "Running" for each in readers):
                 self._make_reader()
                 raise LaunchFailed(f"pod {self._reader}, which reads the claim, does not run yet")
             files = self._read([self._run(number) for number in sorted(self._watched)])
@@ -267,9 +271,11 @@ class TrialPods:
     def _make_reader(self) -> None:
         """Makes the pod that reads the claim, unless it is there; again if it was lost."""
         for each in self._readers():
-            if _phase(each) in ("Pending", "Running"):
+            if _phase(each) in ("Pending", "Running") and not _leaves(each):
                 return
-            self.kubectl.run("delete", "pod", self._reader, "--ignore-not-found")
+            # At once, since it writes nothing: on a node that is lost, it would never end.
+            words = ("--ignore-not-found", "--force", "--grace-period=0")
+            self.kubectl.run("delete", "pod", self._reader, *words)
         self.kubectl.apply([reading_pod(self._study, self._reader)])
 
 

@@ -88,7 +88,9 @@ class Controllers:
         found = {path: {**self.server.objects[path], "status": status} for path in self._own}
         for path, cluster in self.clusters.items():
             namespace = path.split("/namespaces/")[1].split("/")[0]
-            running = [(*each, {"phase": "Running"}) for each in cluster.pods()]
+            container = {"image": "", "state": {"running": {}}, "started": True}
+            status: Any = {"phase": "Running", "containerStatuses": [container]}
+            running = [(*each, status) for each in cluster.pods()]
             ended = [(e.role, e.index, e.pod, _status_of(e)) for e in list(cluster.ended)]
             for role, index, name, status in running + ended:
                 template = cluster.template(role)

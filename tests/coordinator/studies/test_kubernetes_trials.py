@@ -34,12 +34,14 @@ class PlayedKubectl:
     Attributes:
         files: of each run, as :mod:`coordinator.studies.claim_files` prints them.
         down: whether calls fail.
+        serves: whether the startup probes of pods have succeeded.
     """
 
     asked: list[str] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     down: bool = False
+    serves: bool = True
 
     def apply(self, made: Sequence[Any]) -> None:
         self._answer()
@@ -81,7 +83,8 @@ class PlayedKubectl:
             "app.kubernetes.io/component": role,
         }
         state = {} if code is None else {"terminated": {"exitCode": code, "finishedAt": "1"}}
-        status = {"phase": phase, "containerStatuses": [{"state": state, "image": ""}]}
+        container = {"state": state, "image": "", "started": self.serves and code is None}
+        status = {"phase": phase, "containerStatuses": [container]}
         metadata = {"name": role, "labels": labels}
         self.objects[f"Pod/{role}"] = {"kind": "Pod", "metadata": metadata, "status": status}
 
@@ -179,7 +182,11 @@ def test_a_trial_is_asked_to_end_early_until_it_does(study: Study) -> None:
     trial.look()
     trial.end_early()
     trial.look()
-    assert not kubectl.asked
+    kubectl.serves = False
+    kubectl.pod("coordinator")
+    trial.look()
+    assert not kubectl.asked, "a signal would kill it now"
+    kubectl.serves = True
     kubectl.pod("coordinator")
     trial.look()
     trial.look()
