@@ -41,13 +41,13 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
                 flag = f"--{name.replace('_', '-')}"
                 raise InvalidArgument(f"{flag} is an option of --on {engine}; leave it out")
     if args.on == "ray":
+        from coordinator.studies.engine_trials import task_trials
         from coordinator.studies.ray_trials import ray_engine
-        from coordinator.tune.engine_trials import task_trials
 
         return partial(task_trials, ray_engine)
     if args.on == "slurm":
+        from coordinator.studies.engine_trials import task_trials
         from coordinator.studies.slurm_trials import slurm_engine
-        from coordinator.tune.engine_trials import task_trials
 
         return partial(task_trials, slurm_engine)
     if args.on == "kubernetes":

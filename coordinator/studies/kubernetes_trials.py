@@ -19,8 +19,7 @@ from coordinator.search.points import Point
 from coordinator.studies.trial_clusters import TrialClusters, clusters_of, pod_options
 from coordinator.studies.trial_pods import TrialPods, TrialView, culprit, mirror
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.engine import Launcher
-from coordinator.tune.engine_trials import LauncherOf
+from coordinator.tune.engine import Launcher, LauncherOf
 from coordinator.tune.options import TuneArguments
 from coordinator.tune.trial_run import RunEnd, TrialRun, make_trial_directory
 from psrpc.core.errors import LaunchFailed

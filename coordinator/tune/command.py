@@ -28,9 +28,8 @@ from coordinator.tune.directory import (
     mend_journal,
     new_study_directory,
 )
-from coordinator.tune.engine import Launcher, StudyEngine, StudyScreen
-from coordinator.tune.engine_trials import LauncherOf
-from coordinator.tune.options import TuneArguments
+from coordinator.tune.engine import Launcher, LauncherOf, StudyEngine, StudyScreen
+from coordinator.tune.options import TuneArguments, frozen_arguments
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
@@ -40,7 +39,6 @@ from coordinator.tune.preparation import (
 )
 from coordinator.tune.results import export_words, write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
-from coordinator.tune.trial_process import frozen_arguments
 from coordinator.tune.trial_run import LocalTrials
 from psrpc.core.errors import (
     InvalidArgument,

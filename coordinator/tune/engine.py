@@ -24,6 +24,7 @@ from coordinator.search.trials import (
     TrialValue,
     next_step,
 )
+from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.trial_run import RunEnd, TrialHistory, TrialRun
 from psrpc.core.text import counted, sanitize
@@ -76,6 +77,11 @@ class StudyScreen(Protocol):
 
 Launcher = Callable[[int, Point, int], tuple[TrialRun, Path]]
 """Makes the run of a trial from its number, point and slot; returns it and its run directory."""
+
+
+LauncherOf = Callable[[StudyDirectory, Callable[[str], object]], Launcher]
+"""Makes the launcher of a study's trials, from its directory and what shows a line to the user.
+Raises PsError or OSError."""
 
 
 class StudyEngine:

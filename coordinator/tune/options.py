@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -158,3 +159,21 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     }
     parser.set_defaults(**{**vars(TuneArguments()), **lists})
     add_dashboard(parser, "the study")
+
+
+def tune_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, TuneArguments]:
+    """Parses the arguments of ``coordinator tune``."""
+    parser = argparse.ArgumentParser(prog="coordinator tune")
+    add_tune_arguments(parser)
+    args = parser.parse_args(arguments)
+    return args, frozen_arguments(args)
+
+
+def frozen_arguments(args: argparse.Namespace) -> TuneArguments:
+    """Returns the options of parsed arguments."""
+    said = (each.name for each in options_of(TuneArguments))
+    return TuneArguments(**{name: _frozen(getattr(args, name)) for name in said})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -89,8 +89,8 @@ class Controllers:
         for path, cluster in self.clusters.items():
             namespace = path.split("/namespaces/")[1].split("/")[0]
             container = {"image": "", "state": {"running": {}}, "started": True}
-            status: Any = {"phase": "Running", "containerStatuses": [container]}
-            running = [(*each, status) for each in cluster.pods()]
+            serving = {"phase": "Running", "containerStatuses": [container]}
+            running = [(*each, serving) for each in cluster.pods()]
             ended = [(e.role, e.index, e.pod, _status_of(e)) for e in list(cluster.ended)]
             for role, index, name, status in running + ended:
                 template = cluster.template(role)

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.studies import cli
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.trial_process import tune_arguments
+from coordinator.tune.options import tune_arguments
 from psrpc.core.errors import AlreadyExists, InvalidArgument
 
 

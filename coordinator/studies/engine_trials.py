@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 from coordinator.launch.fleet import Stamp, stamp
 from coordinator.launchers.task_process import EchoedProcess, MemberEnded
 from coordinator.search.points import Point
+from coordinator.studies.trial_process import TrialStart, Wish, trial_answer, write_wish
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.engine import Launcher
+from coordinator.tune.engine import LauncherOf
 from coordinator.tune.options import TuneArguments, arguments_of
-from coordinator.tune.trial_process import TrialStart, Wish, trial_answer, write_wish
 from coordinator.tune.trial_run import RunEnd, TrialRun, make_trial_directory
 from psrpc.core.names import HISTORY
 from psrpc.files.run_paths import read_ending
@@ -214,11 +214,6 @@ class EngineTrial:
     def status(self) -> GetJobStatusResponse:
         """See :class:`TrialRun`: empty, for the same reason."""
         return GetJobStatusResponse()
-
-
-LauncherOf = Callable[[StudyDirectory, Callable[[str], object]], Launcher]
-"""Makes the launcher of a study's trials, from its directory and what shows a line to the user.
-Raises PsError or OSError."""
 
 
 @contextmanager
