@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pserver.client.client import ShardClient
-from pserver.process.config import ServeConfig
-from pserver.process.hosted import HostedSlice
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.ops.logs import get_logger
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
 from worker.loop.session import WorkerSession
+
+if TYPE_CHECKING:
+    from pserver.process.hosted import HostedSlice
 
 log = get_logger()
 
@@ -57,6 +58,10 @@ class SliceHosting:
 
     def host(self, slices: Sequence[int]) -> None:
         """Starts to serve ``slices``; does nothing for one that this process serves already."""
+        # Most workers host nothing, and need not import what a shard is made of.
+        from pserver.process.config import ServeConfig
+        from pserver.process.hosted import HostedSlice
+
         with self._lock:
             for shard in slices:
                 if self._closing or shard in self._slices:
