@@ -162,8 +162,11 @@ def _starts_as_forks() -> None:
     from coordinator.launch import warm_start
     from worker.cli.forked import Imported, become, open_handles
 
+    def is_warm(command: Sequence[str], run_dir: Path) -> bool:
+        return module_of(command) != warm_start.COORDINATOR
+
     # A fresh shard imports for a second what the server has imported anyway.
-    warm_start.is_warm = lambda command, run_dir: module_of(command) != warm_start.COORDINATOR
+    warm_start.is_warm = is_warm
 
     fresh: Any = subprocess.Popen
     imported = open_handles()
