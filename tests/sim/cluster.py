@@ -132,7 +132,7 @@ class Cluster:
     def run(self) -> None:
         """Starts everything and lets it happen. Raises Violation; any other error is a bug."""
         options, random, schedule = self.options, self.random, self.schedule
-        names = [f"shard-{index}" for index in range(options.shards)]
+        names = [] if options.hosted else [f"shard-{index}" for index in range(options.shards)]
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
@@ -273,6 +273,7 @@ class Cluster:
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
             stop_early=PATIENT if options.paced and options.eval_records else None,
+            dense="allreduce" if options.hosted else "shards",
         )
 
     # -- processes ---------------------------------------------------------------------------
@@ -287,12 +288,7 @@ class Cluster:
         if name == "coordinator":
             life = Coordinator(self, process)
         elif name.startswith("shard"):
-            index = int(name.removeprefix("shard-"))
-            # A new process may get the port of one before it that is gone, or another.
-            ports = (6000 + index, 6100 + index, 6200 + self._starts)
-            free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
-            port = self.random.choice(free)
-            life = Shard(self, process, index, f"shard:{port}")
+            life = self._shard(process, int(name.removeprefix("shard-")))
         else:
             life = Worker(self, process)
         if isinstance(life, Shard | Worker):
@@ -300,6 +296,29 @@ class Cluster:
         self.lives[name] = life
         process.at_death(lambda: self._died(process))
         process.spawn(life.live(), lambda why: self.process_ended(process, why))
+
+    def _shard(self, process: Process, index: int) -> Shard:
+        # A new process may get the port of one before it that is gone, or another.
+        ports = (6000 + index, 6100 + index, 6200 + self._starts)
+        free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
+        return Shard(self, process, index, f"shard:{self.random.choice(free)}")
+
+    def host_slice(self, host: Process, index: int, ended: Callable[[int, object], None]) -> Shard:
+        """Starts a slice in the process ``host``; ``ended`` gets why it has ended by itself."""
+        self._starts += 1
+        process = Process(self.schedule, f"shard-{index}", 1000 + self._starts, host)
+        self.schedule.trace("start", process, "in", host)
+        self.counts["slices hosted"] += 1
+        life = self._shard(process, index)
+        self._fibers.append((process, life.fibers))
+        self.lives[process.name] = life
+
+        def over(why: object) -> None:
+            self.process_ended(process, why)
+            host.do(ended, index, why)
+
+        process.spawn(life.live(), over)
+        return life
 
     def process_ended(self, process: Process, why: object) -> None:
         """A process has come to its end by itself."""
@@ -316,7 +335,11 @@ class Cluster:
     # -- what happens to them ----------------------------------------------------------------
 
     def _happen(self, kind: str) -> None:
-        everybody = [life.process for life in self.lives.values() if life.process.alive]
+        everybody = [
+            life.process
+            for life in self.lives.values()
+            if life.process.alive and life.process.host is None
+        ]
         if not everybody or self.faults.over:
             return
         process = self.random.choice(everybody)
@@ -344,10 +367,10 @@ class Cluster:
                 for one in everybody:
                     one.kill()
                 if kind == "power cut":
-                    self.disk.lose({one.name for one in everybody})
+                    self.disk.lose({name for one in everybody for name in _names(one)})
             case "power cut of one":
                 process.kill()
-                self.disk.lose({process.name})
+                self.disk.lose(_names(process))
             case "terminate":
                 process.do(self.lives[process.name].terminate)
             case "terminate all":
@@ -383,6 +406,9 @@ class Cluster:
         shard = f"shard-{random.randrange(options.shards)}"
         for_s = self.faults.between(*options.cut_s)
         there, back = random.choice(((True, True), (True, False), (False, True)))
+        slices = self.lives[worker].process.slices if worker in self.lives else []
+        if any(one.name == shard for one in slices):
+            return
         self.schedule.trace(CUT, worker, shard, for_s)
         if there:
             self.network.cut(worker, shard, for_s)
@@ -396,6 +422,11 @@ class Cluster:
             process.kill()
         else:
             self._start(process.name)
+
+
+def _names(process: Process) -> set[str]:
+    """Of a process and the slices in it."""
+    return {process.name, *(one.name for one in process.slices)}
 
 
 def _rule(options: Options) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ class Options:
     batches at once, and with ``sums`` push the sums of their gradients in async mode.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
     With ``holds`` the job is attended: each has the batches after which it holds next, and whether
-    the attendant changes the state before."""
+    the attendant changes the state before. With ``hosted`` workers host the shards, as slices."""
 
     policy: Policy
     then: Policy | None
@@ -74,6 +74,7 @@ class Options:
     devices: Mapping[str, int] = field(default_factory=dict)
     sums: bool = False
     holds: tuple[tuple[int, bool], ...] = ()
+    hosted: bool = False
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -196,6 +197,31 @@ def draw(random: Random) -> Options:
     options = _with_recent(random, _with_signals(random, options))
     options = _with_short_rounds(random, _with_cuts(random, options))
     return _with_devices(random, _with_short_steps(random, options))
+
+
+def with_hosts(random: Random, options: Options) -> Options:
+    """The same in sync mode, with slices in workers in place of shards, of what fits them."""
+    steps = options.batches * options.batch_size * (options.local_steps - 1)
+    policy = options.policy
+    if not policy.rounds:
+        policy = Policy(mode="sync", replicas=random.randint(1, 4))
+    return replace(
+        options,
+        policy=policy,
+        then=None,
+        then_after=0,
+        changes=tuple(change for change in options.changes if change.rounds),
+        shards=min(options.shards, options.workers),
+        local_steps=1,
+        records=options.records - steps,
+        tables=0,
+        prefetch=False,
+        old_workers=0,
+        devices={},
+        sums=False,
+        far={name: s for name, s in options.far.items() if not name.startswith("shard")},
+        hosted=True,
+    )
 
 
 def with_attendant(random: Random, options: Options) -> Options:

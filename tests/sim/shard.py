@@ -146,6 +146,7 @@ class Shard:
     """One start of a shard's process."""
 
     def __init__(self, cluster: Cluster, process: Process, index: int, address: str) -> None:
+        """``process`` has a host if a worker hosts the shard as a slice."""
         self.process = process
         self.cluster = cluster
         self.fibers = Fibers(process)
@@ -245,6 +246,7 @@ class _Coordination(Coordination):
             cluster.options.patience_s,
             ending,
             fibers,
+            0 if process.host is None else process.host.incarnation,
         )
         self._sim = shard
 

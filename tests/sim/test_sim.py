@@ -28,17 +28,20 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
-from tests.sim.run import Verdict, run_attended, run_options, run_seed, silenced
+from tests.sim.run import Verdict, run_attended, run_hosted, run_options, run_seed, silenced
 from tests.sim.schedule import Process, Schedule
 from tests.sim.store import StoreFile
 from tests.sim.table_witness import Recent
 from tests.sim.worker import Worker
 
-SEEDS = 500
+SEEDS = 350
 """Sixty of them find every planted bug; ``make sim`` runs as many as one likes."""
 
 FAST, CHUNK = 50, 150
-MANY = 300
+ATTENDED = 174
+"""Twenty of them find every planted bug."""
+
+DRAWN = 300
 
 RUN = Path("/run")
 
@@ -87,7 +90,7 @@ def test_attended_clusters(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(6, MANY, 42))
+@pytest.mark.parametrize("first", range(6, ATTENDED, 42))
 def test_many_attended_clusters(first: int) -> None:
     _hold(range(first, first + 42))
 
@@ -99,6 +102,24 @@ def _hold(seeds: range) -> None:
         assert not verdict.failure, f"attended: {verdict}"
         ended += verdict.counts["holds ended"]
     assert ended
+
+
+@pytest.mark.parametrize("first", range(0, 6, 2))
+def test_clusters_whose_workers_host_the_parameters(first: int) -> None:
+    _all_hosted_hold(range(first, first + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(6, 106, 50))
+def test_many_clusters_whose_workers_host_the_parameters(first: int) -> None:
+    _all_hosted_hold(range(first, first + 50))
+
+
+def _all_hosted_hold(seeds: range) -> None:
+    for seed in seeds:
+        verdict = run_hosted(seed)
+        assert not verdict.failure, str(verdict)
+        assert verdict.counts["slices hosted"] >= verdict.options.shards
 
 
 @pytest.mark.slow
@@ -119,7 +140,7 @@ def test_every_kind_of_fault_happens(kind: str) -> None:
 
 
 def test_seeds_are_of_every_policy() -> None:
-    options = [draw(Random(seed)) for seed in range(MANY)]
+    options = [draw(Random(seed)) for seed in range(DRAWN)]
     policies = [policy for one in options for policy in one.policies]
     assert {policy.mode for policy in policies} == {"async", "sync", "ssp"}
     assert set(SETTINGS) - {name for policy in policies for name in policy.changed()} == {
@@ -136,7 +157,7 @@ def test_seeds_are_of_every_policy() -> None:
         sum(one.tables > 0 and one.policy.rounds for one in options),
         sum(one.prefetch for one in options),
     ):
-        assert count > MANY / 20
+        assert count > DRAWN / 20
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from psrpc.core.errors import PsError
+from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from tests.sim.calls import ToCoordinator, ToShard
 from tests.sim.fibers import Fibers
 from tests.sim.network import SHA
 from tests.sim.schedule import Process, Steps
+from tests.sim.shard import Shard
 from tests.sim.source import Source
 from worker.loop.performer import Performer
 from worker.loop.routes import PROBE_S, RouteProbe
@@ -21,6 +23,10 @@ from worker.protocol.done import Stopped
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
+
+
+TICK_S = 0.05
+"""How often a worker that ends looks whether its slices have ended."""
 
 
 class Worker:
@@ -53,6 +59,12 @@ class Worker:
             connect=partial(ToShard, self),
         )
         self._doing = "starts"
+        self._slices: dict[int, Shard] = {}
+        self._leaving = False
+        self._told = False
+        if cluster.options.hosted:
+            self.standing.membership.hosts = True
+            self.standing.host = self._host
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
@@ -60,11 +72,37 @@ class Worker:
             why = yield self.fibers.run(self._work)
         except PsError as error:
             why = error
+        self._end_slices()
+        while self._slices:
+            yield self.cluster.schedule.sleep(TICK_S)
         return why
 
     def terminate(self) -> None:
-        """SIGTERM."""
-        self.standing.stop()
+        """SIGTERM: it works on until its slices are saved."""
+        self._told = True
+        self._end_slices()
+        if not self._slices:
+            self.standing.stop()
+
+    # As worker.process.hosting does, with threads.
+
+    def _host(self, slices: Sequence[int]) -> None:
+        for index in slices:
+            if not self._leaving and index not in self._slices:
+                self._slices[index] = self.cluster.host_slice(self.process, index, self._ended)
+
+    def _end_slices(self) -> None:
+        self._leaving = True
+        for each in list(self._slices.values()):
+            each.terminate()
+
+    def _ended(self, index: int, why: object) -> None:
+        del self._slices[index]
+        lost = isinstance(why, AlreadyExists | StaleGeneration | JobFailed)
+        if isinstance(why, PsError) and not lost:
+            self.standing.fail(why)
+        if self._told and not self._slices:
+            self.standing.stop()
 
     def doing(self) -> str:
         membership = self.standing.membership

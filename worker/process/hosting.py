@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pserver.client.client import ShardClient
-from pserver.process.config import ServeConfig
-from pserver.process.hosted import HostedSlice
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.ops.logs import get_logger
 from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
 from worker.loop.session import WorkerSession
+
+if TYPE_CHECKING:
+    from pserver.process.config import ServeConfig
+    from pserver.process.hosted import HostedSlice
 
 log = get_logger()
 
@@ -45,7 +47,8 @@ class SliceHosting:
 
     def offer(self) -> None:
         """Offers to host slices from the next registration on, if this machine has the certificate
-        of a shard, or needs none."""
+        of a shard, or needs none. Raises InvalidArgument for options that a slice cannot have."""
+        self._config(0)
         if self._security.encrypted:
             try:
                 self._security.files.certificates()
@@ -57,20 +60,28 @@ class SliceHosting:
 
     def host(self, slices: Sequence[int]) -> None:
         """Starts to serve ``slices``; does nothing for one that this process serves already."""
+        # Most workers host nothing, and need not import what a shard is made of.
+        from pserver.process.hosted import HostedSlice
+
         with self._lock:
             for shard in slices:
                 if self._closing or shard in self._slices:
                     continue
                 log.info("hosts a slice", shard=shard)
-                config = ServeConfig(
-                    shard=shard,
-                    coordinator=self._options.coordinator,
-                    advertise=self._options.advertise,
-                    run_dir=self._options.run_dir,
-                    connect_timeout_s=self._options.connect_timeout_s,
-                    security=self._security,
-                )
+                config = self._config(shard)
                 self._slices[shard] = HostedSlice(config, self._incarnation, self._ended)
+
+    def _config(self, shard: int) -> ServeConfig:
+        from pserver.process.config import ServeConfig
+
+        return ServeConfig(
+            shard=shard,
+            coordinator=self._options.coordinator,
+            advertise=self._options.advertise,
+            run_dir=self._options.run_dir,
+            connect_timeout_s=self._options.connect_timeout_s,
+            security=self._security,
+        )
 
     def connect(
         self, address: str, incarnation: int, plan: Plan, shard: int, **options: Any
