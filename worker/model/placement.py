@@ -247,7 +247,9 @@ def _asked(graph: tf.Graph) -> list[_Asked]:
             path, call, device, outer = calls.pop()
             for function in (functions[name] for name in _called(call) if name in functions):
                 xla = outer
-                if xla is None and any(each.attr[_JIT].b for each in (call, function)):
+                if xla is None and any(
+                    _JIT in each.attr and each.attr[_JIT].b for each in (call, function)
+                ):
                     xla = device
                 if (key := (function.signature.name, device, xla)) in seen:
                     continue
@@ -262,11 +264,13 @@ def _asked(graph: tf.Graph) -> list[_Asked]:
     return [one for one in asked if tf.DeviceSpec.from_string(one.device).device_type]
 
 
-def _called(node: Any) -> Iterator[str]:
+def _called(node: Any) -> list[str]:
     """Returns the names of the functions that the node of a graph calls."""
+    names = []
     for value in node.attr.values():
         functions = [value.func] if value.HasField("func") else value.list.func
-        yield from (function.name for function in functions)
+        names += [function.name for function in functions]
+    return names
 
 
 def _canonical(name: str) -> str:
