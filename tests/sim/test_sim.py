@@ -39,7 +39,7 @@ SEEDS = 350
 
 FAST, CHUNK = 50, 150
 ATTENDED = 174
-"""Twenty of them find every planted bug."""
+"""The first 25 find every planted bug that takes an attendant."""
 
 DRAWN = 300
 
