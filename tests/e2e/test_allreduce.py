@@ -58,7 +58,7 @@ def test_a_run_goes_from_shards_to_workers_and_back(
 ) -> None:
     run_dir = tmp_path / "run"
     args = (*COMMON, *SYNC, "--run-dir", str(run_dir))
-    starts: tuple[tuple[int, tuple[str, ...]], ...] = ((3, ()), (6, ("--resume", *HOSTED)))
+    starts: tuple[tuple[int, tuple[str, ...]], ...] = ((5, ()), (10, ("--resume", *HOSTED)))
     with by_hand(tmp_path) as hand:
         for gate_at, more in starts:
             folder = tmp_path / f"gate-{gate_at}"
