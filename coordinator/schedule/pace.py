@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -71,7 +72,7 @@ class LeaseHolder:
 
 @dataclass(slots=True)
 class Speeds:
-    """Records per second of each worker, from lease to commit."""
+    """Records per second of each worker, from lease to commit: of one of its devices."""
 
     _known: dict[str, float] = field(default_factory=dict)
 
@@ -94,10 +95,13 @@ class Speeds:
             return None
         return records / self._known.get(worker, median(self._known.values()))
 
-    def ratio(self, worker: str) -> float | None:
-        """Returns the speed of ``worker`` over the mean of all known ones, or None."""
+    def ratio(self, worker: str, devices: Callable[[str], int]) -> float | None:
+        """Returns the speed of a device of ``worker`` over the mean of all devices of workers whose
+        speed is known, or None. ``devices`` says how many a worker has."""
         speed = self._known.get(worker)
-        return None if speed is None else speed / fmean(self._known.values())
+        if speed is None:
+            return None
+        return speed / fmean(self._known.values(), weights=map(devices, self._known))
 
     def forget(self, worker: str) -> None:
         """Forgets a departed ``worker``."""

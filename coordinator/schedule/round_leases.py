@@ -13,7 +13,7 @@ from psrpc.core.commands import Attempt
 from psrpc.core.policy import Policy
 
 NOT_SLOW = 0.8
-"""Least speed, relative to the mean of all workers, at which a worker gets its next micro-batch in
+"""Least speed, relative to the mean of all devices, at which a worker gets its next micro-batch in
 advance: a slow worker would keep the others waiting for that."""
 
 
@@ -65,7 +65,7 @@ class RoundLeases:
         if held:
             return self._with_ahead(held[0], worker, now, number, workers)
         if self._open.has_open:
-            micro = self._open.take(self._slow.speeds.ratio(worker))
+            micro = self._open.take(self._ratio(worker))
             attempt = self._attempt(micro, worker, now, number)
             return self._with_ahead(attempt, worker, now, number, workers)
         left = self._open.left_by(frozenset(self.stuck))
@@ -107,7 +107,7 @@ class RoundLeases:
         held = [attempt for attempt in self._open.held_by(worker) if attempt != current]
         share = min(devices, -(-self._policy.open * devices // lanes))
         while len(held) + 1 < share and self._open.has_open:
-            micro = self._open.take(self._slow.speeds.ratio(worker))
+            micro = self._open.take(self._ratio(worker))
             held.append(self._attempt(micro, worker, now, number))
         return tuple(held[: devices - 1])
 
@@ -120,13 +120,16 @@ class RoundLeases:
         for attempt in held:
             if attempt != current:
                 return attempt
-        ratio = self._slow.speeds.ratio(worker)
+        ratio = self._ratio(worker)
         if self._policy.balance or self._policy.speculate or (ratio or 1) < NOT_SLOW:
             return None
         share = -(-self._open.uncommitted // self._crew.lanes(workers))
         if len(held) >= share or not self._open.has_open:
             return None
         return self._attempt(self._open.take(ratio), worker, now, number)
+
+    def _ratio(self, worker: str) -> float | None:
+        return self._slow.speeds.ratio(worker, self._crew.devices)
 
     def _attempt(self, micro: MicroBatch, worker: str, now: float, number: int) -> Attempt:
         """Returns a new attempt of ``micro`` by ``worker``."""

@@ -133,8 +133,10 @@ class StudyTable(_Screen):
         for trial in running:
             status = trial.run.status
             value = figure(trial.values[-1].value) if trial.values else ""
-            epoch = f"{status.epoch}/{status.epochs}" if status.epochs else ""
-            state = "ends" if trial.judged else status.phase or "starts"
+            # Trials on an engine have no status, but evaluations.
+            seen = str(trial.values[-1].epoch) if trial.values else ""
+            epoch = f"{status.epoch}/{status.epochs}" if status.epochs else seen
+            state = "ends" if trial.judged else status.phase or ("trains" if seen else "starts")
             took = f"{now - trial.began:.0f}"
             settings = settings_words(trial.point)
             table.add_row(str(trial.number), state, epoch, value, took, settings)

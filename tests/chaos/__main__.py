@@ -7,6 +7,7 @@ them came to. The exit status is 0 when every one has passed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import signal
@@ -50,10 +51,7 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    schedules = [
-        make_schedule(seed, disk=disk, tensorflow=options.tensorflow, hosted=options.allreduce)
-        for seed in range(options.first, options.first + options.schedules)
-    ]
+    schedules = choose_schedules(options, disk)
     references = make_references(schedules, folder)
     results = []
     for schedule, result in run_all(schedules, references, options.jobs, folder):
@@ -67,6 +65,11 @@ def main() -> int:
     failed = [result.seed for result in results if result.wrong]
     say(summary(results, time.monotonic() - began))
     say(f"{sum(s.options.rows for s in schedules)} of the jobs have embedding tables")
+    several = [s.options for s in schedules if s.options.devices > 1]
+    say(
+        f"{len(several)} have workers of several devices, of which "
+        f"{sum(one.sums for one in several)} push sums"
+    )
     if not failed and not options.keep:
         shutil.rmtree(folder)
     return 1 if failed else 0
@@ -90,8 +93,27 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep everybody's logs there")
     parser.add_argument("--tensorflow", action="store_true", help="with TensorFlow workers")
     parser.add_argument("--allreduce", action="store_true", help="workers host the shards")
+    parser.add_argument(
+        "--devices",
+        action="store_true",
+        help="only seeds whose workers have several devices, N of them",
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for each that passes, too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.devices and (options.tensorflow or options.allreduce):
+        parser.error("--devices: no such schedules with --tensorflow or --allreduce")
+    return options
+
+
+def choose_schedules(options: argparse.Namespace, disk: bool) -> list[Schedule]:
+    """The schedules that were asked for. A seed means the same with ``--devices`` as without."""
+    made = (
+        make_schedule(seed, disk=disk, tensorflow=options.tensorflow, hosted=options.allreduce)
+        for seed in itertools.count(options.first)
+    )
+    if options.devices:
+        made = (schedule for schedule in made if schedule.options.devices > 1)
+    return list(itertools.islice(made, options.schedules))
 
 
 def can_mount() -> bool:

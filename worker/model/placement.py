@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,6 +24,14 @@ MORE_DEVICES = (
 _OF_GRADIENTS = "gradient_tape/"
 """Name scope of the operations of a ``tf.GradientTape`` in a graph, before the name of the forward
 operation that they differentiate."""
+
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"} | {
+    f"{stateless}{kind}" for kind in ("Case", "If", "While") for stateless in ("", "Stateless")
+}
+"""Operations that call functions, whose operations are not among those of the graph."""
+
+_JIT = "_XlaMustCompile"
+"""Attribute that ``tf.function(jit_compile=True)`` sets."""
 
 
 def check_enough(devices: Devices | None, device: Device) -> None:
@@ -173,13 +181,24 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
     ``soft``.
 
     Raises:
+        InvalidJob: XLA compiles a function that says ``tf.device`` for another device.
         InvalidArgument: the model asks for a device that the worker lacks (TensorFlow would
             silently use another), or leaves a device of the worker idle.
     """
     if soft:
         return
+    asked = _asked(graph)
+    for one in asked:
+        compiled_on = _canonical(one.xla or device.name)
+        if one.xla is not None and _canonical(one.device) != compiled_on:
+            raise InvalidJob(
+                f"the model computes {one.operation!r} on {_canonical(one.device)} within a "
+                f"function that XLA compiles for {compiled_on} alone, where all of it would run; "
+                "leave jit_compile=True out of that tf.function, or tf.device",
+                code="PS108",
+            )
     there = {_canonical(each.name) for each in tf.config.list_logical_devices()}
-    used = _used(graph)
+    used = {_canonical(one.device): one.operation for one in reversed(asked)}
     for name, operation in used.items():
         if name not in there:
             raise InvalidArgument(
@@ -198,18 +217,56 @@ def check_placed(graph: tf.Graph, device: Device, *, soft: bool) -> None:
 
 def is_spread(graph: tf.Graph, device: Device) -> bool:
     """Whether the operations of ``graph`` ask for a device of this worker besides its first."""
-    return not _used(graph).keys().isdisjoint(map(_canonical, device.others))
+    used = {_canonical(one.device) for one in _asked(graph)}
+    return not used.isdisjoint(map(_canonical, device.others))
 
 
-def _used(graph: tf.Graph) -> dict[str, str]:
-    """Returns the short names of the devices that the operations of ``graph`` ask for, each with an
-    operation that does."""
-    asked: dict[str, str] = {}
-    for operation in graph.get_operations():
-        # A function of Python has the host of the process, and no device.
-        if tf.DeviceSpec.from_string(operation.device).device_type:
-            asked.setdefault(operation.device, operation.name)
-    return {_canonical(name): operation for name, operation in asked.items()}
+class _Asked(NamedTuple):
+    """An operation that asks for a device. ``xla`` is the device of the call if XLA compiles the
+    function that it is in, empty for the first one; None outside of such functions."""
+
+    operation: str
+    device: str
+    xla: str | None
+
+
+def _asked(graph: tf.Graph) -> list[_Asked]:
+    """Returns the operations of ``graph`` and of the functions that it calls which ask for a
+    device: one for each device of a function."""
+    operations = graph.get_operations()
+    found = {one.device: _Asked(one.name, one.device, None) for one in reversed(operations)}
+    asked = list(found.values())
+    if any(one.type in _CALLS for one in operations):
+        definition = graph.as_graph_def()
+        functions = {one.signature.name: one for one in definition.library.function}
+        calls: list[tuple[str, Any, str, str | None]] = [
+            (node.name, node, node.device, None) for node in definition.node
+        ]
+        seen = set()
+        while calls:
+            path, call, device, outer = calls.pop()
+            for function in (functions[name] for name in _called(call) if name in functions):
+                xla = outer
+                if xla is None and any(each.attr[_JIT].b for each in (call, function)):
+                    xla = device
+                if (key := (function.signature.name, device, xla)) in seen:
+                    continue
+                seen.add(key)
+                inner = {node.device: node.name for node in reversed(function.node_def)}
+                asked += [_Asked(f"{path}/{name}", where, xla) for where, name in inner.items()]
+                calls += [
+                    (f"{path}/{node.name}", node, node.device or device, xla)
+                    for node in function.node_def
+                ]
+    # A function of Python has the host of the process, and no device.
+    return [one for one in asked if tf.DeviceSpec.from_string(one.device).device_type]
+
+
+def _called(node: Any) -> Iterator[str]:
+    """Returns the names of the functions that the node of a graph calls."""
+    for value in node.attr.values():
+        functions = [value.func] if value.HasField("func") else value.list.func
+        yield from (function.name for function in functions)
 
 
 def _canonical(name: str) -> str:

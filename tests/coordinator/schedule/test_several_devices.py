@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.core.work import Round, Train
@@ -82,6 +84,29 @@ def test_attempts_computed_at_once_began_at_once() -> None:
     close(rounds)
     # Two records in four seconds each time; the second was not computed in 0.1 s.
     assert rounds._slow.speeds.expected_s("w", 2) == pytest.approx(4.05, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("fast slow", [[80, 80], [32]]), ("slow fast", [[40], [80, 72]])],
+)
+def test_with_balance_micro_batches_are_as_large_as_a_device_is_fast(
+    order: str, expected: list[list[int]]
+) -> None:
+    rounds = make(records=2 * 3 * 64, batch_size=64, replicas=3, balance=True)
+    asks(rounds, {"fast": 2, "slow": 1})
+    # No speed is known yet, so all are of one size: two take 1 s, at once, and one takes 2 s.
+    for worker, ends in (("fast", [1.0, 1.0]), ("slow", [2.0])):
+        work = lease(rounds, worker, workers=2)
+        for attempt, end in zip((work.attempt, *work.beside), ends, strict=True):
+            assert attempt.batch.count == 64
+            commit(rounds, worker, replace(work, attempt=attempt), now=end)
+    close(rounds)
+    # 64, 64 and 32 records a second: the mean of the three devices is 53.3, so 1.2, 1.2 and 0.6
+    # micro-batches of 64, in eighths. The mean of the two workers would be 48.
+    works = [lease(rounds, worker, now=2.0, workers=2) for worker in order.split()]
+    sizes = [[one.batch.count for one in (work.attempt, *work.beside)] for work in works]
+    assert sizes == expected
 
 
 def test_a_task_is_a_multiple_of_the_devices() -> None:

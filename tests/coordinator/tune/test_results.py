@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -17,9 +20,12 @@ from coordinator.search.trials import (
     TrialValue,
     best_trial,
 )
-from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.results import study_table, write_results
+from coordinator.tune.directory import PLACE, StudyDirectory
+from coordinator.tune.engine import RunningTrial
+from coordinator.tune.results import export_words, study_table, write_results
 from coordinator.tune.screen import headline, open_study_screen, time_left_s
+from coordinator.tune.trial_run import TrialHistory, TrialRun
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 ACCURACY, LOSS = StudyMetric("max", "accuracy"), StudyMetric("min", "accuracy")
 LIMITS = StudyLimits(8, 2, 1)
@@ -56,6 +62,12 @@ def test_the_best_trial_is_complete(tmp_path: Path) -> None:
     directory.trial(0).mkdir()
     summary = {"phase": "done", "checkpoint": "checkpoints/step-00000010"}
     (directory.trial(0) / "summary.json").write_text(json.dumps(summary))
+    place = {"runs": "/runs/first-ab12cd", "volume": "nfs"}
+    (tmp_path / PLACE).write_text(json.dumps(place))
+    command = "coordinator export /runs/first-ab12cd/trial-0000 --to model.keras"
+    assert export_words(directory, 0) == f"in a pod with the claim nfs: {command}"
+    assert export_words(directory, 1) == ""
+    (tmp_path / PLACE).unlink()
     directory.trial(2).mkdir()
     (directory.trial(2) / "history.csv").write_text("epoch,val_accuracy\n1,0.5\n2,0.6\n")
     write_results(directory, RECORDS, ACCURACY, ["rate"])
@@ -82,10 +94,15 @@ def test_the_screen_shows_trials_that_end(terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100)
     screen = open_study_screen(console, ACCURACY, LIMITS)
-    screen.show(RECORDS, [])
+    # On an engine, a trial has no status.
+    run = cast(TrialRun, SimpleNamespace(status=GetJobStatusResponse()))
+    history = TrialHistory(Path(), "accuracy")
+    trial = RunningTrial(4, 0, {"rate": 0.1}, run, history, 0.0, values=VALUES)
+    screen.show(RECORDS, [trial])
     screen.evaluated(4, TrialValue(1, 0.5))
     screen.ended(RECORDS[3])
     screen.close()
     assert "trial 3 is failed: out of memory" in out.getvalue()
     assert "4 of 8 trials, 1 running" in out.getvalue()
     assert ("trial 4 epoch 1: accuracy 0.5000" in out.getvalue()) is not terminal
+    assert bool(re.search(r"4 +. trains +. 3 +. 0\.75", out.getvalue())) is terminal

@@ -21,12 +21,12 @@ from collections import Counter, defaultdict
 from worker.runtime.devices import Device, configure_devices
 two = configure_devices("none", cpus=2, intra_op_threads=1)
 assert two == Device("/CPU:0", "2 cpus", ("/CPU:1",)), two
-from psrpc.core.errors import InvalidArgument
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from tests.worker.flat_jobs import CPU, FEATURES, FIRST, JobStepper, make_job
 
 Dense = keras.layers.Dense
 
-def model(second=None):
+def model(second=None, last=None):
     class Second(Dense):
         def call(self, inputs):
             with tf.device(second):
@@ -35,7 +35,7 @@ def model(second=None):
         keras.Input((FEATURES,)),
         keras.Sequential([Dense(7, "elu"), keras.layers.BatchNormalization()], name="a"),
         keras.Sequential([keras.layers.Dropout(0.5), Dense(5, "elu")], name="b"),
-        (Second if second else Dense)(3, "softmax", name="last"),
+        (last or (Second if second else Dense))(3, "softmax", name="last"),
     ])
 
 def run(device, build=model, **fields):
@@ -77,13 +77,31 @@ same(run(CPU, devices={"b": 7}, soft_placement=True))
 def refused(device, build=model, **fields):
     try:
         run(device, build, **fields)
-    except InvalidArgument as error:
+    except (InvalidArgument, InvalidJob) as error:
         print(error)
     else:
         raise AssertionError("not refused")
 refused(CPU, lambda: model("/GPU:1"))
 refused(two)
 same(run(CPU, lambda: model("/GPU:1"), soft_placement=True))
+
+def apart(around, within, jit):
+    @tf.function(jit_compile=jit)
+    def product(inputs, kernel):
+        with tf.device(within):
+            return tf.matmul(inputs, kernel)
+    class Apart(Dense):
+        def call(self, inputs):
+            with tf.device(around):
+                found = product(inputs, tf.convert_to_tensor(self.kernel))
+            return self.activation(found + self.bias)
+    return lambda: model(last=Apart)
+# XLA would silently compute all of the function on the first device.
+refused(two, apart(None, "/CPU:1", True))
+same(run(two, apart("/CPU:1", "/CPU:1", True)), 1e-6)
+# Without XLA each operation of a function is where it says.
+same(run(two, apart(None, "/CPU:1", False)))
+refused(CPU, apart(None, "/GPU:1", False))
 print("all right")
 """
 
@@ -92,9 +110,11 @@ print("all right")
 def test_a_model_over_two_devices_computes_what_one_does() -> None:
     done = run_forked(ON_TWO)
     assert done.stdout.endswith("all right\n"), done.stdout + done.stderr[-3000:]
-    missing, idle, _ = done.stdout.splitlines()
+    missing, idle, compiled, within, _ = done.stdout.splitlines()
     assert " on /GPU:1, and this worker has /CPU:0, /CPU:1; give the worker more" in missing
     assert idle.startswith("this worker has /CPU:0, /CPU:1, and the model leaves /CPU:1 idle")
+    assert "/MatMul' on /CPU:1 within a function that XLA compiles for /CPU:0 alone" in compiled
+    assert " on /GPU:1, and this worker has /CPU:0, /CPU:1; give the worker more" in within
 
 
 def nested_model() -> keras.Model:
