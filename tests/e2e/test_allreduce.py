@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from psrpc.checkpoint.load import load_variables
-from tests.e2e.cluster import Gate, Process, Run, by_hand, codes, members, up
+from tests.e2e.cluster import LIMIT_S, Gate, Process, Run, by_hand, codes, members, up
 from tests.e2e.test_recovery import COMMON, GATED, assert_all_counted_once, faulty
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
 SYNC = ("--mode", "sync", "--set", "checkpoint_every=20")
 HOSTED = ("--set", "dense=allreduce")
@@ -58,7 +58,7 @@ def test_a_run_goes_from_shards_to_workers_and_back(
 ) -> None:
     run_dir = tmp_path / "run"
     args = (*COMMON, *SYNC, "--run-dir", str(run_dir))
-    starts: tuple[tuple[int, tuple[str, ...]], ...] = ((3, ()), (6, ("--resume", *HOSTED)))
+    starts: tuple[tuple[int, tuple[str, ...]], ...] = ((5, ()), (10, ("--resume", *HOSTED)))
     with by_hand(tmp_path) as hand:
         for gate_at, more in starts:
             folder = tmp_path / f"gate-{gate_at}"
