@@ -116,6 +116,8 @@ class Cluster:
         self.lives: dict[str, Life] = {}
         """The newest start of each process, by name."""
         self.store = StoreFile()
+        self.hosted = options.hosted
+        """Whether workers host the shards now."""
         self.description = self._describe()
         self.generation = 0
         """The newest that a coordinator has formed."""
@@ -132,7 +134,7 @@ class Cluster:
     def run(self) -> None:
         """Starts everything and lets it happen. Raises Violation; any other error is a bug."""
         options, random, schedule = self.options, self.random, self.schedule
-        names = [f"shard-{index}" for index in range(options.shards)]
+        names = [] if self.hosted else self._shard_names()
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
@@ -195,6 +197,37 @@ class Cluster:
         for life in list(self.lives.values()):
             life.process.kill()
         self._resuming = False
+        if self.options.moves:
+            self.hosted = not self.hosted
+            self.description = self._describe()
+            self.counts["moves to workers" if self.hosted else "moves to shards"] += 1
+            if not self.hosted:
+                for name in self._shard_names():
+                    after_s = self.faults.between(*RESTART_S)
+                    self.schedule.after(after_s, None, self._start, name)
+
+    def _shard_names(self) -> list[str]:
+        return [f"shard-{index}" for index in range(self.options.shards)]
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard that is there, and every slice."""
+        for life in self.lives.values():
+            if life.process.alive and isinstance(life, Shard):
+                yield life
+            elif life.process.alive and isinstance(life, Worker):
+                yield from life.slices
+
+    def next_incarnation(self) -> int:
+        """Of a process, or of a slice in one."""
+        self._starts += 1
+        return 1000 + self._starts
+
+    def free_address(self, index: int) -> str:
+        """Where a shard listens: a new process may get the port of one before it that is gone, or
+        another."""
+        ports = (6000 + index, 6100 + index, 6200 + self._starts)
+        free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
+        return f"shard:{self.random.choice(free)}"
 
     def awaited(self) -> str:
         """Describes in words what each process waits for."""
@@ -227,29 +260,25 @@ class Cluster:
 
     def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
         """Every shard that is there and stands at this generation."""
-        for life in self.lives.values():
-            if not isinstance(life, Shard) or not life.process.alive or life.engine is None:
-                continue
-            if life.engine._held.standing.generation == generation:
-                yield repr(life.process), life.engine
+        for shard in self.shards():
+            if shard.engine and shard.engine._held.standing.generation == generation:
+                yield repr(shard), shard.engine
 
     def final_parts(self) -> Iterator[FinalPart]:
         """Of every shard that is there at the end."""
-        for life in self.lives.values():
-            if not isinstance(life, Shard) or not life.process.alive:
+        for shard in self.shards():
+            if shard.engine is None or shard.updates is None:
                 continue
-            if life.engine is None or life.updates is None:
-                continue
-            if life.engine._held.standing.generation == self.generation:
+            if shard.engine._held.standing.generation == self.generation:
                 velocity = None
                 if self.options.momentum:
-                    velocity = life.updates.slots().elements[SLOT][ARENA]
+                    velocity = shard.updates.slots().elements[SLOT][ARENA]
                 yield FinalPart(
-                    repr(life.process),
-                    life.index,
-                    life.updates.snapshot()[ARENA],
+                    repr(shard),
+                    shard.index,
+                    shard.updates.snapshot()[ARENA],
                     velocity,
-                    life.engine._held.tables,
+                    shard.engine._held.tables,
                 )
 
     def _describe(self) -> JobDescription:
@@ -272,14 +301,16 @@ class Cluster:
             keep_checkpoints=options.keep_checkpoints,
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
+            dense="allreduce" if self.hosted else "shards",
             stop_early=PATIENT if options.paced and options.eval_records else None,
         )
 
     # -- processes ---------------------------------------------------------------------------
 
     def _start(self, name: str) -> None:
-        self._starts += 1
-        process = Process(self.schedule, name, 1000 + self._starts)
+        if self.hosted and name.startswith("shard"):
+            return
+        process = Process(self.schedule, name, self.next_incarnation())
         self.schedule.trace("start", process)
         if name in self.lives:
             self.counts[f"{name.partition('-')[0]} restarts"] += 1
@@ -287,12 +318,7 @@ class Cluster:
         if name == "coordinator":
             life = Coordinator(self, process)
         elif name.startswith("shard"):
-            index = int(name.removeprefix("shard-"))
-            # A new process may get the port of one before it that is gone, or another.
-            ports = (6000 + index, 6100 + index, 6200 + self._starts)
-            free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
-            port = self.random.choice(free)
-            life = Shard(self, process, index, f"shard:{port}")
+            life = Shard(self, process, int(name.removeprefix("shard-")), Fibers(process))
         else:
             life = Worker(self, process)
         if isinstance(life, Shard | Worker):
@@ -379,8 +405,16 @@ class Cluster:
     def _cut(self) -> None:
         """One worker cannot reach one shard, or is not heard from there, or both."""
         options, random = self.options, self.random
-        worker = f"worker-{random.randrange(options.workers)}"
-        shard = f"shard-{random.randrange(options.shards)}"
+        if self.hosted:
+            hosts = sorted({shard.process.name for shard in self.shards()})
+            if not hosts or options.workers == 1:
+                return
+            shard = random.choice(hosts)
+            names = [f"worker-{index}" for index in range(options.workers)]
+            worker = random.choice([name for name in names if name != shard])
+        else:
+            worker = f"worker-{random.randrange(options.workers)}"
+            shard = f"shard-{random.randrange(options.shards)}"
         for_s = self.faults.between(*options.cut_s)
         there, back = random.choice(((True, True), (True, False), (False, True)))
         self.schedule.trace(CUT, worker, shard, for_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pserver.client.client import ShardClient
@@ -27,11 +27,20 @@ class SliceHosting:
     """Starts the slices that the coordinator gives this worker, and ends them before the worker
     ends. Thread-safe."""
 
-    def __init__(self, standing: WorkerSession, options: WorkerOptions, incarnation: int) -> None:
-        """``incarnation`` is that of this worker's process."""
+    def __init__(
+        self,
+        standing: WorkerSession,
+        options: WorkerOptions,
+        incarnation: int,
+        start: Callable[..., HostedSlice] = HostedSlice,
+        connect: Callable[..., ShardClient] = ShardClient,
+    ) -> None:
+        """``incarnation`` is that of this worker's process; ``start`` starts a slice, and
+        ``connect`` makes the client of a shard."""
         self._standing = standing
         self._options = options
         self._incarnation = incarnation
+        self._start, self._connect = start, connect
         self._security = standing.security.of(Role.SHARD)
         self._slices: dict[int, HostedSlice] = {}
         self._lock = threading.Lock()
@@ -70,7 +79,7 @@ class SliceHosting:
                     connect_timeout_s=self._options.connect_timeout_s,
                     security=self._security,
                 )
-                self._slices[shard] = HostedSlice(config, self._incarnation, self._ended)
+                self._slices[shard] = self._start(config, self._incarnation, self._ended)
 
     def connect(
         self, address: str, incarnation: int, plan: Plan, shard: int, **options: Any
@@ -80,7 +89,7 @@ class SliceHosting:
             own = self._slices.get(shard)
         name = self._standing.security.common_name
         local = None if own is None else own.transport(incarnation, name)
-        return ShardClient(address, incarnation, plan, shard, local=local, **options)
+        return self._connect(address, incarnation, plan, shard, local=local, **options)
 
     def leave(self) -> int:
         """Has the coordinator save the job, and ends all slices; a second call ends them at once.
