@@ -50,10 +50,10 @@ demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
 	@echo 'coordinator is on the PATH after: . .venv/bin/activate'
 
-# On two cores: clusters of tests wait for over a third of their time, for processes and deadlines.
-TEST_PROCESSES ?= 3
+# On two cores: clusters of tests wait for most of their time, for processes and deadlines.
+TEST_PROCESSES ?= 4
 
-# In the order of the files: by default those with few tests come last, and they are the slow ones.
+# tests/conftest.py has the order: by default files with few tests come last, and they are slow.
 test: $(INSTALLED)
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 30
 

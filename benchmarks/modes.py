@@ -20,7 +20,7 @@ from benchmarks.workloads import DENSE, JOBS, MNIST, WARMUP
 LEAST_S = 5.0
 """A rate over less than this says little."""
 
-OURS = ("async", "ssp", "sync", "sync8")
+OURS = ("async", "ssp", "sync", "sync8", "allreduce")
 
 PEERS = {"tf_single": "one process", "tf_mwms": "TF MWMS", "torch_ddp": "PyTorch DDP"}
 
@@ -29,6 +29,7 @@ NAMES = {
     "ssp": "ssp, s = 2",
     "sync": "sync, K = workers",
     "sync8": "sync, K = 8",
+    "allreduce": "all-reduce, K = workers",
     **PEERS,
 }
 
@@ -61,6 +62,11 @@ class Row:
             "ssp": ("mode=ssp", "staleness=2"),
             "sync": ("mode=sync", f"replicas={self.workers}"),
             "sync8": ("mode=sync", "replicas=8"),
+            # Slices in the workers, as many as the row has shards.
+            "allreduce": (
+                *("mode=sync", f"replicas={self.workers}"),
+                *("dense=allreduce", "engine=numpy"),
+            ),
         }
         return (*modes[system], f"epochs={self.epochs}")
 
@@ -75,7 +81,10 @@ ROWS = (
     Row("mnist_dnn", 2, shards=2, epochs=4),
     Row("mnist_sigmoid", 2, epochs=12, systems=(*OURS, "tf_mwms", "torch_ddp")),
     Row("mnist_cnn", 2, epochs=3),
-    Row("dense_1x64MB", 2, epochs=3, systems=("async", "sync", "tf_mwms", "torch_ddp")),
+    Row(
+        "dense_1x64MB", 2, epochs=3, systems=("async", "sync", "allreduce", "tf_mwms", "torch_ddp")
+    ),
+    Row("dense_1x64MB", 2, shards=2, epochs=3, systems=("sync", "allreduce")),
 )
 
 TARGETS: dict[tuple[str, str], float] = {
@@ -85,6 +94,8 @@ TARGETS: dict[tuple[str, str], float] = {
     ("async", "tf_single"): 0.75,
     ("sync", "tf_mwms"): 1.0,
     ("sync", "torch_ddp"): 1.0,
+    ("allreduce", "tf_mwms"): 1.0,
+    ("allreduce", "torch_ddp"): 1.0,
 }
 """Of pairs of systems, the least ratio of the first one's rate to the second one's."""
 

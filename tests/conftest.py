@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ settings.register_profile(
 )
 settings.load_profile("reproducible")
 
+WAITING = {"benchmarks", "chaos", "e2e", "faults"}
+"""Folders of clusters, which wait for most of their time: for processes, leases and deadlines."""
+
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under nohup. Processes that tests start would inherit that, and not a handler.
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -32,6 +36,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write what tests of one folder have seen there, as a page of the docs",
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several processes, lets files that wait and files that compute take turns; of the
+    latter, those with the most slow tests are first."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = [list(tests) for _, tests in groupby(items, lambda item: item.path)]
+    files.sort(key=_slow, reverse=True)
+    waiting = [tests for tests in files if _slow(tests) and tests[0].path.parent.name in WAITING]
+    if waiting:
+        computing = [tests for tests in files if tests not in waiting]
+        turns = zip_longest(waiting, computing, fillvalue=())
+        items[:] = [item for turn in turns for tests in turn for item in tests]
+
+
+def _slow(tests: list[pytest.Item]) -> int:
+    """How many of the tests are slow."""
+    return sum(item.get_closest_marker("slow") is not None for item in tests)
 
 
 def pytest_collection_finish() -> None:

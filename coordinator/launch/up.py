@@ -141,6 +141,10 @@ def run(args: argparse.Namespace, warm_start: WarmStart | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
         return 2
+    except PsError as error:
+        # The certificates of hosts, see `coordinator.launch.hosts`.
+        print_error(error_line(error))
+        return 2
     return conclude(outcome, options, earlier, made)
 
 

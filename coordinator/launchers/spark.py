@@ -15,10 +15,10 @@ from coordinator.launchers.plan import LaunchPlan
 from coordinator.launchers.spark_job import (
     MARK,
     REFUSED,
-    EchoedProcess,
     MemberTask,
     SparkJob,
 )
+from coordinator.launchers.task_process import EchoedProcess
 from psrpc.core.errors import LaunchFailed
 from psrpc.core.text import counted
 from psrpc.files.run_paths import read_summary

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from coordinator.launchers.plan import LaunchPlan
+from coordinator.launchers.task_process import EchoedProcess, MemberEnded
 from psrpc.core.errors import LaunchFailed
 from psrpc.core.text import counted
 from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
-from psrpc.ops.process import PARENT_PID, child_environment, module_command
+from psrpc.ops.process import module_command
 
 MARK = "launch.spark"
 """A file in the run directory with the id of the launch. A task that reads this id there sees the
@@ -27,14 +24,9 @@ directory of the driver."""
 REFUSED = "launch.spark.refused"
 """A file in the run directory that says why a process cannot start, however often it is tried."""
 
-_ERROR = re.compile(r"^error (PS\d{3}: .*)")
 _ENDED = re.compile(r"MemberEnded: (.*)")
 _ABORTED = re.compile(r"Task (\d+) in stage \S+ failed (\d+) times, most recent failure: (.*)")
 _NOT_INSTALLED = re.compile(r"No module named '(?:coordinator|psrpc)")
-
-
-class MemberEnded(Exception):
-    """The process of a task has ended. Fails the task, so that Spark starts it again."""
 
 
 @dataclass(frozen=True)
@@ -83,67 +75,6 @@ class MemberTask:
             arguments = [*plan.shard, "--shard", str(index), *common]
             return f"shard {index}", module_command("pserver.cli", *arguments)
         return f"worker {index - shards}", module_command("worker.cli", *plan.worker, *common)
-
-
-class EchoedProcess:
-    """A process whose output goes to the standard error of this one. It ends with this process, or
-    with the thread that has started it.
-
-    Attributes:
-        reason: the newest error line of its output, from the error's code on; empty without one.
-    """
-
-    def __init__(self, command: list[str], directory: str) -> None:
-        self.reason = ""
-        self._command = command
-        self._directory = directory if Path(directory).is_dir() else None
-
-    def run(self) -> int:
-        """Runs it to its end; returns its status, -N after signal N."""
-        self._start()
-        self._copy()
-        return self._process.wait()
-
-    def start(self) -> None:
-        """Starts it in a session of its own, so that Ctrl-C in a terminal does not reach it."""
-        self._start(start_new_session=True)
-        self._copier = Thread(target=self._copy, name="output", daemon=True)
-        self._copier.start()
-
-    def wait(self, limit_s: float) -> int | None:
-        """Waits for its end; returns its status, or None if it still runs."""
-        try:
-            status = self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        self._copier.join(limit_s)
-        return status
-
-    def send(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
-        self._process.send_signal(number)
-
-    def _start(self, start_new_session: bool = False) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=self._directory,
-            env=child_environment({**os.environ, PARENT_PID: str(os.getpid())}),
-            start_new_session=start_new_session,
-        )
-
-    def _copy(self) -> None:
-        assert self._process.stdout
-        with self._process.stdout as output:
-            for line in output:
-                sys.stderr.write(line)
-                sys.stderr.flush()
-                if found := _ERROR.match(line):
-                    self.reason = found[1]
 
 
 class SparkJob:

@@ -1,1 +1,1 @@
-"""The space of a study, its points, and what follows a trial. Pure."""
+"""Decides for a study: its space, its points, and what follows a trial. Pure."""

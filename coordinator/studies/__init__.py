@@ -1,1 +1,1 @@
-"""Runs the trials of a study where the user says: on this machine, or as tasks of an engine."""
+"""Who asks for a study, and where its trials run: this machine, or an engine."""

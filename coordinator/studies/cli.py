@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.tune.options import TuneArguments
@@ -18,14 +19,9 @@ __all__ = ["add_arguments", "run"]
 _OPTIONS = {
     "slurm": ("partition", "time", "cpus_per_task", "sbatch"),
     "ray": ("address", "resources"),
+    "kubernetes": ("image", "kubernetes"),
 }
 """The options of each engine."""
-
-_INSTEAD = {
-    "kubernetes": "trials do not run as pods; run `coordinator tune` with --parallel in one pod, "
-    "or --on ray with a Ray that runs there",
-    "spark": "a session of Spark is in Python; call pserver.tune(..., spark=session)",
-}
 
 
 def engine_opener(args: argparse.Namespace) -> EngineOf | None:
@@ -35,7 +31,9 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
         InvalidArgument: no such engine runs trials, or an option belongs to another one.
     """
     if args.on is not None and args.on not in _OPTIONS:
-        instead = _INSTEAD.get(args.on, "expected slurm or ray")
+        instead = "expected slurm, ray or kubernetes"
+        if args.on == "spark":
+            instead = "a session of Spark is in Python; call pserver.tune(..., spark=session)"
         raise InvalidArgument(f"--on is {args.on}: {instead}")
     for engine, names in _OPTIONS.items():
         for name in names:
@@ -43,13 +41,19 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
                 flag = f"--{name.replace('_', '-')}"
                 raise InvalidArgument(f"{flag} is an option of --on {engine}; leave it out")
     if args.on == "ray":
+        from coordinator.studies.engine_trials import task_trials
         from coordinator.studies.ray_trials import ray_engine
 
-        return ray_engine
+        return partial(task_trials, ray_engine)
     if args.on == "slurm":
+        from coordinator.studies.engine_trials import task_trials
         from coordinator.studies.slurm_trials import slurm_engine
 
-        return slurm_engine
+        return partial(task_trials, slurm_engine)
+    if args.on == "kubernetes":
+        from coordinator.studies.kubernetes_trials import kubernetes_trials
+
+        return kubernetes_trials
     return None
 
 
@@ -58,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InvalidJob: TensorFlow, which the trials need, or Optuna is missing.
-        InvalidArgument: ``--on`` names no engine that runs trials, or an option is another one's.
+        InvalidArgument: ``--on`` names no engine that runs trials, an option is another one's, or
+            the directory of the study cannot be used.
+        AlreadyExists: another command runs the study.
     """
     import os
     from contextlib import ExitStack
@@ -66,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     from coordinator.launch.commands import cluster_environment
     from coordinator.launch.warm_start import WarmStart
+    from coordinator.tune.directory import StudyDirectory
     from psrpc.ops.extras import check_tensorflow, missing
     from psrpc.ops.process import PARENT_PID, die_with_parent
 
@@ -75,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
         raise missing("`coordinator tune`", "Optuna", "tune")
     if PARENT_PID in os.environ:
         die_with_parent()
+    if args.run_dir is not None:
+        # At once: what follows reads the job, which takes long on a machine with much to do.
+        StudyDirectory(args.run_dir).check()
     with ExitStack() as held:
         warm_start = None
         if args.warm_start:

@@ -10,8 +10,8 @@ from typing import Any
 
 from coordinator.launchers.ray import alive_nodes, connected, resource_options
 from coordinator.launchers.ray_plan import Bundle, check_places, read_bundle
-from coordinator.launchers.spark_job import MemberEnded
-from coordinator.tune.engine_trials import TaskEnd, TrialTask
+from coordinator.launchers.task_process import MemberEnded
+from coordinator.studies.engine_trials import TaskEnd, TrialTask
 from coordinator.tune.options import TuneArguments
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.extras import check_ray

@@ -18,9 +18,9 @@ from coordinator.launchers.slurm import (
     run_slurm,
     submit,
 )
-from coordinator.tune.engine_trials import TaskEnd, TrialTask, unseen
+from coordinator.studies.engine_trials import TaskEnd, TrialTask, unseen
+from coordinator.studies.trial_process import read_wish, trial_answer
 from coordinator.tune.options import TuneArguments
-from coordinator.tune.trial_process import read_wish, trial_answer
 from psrpc.core.errors import LaunchFailed
 from psrpc.core.text import counted
 from psrpc.files.storage import replace_text

@@ -14,13 +14,12 @@ from typing import Any
 
 from coordinator.launchers.spark import await_tasks, context_of
 from coordinator.launchers.spark_job import reason_of
-from coordinator.tune.command import StudySetting, check_study, run_trials
+from coordinator.studies.engine_trials import EngineTrials, TaskEnd, TrialTask
+from coordinator.tune.command import StudySetting, check_study, reading, run_trials
 from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.engine import Launcher, StudyEngine
-from coordinator.tune.engine_trials import EngineTrials, TaskEnd, TrialTask
-from coordinator.tune.options import arguments_of
+from coordinator.tune.options import arguments_of, tune_arguments
 from coordinator.tune.preparation import prepare_study
-from coordinator.tune.trial_process import tune_arguments
 from psrpc.core.text import counted
 from psrpc.options.security_options import from_arguments
 from psrpc.security.identity import Role
@@ -113,6 +112,7 @@ def run_on_spark(spark: Any, arguments: Sequence[str]) -> tuple[int, str]:
     context = context_of(spark)
     args, options = tune_arguments(arguments)
     check_study(options)
+    print(reading(args.job), flush=True)  # noqa: T201
     # A notebook has an event loop in this thread, beside which the check cannot run its own.
     with ThreadPoolExecutor(1) as other:
         prepared = other.submit(prepare_study, options, args.job, None, elsewhere=True).result()

@@ -1,1 +1,1 @@
-"""Runs a study: its trials are runs of clusters, on this machine or in tasks of an engine."""
+"""Runs a study: its loop, its journal, its display, and trials on this machine."""

@@ -21,7 +21,6 @@ from coordinator.launch.shared_forks import SharedForks
 from coordinator.launch.up import check_local
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import DescribeFailed
-from coordinator.process.result import export_command
 from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
 from coordinator.tune.directory import (
     RESULTS,
@@ -29,9 +28,8 @@ from coordinator.tune.directory import (
     mend_journal,
     new_study_directory,
 )
-from coordinator.tune.engine import Launcher, StudyEngine, StudyScreen
-from coordinator.tune.engine_trials import EngineTrials, TrialEngine
-from coordinator.tune.options import TuneArguments, arguments_of
+from coordinator.tune.engine import Launcher, LauncherOf, StudyEngine, StudyScreen
+from coordinator.tune.options import TuneArguments, frozen_arguments
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.page import PagedScreen, StudyPage
 from coordinator.tune.preparation import (
@@ -39,9 +37,8 @@ from coordinator.tune.preparation import (
     gpu_count,
     prepare_study,
 )
-from coordinator.tune.results import write_results
+from coordinator.tune.results import export_words, write_results
 from coordinator.tune.screen import headline, open_study_screen, settings_words
-from coordinator.tune.trial_process import frozen_arguments
 from coordinator.tune.trial_run import LocalTrials
 from psrpc.core.errors import (
     InvalidArgument,
@@ -51,7 +48,6 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.files.run_paths import read_summary
 from psrpc.ops.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 from psrpc.ops.process import on_stop_signals
 from psrpc.options.job_keys import UserCodeFailed
@@ -59,8 +55,8 @@ from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 
-EngineOf = Callable[[TuneArguments], AbstractContextManager[TrialEngine]]
-"""Opens an engine for the time of a study."""
+EngineOf = Callable[[str, TuneArguments], AbstractContextManager[LauncherOf]]
+"""Opens an engine for the time of a study, whose job file and options it gets."""
 
 
 def run_study(
@@ -81,6 +77,7 @@ def run_study(
         if args.dashboard not in (None, ANYWHERE):
             check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
+        print(reading(job), flush=True)  # noqa: T201
         prepared = prepare_study(options, job, warm_start, elsewhere=engine_of is not None)
         with ExitStack() as held:
             engine = None
@@ -88,7 +85,7 @@ def run_study(
                 if warm_start is not None:
                     # Has served the checks; the trials have servers of their own.
                     warm_start.stop()
-                engine = held.enter_context(engine_of(options))
+                engine = held.enter_context(engine_of(job, options))
             path = options.run_dir or new_study_directory(Path(job).stem)
             directory = held.enter_context(StudyDirectory(path))
             directory.settle(prepared.identity)
@@ -109,6 +106,11 @@ def run_study(
         where = f"{error.filename}: " if error.filename else ""
         print_error(error_line(PsError(f"{where}{disk_reason(error)}", code=disk_code(error))))
         return FAILED
+
+
+def reading(job: str) -> str:
+    """Returns the line to show while :func:`prepare_study` works."""
+    return f"reading {job}, and again with settings of the search; some seconds each"
 
 
 def check_study(options: TuneArguments) -> None:
@@ -137,13 +139,12 @@ class StudySetting:
     dashboard: str | None
 
 
-def _run(study: StudySetting, warm_start: WarmStart | None, engine: TrialEngine | None) -> int:
+def _run(study: StudySetting, warm_start: WarmStart | None, engine: LauncherOf | None) -> int:
     options, directory = study.options, study.directory
 
     def launcher_of(note: Callable[[str], object]) -> Launcher:
         if engine is not None:
-            said = [str(Path(study.job).absolute()), *arguments_of(options)]
-            return EngineTrials(engine, directory, said, note).launch
+            return engine(directory, note)
         forks, gpus = SharedForks(warm_start), gpu_count(os.environ)
         cores = max(1, (os.cpu_count() or 1) // options.parallel)
         shown = ANYWHERE if study.dashboard is not None else None
@@ -228,11 +229,10 @@ def conclusion(
     lines = [f"results {path / RESULTS}"]
     best = best_trial(records, metric)
     if best is not None and best.value is not None:
-        run_dir = directory.trial(best.number)
         lines += [
             f"best {metric.name} {figure(best.value)} in trial {best.number}: "
             f"{settings_words(best.point)}",
-            f"best model  {export_command(read_summary(run_dir), run_dir)}",
+            f"best model  {export_words(directory, best.number)}",
         ]
     journal = shlex.quote(str(directory.journal))
     return [*lines, f"in a browser  optuna-dashboard {journal}"]

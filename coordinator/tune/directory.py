@@ -6,7 +6,9 @@ import fcntl
 import itertools
 import json
 import os
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from psrpc.core.document import anything, mapped
 from psrpc.core.errors import AlreadyExists, InvalidArgument, disk_code, disk_reason
 from psrpc.core.names import JOB, LOCK, RUNS
+from psrpc.core.text import sanitize
 from psrpc.files.durable import ensure_directory
+from psrpc.files.run_paths import is_running
 from psrpc.files.storage import cause_of, read_json, replace_text
 
 STUDY = "study.json"
@@ -24,6 +28,9 @@ the journal."""
 JOURNAL = "journal.log"
 
 RESULTS, BEST = "study.csv", "best.json"
+
+PLACE = "kubernetes.json"
+"""The file that says where the run directories of trials on Kubernetes are."""
 
 _FLAGS = {
     "metric": "--metric",
@@ -58,13 +65,9 @@ class StudyDirectory:
             AlreadyExists: another command runs the study.
             InvalidArgument: it cannot be made, or holds something else.
         """
-        if (self.path / JOB).exists():
-            raise InvalidArgument(
-                f"--run-dir {self.path} holds a run, and no study; say another directory"
-            )
         try:
-            ensure_directory(self.path.absolute())
             self._check_own()
+            ensure_directory(self.path.absolute())
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidArgument(
@@ -74,15 +77,46 @@ class StudyDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._release()
-            raise AlreadyExists(
-                f"another `coordinator tune` runs the study in {self.path}; stop it first, or say "
-                "another --run-dir",
-                code="PS122",
-            ) from None
+            raise self._held() from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
         return self
+
+    def check(self) -> None:
+        """Checks whether a command could hold the directory; makes nothing.
+
+        Raises:
+            AlreadyExists: another command runs the study; names its process.
+            InvalidArgument: the directory holds something else, or cannot be read.
+        """
+        try:
+            self._check_own()
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot use --run-dir {self.path}: {disk_reason(error)}", code=disk_code(error)
+            ) from None
+        if is_running(self.path):
+            raise self._held()
+
+    def _held(self) -> AlreadyExists:
+        holder = ""
+        with suppress(OSError):
+            holder = sanitize((self.path / LOCK).read_text(errors="replace"), 300)
+        return AlreadyExists(
+            f"another `coordinator tune` runs the study in {self.path}"
+            + (f": {holder}" if holder else "")
+            + "; stop it first, or say another --run-dir",
+            code="PS122",
+        )
 
     def _check_own(self) -> None:
         """Refuses a directory with other files, which the study's would mix with."""
+        if (self.path / JOB).exists():
+            raise InvalidArgument(
+                f"--run-dir {self.path} holds a run, and no study; say another directory"
+            )
+        if not self.path.exists():
+            return
         names = {each.name for each in self.path.iterdir()}
         # A command that was killed early leaves no more than the lock and an unfinished file.
         other = sorted(names - {LOCK, f".{STUDY}.tmp"})

@@ -24,9 +24,10 @@ from coordinator.search.trials import (
     TrialValue,
     next_step,
 )
+from coordinator.tune.directory import StudyDirectory
 from coordinator.tune.optuna_study import OptunaStudy
 from coordinator.tune.trial_run import RunEnd, TrialHistory, TrialRun
-from psrpc.core.text import sanitize
+from psrpc.core.text import counted, sanitize
 from psrpc.ops.exit_status import DONE, INTERRUPTED
 
 POLL_S = 0.1
@@ -76,6 +77,11 @@ class StudyScreen(Protocol):
 
 Launcher = Callable[[int, Point, int], tuple[TrialRun, Path]]
 """Makes the run of a trial from its number, point and slot; returns it and its run directory."""
+
+
+LauncherOf = Callable[[StudyDirectory, Callable[[str], object]], Launcher]
+"""Makes the launcher of a study's trials, from its directory and what shows a line to the user.
+Raises PsError or OSError."""
 
 
 class StudyEngine:
@@ -251,6 +257,9 @@ class StudyEngine:
         """Stops trials that still run; the storage keeps them as running, so that the same command
         goes on with them."""
         self._ending = True
+        if self._running:
+            saves = counted(len(self._running), "trial")
+            self._screen.note(f"waiting for {saves} to save; Ctrl-C again ends at once")
         for trial in self._running:
             trial.run.stop()
         killed = False
@@ -259,6 +268,7 @@ class StudyEngine:
             self._look()
             if self._stop_requests > 1 and not killed:
                 killed = True
+                self._screen.note("ending at once; what is not saved is trained again")
                 for trial in self._running:
                     trial.run.stop()
             self._screen.show(self._records(), self._running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -94,9 +95,10 @@ class TuneArguments(LocalArguments):
         "end the study after more failed trials; default: %(default)s", MAX_FAILURES, metavar="N"
     )
     on: str | None = option(
-        "where trials run: slurm, each a batch job, or ray, each a task; default: this machine",
+        "where trials run: as batch jobs of slurm, tasks of ray, or JobSets of kubernetes; "
+        "default: this machine",
         None,
-        metavar="slurm|ray",
+        metavar="slurm|ray|kubernetes",
     )
     partition: str | None = option("slurm: the queue of the trials", None, metavar="NAME")
     time: str | None = option(
@@ -119,6 +121,13 @@ class TuneArguments(LocalArguments):
     )
     resources: str = option(
         "ray: of one trial, such as CPU:4,GPU:1; default: %(default)s", CPU, metavar="NAME:N,…"
+    )
+    image: str | None = option("kubernetes: the image of all processes", None, metavar="REF")
+    kubernetes: tuple[str, ...] = option(
+        "kubernetes: another option of `coordinator launch kubernetes`, such as memory=4Gi; may be "
+        "repeated",
+        (),
+        metavar="NAME=VALUE",
     )
 
 
@@ -145,5 +154,26 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line of ``coordinator tune``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_options(parser, TuneArguments)
-    parser.set_defaults(**{**vars(TuneArguments()), "overrides": [], "space": [], "sbatch": []})
+    lists: dict[str, Any] = {
+        each.name: [] for each in options_of(TuneArguments) if each.kind == "list"
+    }
+    parser.set_defaults(**{**vars(TuneArguments()), **lists})
     add_dashboard(parser, "the study")
+
+
+def tune_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, TuneArguments]:
+    """Parses the arguments of ``coordinator tune``."""
+    parser = argparse.ArgumentParser(prog="coordinator tune")
+    add_tune_arguments(parser)
+    args = parser.parse_args(arguments)
+    return args, frozen_arguments(args)
+
+
+def frozen_arguments(args: argparse.Namespace) -> TuneArguments:
+    """Returns the options of parsed arguments."""
+    said = (each.name for each in options_of(TuneArguments))
+    return TuneArguments(**{name: _frozen(getattr(args, name)) for name in said})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

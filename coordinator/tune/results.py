@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.process.result import export_command
 from coordinator.search.points import overrides_of
 from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
-from coordinator.tune.directory import BEST, RESULTS, StudyDirectory
+from coordinator.tune.directory import BEST, PLACE, RESULTS, StudyDirectory
 from coordinator.tune.trial_run import TrialHistory
 from psrpc.files.run_paths import read_summary
 from psrpc.files.storage import replace_text
@@ -61,17 +61,29 @@ def write_results(
     best = best_trial(records, metric)
     if best is None:
         return
-    run_dir = directory.trial(best.number)
     document = {
         "trial": best.number,
         "metric": str(metric),
         "value": best.value,
         "settings": best.point,
         "set": list(overrides_of(best.point)),
-        "run_dir": str(run_dir),
-        "export": export_command(read_summary(run_dir), run_dir),
+        "run_dir": str(directory.trial(best.number)),
+        "export": export_words(directory, best.number),
     }
     replace_text(directory.path / BEST, json.dumps(document, indent=1) + "\n")
+
+
+def export_words(directory: StudyDirectory, number: int) -> str:
+    """Returns the command that exports the model of a trial, with the claim of Kubernetes that has
+    the model; empty without a model."""
+    run_dir = directory.trial(number)
+    summary = read_summary(run_dir)
+    try:
+        place = json.loads((directory.path / PLACE).read_text())
+    except (OSError, ValueError):
+        return export_command(summary, run_dir)
+    command = export_command(summary, Path(place["runs"], run_dir.name))
+    return f"in a pod with the claim {place['volume']}: {command}" if command else ""
 
 
 def _epochs(run_dir: Path, record: TrialRecord, metric: StudyMetric) -> int:

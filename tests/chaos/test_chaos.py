@@ -14,10 +14,13 @@ LIMIT_S = 280
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_and_nothing_hangs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schedules", "kind"), [(10, ()), (3, ("--allreduce",))])
+def test_nothing_is_lost_and_nothing_hangs(
+    tmp_path: Path, schedules: int, kind: tuple[str, ...]
+) -> None:
     """The first ten have every mode, both transports, tables, and all kinds of faults but the
     rarest."""
-    command = [sys.executable, "-m", "tests.chaos", "--schedules", "10"]
+    command = [sys.executable, "-m", "tests.chaos", "--schedules", str(schedules), *kind]
     # In a process of its own: schedules fork, which one that has used gRPC must not.
     done = subprocess.run(
         [*command, "--jobs", "2", "--keep", str(tmp_path / "logs")],
@@ -28,4 +31,4 @@ def test_nothing_is_lost_and_nothing_hangs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 of 10 schedules passed" in done.stdout
+    assert f"{schedules} of {schedules} schedules passed" in done.stdout

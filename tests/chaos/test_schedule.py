@@ -68,7 +68,13 @@ def test_schedules_are_of_every_kind_and_keep_to_their_time() -> None:
     assert kinds == set(get_args(Kind))
     assert any(fault.step == STARTING for fault in faults)
     assert any(not schedule.faults for schedule in schedules)
-    for schedule in schedules:
+    hosted = [make_schedule(seed, hosted=True) for seed in range(100)]
+    for options in (schedule.options for schedule in hosted):
+        assert options.policy.rounds
+        assert (options.shard_names, options.rows) == ([], False)
+        assert options.shards <= options.workers
+        assert options == Options.from_json(options.to_json())
+    for schedule in schedules + hosted:
         assert sum(fault.after_s + fault.lasts_s for fault in schedule.faults) < LONGEST_S
         places = {"coordinator", *schedule.options.shard_names, *schedule.options.worker_names}
         for fault in schedule.faults:

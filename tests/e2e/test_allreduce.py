@@ -64,7 +64,7 @@ def test_a_run_goes_from_shards_to_workers_and_back(
             folder = tmp_path / f"gate-{gate_at}"
             folder.mkdir()
             with closing(Gate(folder, epoch=gate_at)) as gate:
-                said = ("up", GATED, *args, *more)
+                said: tuple[str | Path, ...] = ("up", GATED, *args, *more)
                 cluster = hand.start("up", "coordinator", *said, **gate.environment)
                 cluster.wait_for(rf"training  epoch {gate_at}/12 ")
                 assert len(members(run_dir, "pserver")) == (0 if more else 2)

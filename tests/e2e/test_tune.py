@@ -42,6 +42,7 @@ def test_a_grid_is_searched_pruned_and_survives_what_diverges(tmp_path: Path) ->
     said = ("tune", SEARCHED, "--run-dir", study, "--sampler", "grid", "--pruner", "hyperband")
     done = ended("coordinator", *said)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.startswith(f"reading {SEARCHED}, ")
     rows = table(study)
     assert [float(row["optimizer.learning_rate"]) for row in rows] == [0.1, 1e-4, 1e6]
     states = [row["state"] for row in rows]

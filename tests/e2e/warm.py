@@ -158,8 +158,12 @@ def _offers_a_server() -> None:
 
 def _starts_as_forks() -> None:
     """Makes ``coordinator up`` fork its server from itself, which it does before it has threads,
-    and ``coordinator serve`` from that server."""
+    and ``coordinator serve`` from that server. Shards of every engine are forks of it, too."""
+    from coordinator.launch import warm_start
     from worker.cli.forked import Imported, become, open_handles
+
+    # A fresh shard imports for a second what the server has imported anyway.
+    warm_start.is_warm = lambda command, run_dir: module_of(command) != warm_start.COORDINATOR
 
     fresh: Any = subprocess.Popen
     imported = open_handles()

@@ -4,10 +4,12 @@ pods there are."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -48,6 +50,7 @@ class ApiServer:
         deleted: gets the path of each object that has been deleted.
         pods: returns the pods of controllers, by path.
         log: returns the log of one of these, by path.
+        executed: runs a command in one of these; returns exit code, output and errors.
     """
 
     url: str = ""
@@ -59,6 +62,7 @@ class ApiServer:
     deleted: Callable[[str], None] = lambda _: None
     pods: Callable[[], Mapping[str, Any]] = dict
     log: Callable[[str], str] = str
+    executed: Callable[[str, Sequence[str]], tuple[int, bytes, bytes]] = lambda *_: (1, b"", b"")
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
         """Returns the code and the document of the answer to a call."""
@@ -96,7 +100,7 @@ class ApiServer:
             self.objects.pop(path, None)
             self.deleted(path)
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        return 200, self.objects.get(path) or pods[path]
+        return 200, pods.get(path) or self.objects[path]
 
     def _discovery(self, path: str) -> Any:
         served = {p: r for p, r in _RESOURCES.items() if self.lacks not in p}
@@ -200,7 +204,37 @@ def api_server() -> Iterator[ApiServer]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
+        def do_GET(self) -> None:
+            target = urlsplit(self.path)
+            if target.path.endswith("/exec"):
+                pod = target.path.strip("/").removesuffix("/exec")
+                self._answer_exec(state.executed(pod, parse_qs(target.query)["command"]))
+            else:
+                self.handle_any()
+
+        def _answer_exec(self, ended: tuple[int, bytes, bytes]) -> None:
+            """Answers on a WebSocket, in which the first byte of a frame is a channel."""
+            key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+            accepted = base64.b64encode(sha1(key.encode()).digest()).decode()
+            self.send_header("Sec-WebSocket-Accept", accepted)
+            self.end_headers()
+            code, output, errors = ended
+            status: Any = {"status": "Success"}
+            if code:
+                causes = [{"reason": "ExitCode", "message": str(code)}]
+                said = {"reason": "NonZeroExitCode", "details": {"causes": causes}}
+                status = {"status": "Failure", "message": f"exit code {code}", **said}
+            frames = [b"\x01" + output, b"\x02" + errors, b"\x03" + json.dumps(status).encode()]
+            for frame in frames:
+                self.wfile.write(b"\x82\x7f" + len(frame).to_bytes(8, "big") + frame)
+            self.wfile.write(b"\x88\x02" + (1000).to_bytes(2, "big"))
+            self.close_connection = True
+
+        do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
@@ -36,6 +37,8 @@ class Ended:
     index: int
     code: int
     then: str
+    pod: str = field(default="", compare=False)
+    at: str = field(default="", compare=False)
 
 
 @dataclass
@@ -138,6 +141,29 @@ class PodmanCluster:
             assert not each.is_alive(), f"{each.name} does not end: {self.ended}"
         return self.state
 
+    def drain(self) -> None:
+        """Does what the deletion of the JobSet does: SIGTERM to all pods at once, and SIGKILL after
+        the grace period."""
+        with self.lock:
+            self.state = "deleted"
+        while any(each.is_alive() for each in self._threads):
+            words = ["podman", "stop", "-i", "-t", "90"]
+            stops = [
+                subprocess.Popen(
+                    [*words, f"{name}-{role}"],
+                    env=environment_of(self.folder),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                for role, _, name in self.pods()
+            ]
+            for stop in stops:
+                stop.wait()
+            for each in self._threads:
+                # A pod that was just being made is stopped in the next round.
+                each.join(1.0)
+        self.delete()
+
     def delete(self) -> None:
         """Removes all that is left, the claim included."""
         with self.lock:
@@ -195,7 +221,8 @@ class PodmanCluster:
             with self.lock:
                 pod.runs = False
                 then = self._then(role, code, pod)
-                self.ended.append(Ended(role, index, code, then))
+                at = datetime.now(UTC).isoformat()
+                self.ended.append(Ended(role, index, code, then, pod.name, at))
             (self.files / f"{pod.name}.log").write_bytes(podman_log(self.folder, container))
             with self._volumes:
                 podman(self.folder, "pod", "rm", "-f", "-t", "0", pod.name)

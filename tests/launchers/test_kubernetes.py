@@ -20,7 +20,8 @@ from coordinator.launchers.plan import ClusterOptions, plan_of
 from tests.docker.engine import ROOT, base_image, run
 from tests.docs.following import follow_page
 from tests.docs.host import Shell
-from tests.e2e.cluster import EXAMPLES, command, until
+from tests.e2e.cluster import EXAMPLES, JOBS, Process, command, until
+from tests.e2e.test_tune import summary, table
 from tests.launchers.api_server import api_server, kubeconfig
 from tests.launchers.controllers import controlled
 from tests.launchers.podman import podman, podman_network
@@ -169,6 +170,59 @@ def test_the_page_leads_to_a_trained_model(engine: Path, tmp_path: Path) -> None
         error = re.search(r"mean error (\S+)", read)
         assert error, read
         assert float(error[1]) < 1e-3
+
+
+STUDY_EPOCHS = 60
+
+
+def tuned(study: Path, **env: str) -> Process:
+    """Starts a study of four trials, of which the third diverges, or goes on with it."""
+    space = "optimizer.learning_rate=choice(0.01, 0.02, 1e6, 0.05)"
+    said = ("--sampler", "grid", "--parallel", "2", "--no-dashboard", "--insecure")
+    trials = ("--set", f"epochs={STUDY_EPOCHS}", "--set", "checkpoint_every=100")
+    where = ("--on", "kubernetes", "--image", IMAGE, "--kubernetes", "pull_policy=Never")
+    words = ("tune", JOBS / "searched.py", "--run-dir", study, "--space", space, *said)
+    return Process("tune", "coordinator", *words, *trials, *where, **env)
+
+
+@pytest.mark.long
+def test_a_study_trains_nothing_twice_whatever_is_killed(engine: Path, tmp_path: Path) -> None:
+    """A shard is killed, then the command, and at last the pod by which it reads the claim."""
+    pytest.importorskip("optuna")
+    study = tmp_path / "study"
+    with (
+        api_server() as server,
+        controlled(server, engine, tmp_path, "launchers") as controllers,
+    ):
+        env = kubeconfig(server, tmp_path)
+        running = tuned(study, **env)
+        running.wait_for("trial 0 epoch 2:")
+        first = controllers.of("-0")
+        first.kill("shard", 0)
+        running.wait_for(f"trial 1 epoch {STUDY_EPOCHS // 2}:")
+        running.end()
+        assert first.state in ("running", "completed"), "it goes on without the command"
+        running = tuned(study, **env)
+        running.wait_for("trial 3 begins")
+        [reader] = [path for path in server.objects if path.endswith("-files")]
+        subprocess.run(
+            ["kubectl", "delete", "pod", reader.rpartition("/")[2]],
+            env={**os.environ, **env},
+            check=True,
+            capture_output=True,
+        )
+        assert running.wait() == 0, running.text()
+        running.end()
+        assert ("shard", 0, 137) in [(each.role, each.index, each.code) for each in first.ended]
+        rows = table(study)
+        assert [row["state"] for row in rows] == ["complete", "complete", "failed", "complete"]
+        assert "NaN" in rows[2]["reason"]
+        for trial in (0, 1, 3):
+            found = summary(study, trial)["counted"]
+            batches = STUDY_EPOCHS * 40
+            assert (found["batches"], found["counted"], found["twice"]) == (batches, batches, 0)
+        until(lambda: not controllers.clusters, "the last pods to drain")
+        assert [each["kind"] for each in server.objects.values()] == ["PersistentVolumeClaim"]
 
 
 def another_epoch(pods: PodmanCluster, what: str) -> None:

@@ -43,7 +43,7 @@ def task_of(study: Path) -> int:
     [found] = [
         pid
         for pid in processes_of(study)
-        if b"coordinator.tune.trial_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"coordinator.studies.trial_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found
 

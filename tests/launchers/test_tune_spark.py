@@ -13,6 +13,7 @@ import pytest
 import pserver
 from psrpc.core.errors import InvalidSetting, LaunchFailed
 from tests.e2e.cluster import JOBS, members, processes_of, until, wait_until_gone
+from tests.e2e.test_modes import small_copy
 from tests.e2e.test_tune import summary, table
 from tests.launchers.spark_engine import EXECUTORS, executor_of
 from tests.launchers.test_slurm import epochs
@@ -80,6 +81,30 @@ def test_lost_executors_and_ctrl_c_train_nothing_twice(tmp_path: Path, session: 
         counted = found["counted"]
         assert (counted["batches"], counted["counted"], counted["twice"]) == (BATCHES, BATCHES, 0)
     wait_until_gone(processes_of(study))
+
+
+@pytest.mark.long
+def test_a_grid_on_spark_has_the_table_of_this_machine(tmp_path: Path, session: Any) -> None:
+    """The search of the original report, with a part of its data."""
+    job = small_copy("mnist_search", tmp_path)
+    options: dict[str, Any] = {
+        "metric": "max:accuracy",
+        "sampler": "grid",
+        "parallel": 2,
+        "overrides": ["epochs=2"],
+        # The bits of a product depend on the number of threads.
+        "intra_op_threads": 1,
+        "dashboard": None,
+    }
+    tables = {}
+    for name, where in (("here", None), ("spark", session)):
+        study = pserver.tune(job, run_dir=tmp_path / name, spark=where, **options)
+        tables[name] = [(each.params, each.value) for each in study.trials]
+    points = [(rate, dropout) for dropout in (0.45, 0.7) for rate in (0.001, 0.0001)]
+    found = [(p["optimizer.learning_rate"], p["dropout"]) for p, _ in tables["here"]]
+    assert sorted(found) == sorted(points)
+    assert tables["spark"] == tables["here"]
+    assert len({value for _, value in tables["here"]}) == 4, "the settings matter"
 
 
 def test_what_cannot_run_is_refused_before_a_trial(

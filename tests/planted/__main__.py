@@ -47,11 +47,21 @@ class Verdict:
 
 def run_catcher(catcher: str, tree: Tree) -> tuple[int, str]:
     """Runs a catcher on a tree; its exit status and the last lines that it wrote."""
-    words = catcher.split()
-    if words[0] == "sim":
-        arguments = ["tests.sim", "--seeds", words[1], "--jobs", "1"]
-    else:
-        arguments = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *words]
+    if not _simulates(catcher):
+        return run_tests([catcher], tree, CATCH_S)
+    return _run(["tests.sim", "--seeds", catcher.split()[1], "--jobs", "1"], tree, CATCH_S)
+
+
+def run_tests(ids: Sequence[str], tree: Tree, timeout_s: float) -> tuple[int, str]:
+    """Runs tests on a tree in one process; its exit status and the last lines that it wrote."""
+    return _run(["pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *ids], tree, timeout_s)
+
+
+def _simulates(catcher: str) -> bool:
+    return catcher.startswith("sim ")
+
+
+def _run(arguments: list[str], tree: Tree, timeout_s: float) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(tree.directory), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -60,11 +70,11 @@ def run_catcher(catcher: str, tree: Tree) -> tuple[int, str]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=CATCH_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return -1, f"it took longer than {CATCH_S:.0f} s"
+        return -1, f"it took longer than {timeout_s:.0f} s"
     return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-25:])
 
 
@@ -89,14 +99,25 @@ def judge(planted: Planted, tree: Tree) -> Verdict:
         tree.take_out(planted)
 
 
-def untouched(catchers: Sequence[str], tree: Tree) -> list[str]:
-    """Failures of catchers on the source as it is."""
-    wrong = []
-    for catcher in catchers:
-        status, output = run_catcher(catcher, tree)
-        if status:
-            wrong.append(f"{catcher} fails on the source as it is ({status}):\n{output}")
-    return wrong
+def shares(catchers: Sequence[str], jobs: int) -> list[list[str]]:
+    """Divides catchers for :func:`untouched`: seeds one by one, tests into one share for each job.
+
+    Starting Python and TensorFlow takes longer than most of the tests.
+    """
+    seeds = [[catcher] for catcher in catchers if _simulates(catcher)]
+    tests = [catcher for catcher in catchers if not _simulates(catcher)]
+    return [*seeds, *(share for job in range(jobs) if (share := tests[job::jobs]))]
+
+
+def untouched(share: Sequence[str], tree: Tree) -> list[str]:
+    """Failures of a share of catchers on the source as it is."""
+    if _simulates(share[0]):
+        status, output = run_catcher(share[0], tree)
+    else:
+        status, output = run_tests(share, tree, CATCH_S * len(share))
+    if not status:
+        return []
+    return [f"a catcher fails on the source as it is ({status}):\n{output}"]
 
 
 def main() -> int:
@@ -133,16 +154,17 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        def check(catcher: str) -> list[str]:
+        def check(share: Sequence[str]) -> list[str]:
             tree = trees.get()
             try:
-                return untouched([catcher], tree)
+                return untouched(share, tree)
             finally:
                 trees.put(tree)
 
         with ThreadPoolExecutor(args.jobs) as pool:
             catchers = sorted({catcher for p in chosen for catcher in p.catchers})
-            wrong = [text for texts in pool.map(check, catchers) for text in texts]
+            checks = pool.map(check, shares(catchers, args.jobs))
+            wrong = [text for texts in checks for text in texts]
             for text in wrong:
                 console.print(text, markup=False, highlight=False)
             if wrong:

@@ -45,6 +45,11 @@ class Planted:
         """The file's name without its suffix."""
         return self.path.stem
 
+    @property
+    def paths(self) -> list[str]:
+        """The files that it changes."""
+        return _CHANGED.findall(self.path.read_text())
+
 
 def read(path: Path) -> Planted:
     """Reads the header of a patch, which stands before the first ``---``.
@@ -100,8 +105,7 @@ def rebase(planted: Planted, directory: Path) -> None:
         BadPatch: these lines are no longer there; nothing is written.
     """
     text = planted.path.read_text()
-    paths = _CHANGED.findall(text)
-    before = {path: (directory / path).read_text() for path in paths}
+    before = {path: (directory / path).read_text() for path in planted.paths}
     apply(planted, directory, "-C0")
     parts = [text.partition("\n--- ")[0] + "\n"]
     for path, old in before.items():

@@ -13,8 +13,24 @@ PLANTED = all_planted()
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_fits_the_source(planted: Planted) -> None:
-    apply(planted, ROOT, "--check")
+def test_fits_the_source_and_changes_its_code(planted: Planted, tmp_path: Path) -> None:
+    before = {path: (ROOT / path).read_text() for path in planted.paths}
+    for path, text in before.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    apply(planted, tmp_path)
+    changed = [path for path in before if code(before[path]) != code((tmp_path / path).read_text())]
+    assert changed, "it fits a docstring"
+
+
+def code(source: str) -> str:
+    """The syntax of ``source`` without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)

@@ -28,7 +28,7 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
-from tests.sim.run import Verdict, run_attended, run_options, run_seed, silenced
+from tests.sim.run import Verdict, run_attended, run_hosted, run_options, run_seed, silenced
 from tests.sim.schedule import Process, Schedule
 from tests.sim.store import StoreFile
 from tests.sim.table_witness import Recent
@@ -99,6 +99,24 @@ def _hold(seeds: range) -> None:
         assert not verdict.failure, f"attended: {verdict}"
         ended += verdict.counts["holds ended"]
     assert ended
+
+
+@pytest.mark.parametrize("first", range(0, 6, 2))
+def test_clusters_whose_workers_host_the_parameters(first: int) -> None:
+    _all_hosted_hold(range(first, first + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(6, 106, 50))
+def test_many_clusters_whose_workers_host_the_parameters(first: int) -> None:
+    _all_hosted_hold(range(first, first + 50))
+
+
+def _all_hosted_hold(seeds: range) -> None:
+    for seed in seeds:
+        verdict = run_hosted(seed)
+        assert not verdict.failure, str(verdict)
+        assert verdict.counts["slices hosted"] >= verdict.options.shards
 
 
 @pytest.mark.slow

@@ -19,6 +19,9 @@ data."""
 TOKEN = "token"
 """Name of the token file, beside the certificates."""
 
+INSTANCE, PART_OF = "app.kubernetes.io/instance", "app.kubernetes.io/part-of"
+"""Labels with the name of a cluster, and of what several clusters belong to."""
+
 PORT = 5000
 """Default port of coordinator and shards. It may be the same, as each pod has its own address."""
 
@@ -115,11 +118,13 @@ class KubernetesCluster:
     Attributes:
         plan: the plan from the user's options, with paths of this machine.
         kubeflow: whether to submit a TrainJob, from which Kubeflow Trainer makes the JobSet.
+        part_of: a label of all its objects, by which those of several clusters are found.
     """
 
     plan: LaunchPlan
     options: KubernetesOptions
     kubeflow: bool = False
+    part_of: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for names that Kubernetes refuses."""
@@ -130,10 +135,10 @@ class KubernetesCluster:
                 f"{path.name or 'first'}"
             )
         if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST:
-            near = re.sub("[^a-z0-9]+", "-", self.name.lower()).strip("-0123456789")[:_LONGEST]
+            near = name_like(self.name, _LONGEST)
             raise InvalidArgument(
                 f"the {self.kind} would be called {self.name!r}; expected {_LONGEST} letters a-z, "
-                f"digits and dashes at most: --name {near.strip('-') or 'first'}"
+                f"digits and dashes at most: --name {near}"
             )
 
     @property
@@ -159,7 +164,8 @@ class KubernetesCluster:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of all its objects."""
-        return {"app.kubernetes.io/name": "tf-pserver", "app.kubernetes.io/instance": self.name}
+        own = {"app.kubernetes.io/name": "tf-pserver", INSTANCE: self.name}
+        return {**own, PART_OF: self.part_of} if self.part_of else own
 
     @property
     def inside(self) -> LaunchPlan:
@@ -196,3 +202,10 @@ class KubernetesCluster:
     def host(self, role: Role, index: str) -> str:
         """Returns the host name of a pod; the pod that replaces it has the same."""
         return f"{self.name}-{role}-0-{index}.{self.name}"
+
+
+def name_like(text: str, longest: int) -> str:
+    """Returns a name of at most ``longest`` characters that Kubernetes takes and that is like
+    ``text``."""
+    near = re.sub("[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:longest]
+    return near.strip("-") or "first"

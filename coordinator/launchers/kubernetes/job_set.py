@@ -36,7 +36,7 @@ def objects(cluster: KubernetesCluster) -> list[Object]:
     Raises:
         InvalidJob: a ConfigMap cannot hold the job file; says what to do.
     """
-    found = [] if cluster.options.claim else [_claim(cluster)]
+    found = [] if cluster.options.claim else [claim(cluster)]
     if cluster.job_file:
         found.append(_job_file(cluster, cluster.job_file))
     return [
@@ -129,7 +129,8 @@ def _metadata(cluster: KubernetesCluster, name: str) -> Object:
     return {"name": name, "labels": cluster.labels}
 
 
-def _claim(cluster: KubernetesCluster) -> Object:
+def claim(cluster: KubernetesCluster) -> Object:
+    """Returns the claim for the runs."""
     options = cluster.options
     spec: Object = {
         "accessModes": [options.access_mode],

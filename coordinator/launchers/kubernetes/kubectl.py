@@ -44,6 +44,11 @@ _ADVICE = (
     ),
     (r"exceeded quota", "ask for less, or for a larger quota"),
     (
+        r"pods/exec",
+        "ask the cluster's administrator for a Role that may create pods/exec, by which a study "
+        "reads what its trials write",
+    ),
+    (
         r"forbidden",
         "ask the cluster's administrator for a Role that may get, create, patch and "
         "delete jobsets, persistentvolumeclaims, configmaps, secrets and networkpolicies, and list "
@@ -88,7 +93,13 @@ class Kubectl:
         command = [*self._command, *words]
         try:
             done = subprocess.run(
-                command, input=text, capture_output=True, text=True, timeout=timeout_s
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                # Ctrl-C on a terminal is for this process alone, which may still need the answer.
+                process_group=0,
             )
         except FileNotFoundError:
             raise LaunchFailed(
@@ -109,6 +120,10 @@ class Kubectl:
         found = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
         document: Object | None = json.loads(found) if found.strip() else None
         return document
+
+    def apply(self, made: Sequence[Object], *words: str) -> None:
+        """Makes objects, or changes them. Raises LaunchFailed."""
+        self.run(*_APPLY, *words, text=to_yaml(made))
 
 
 def explained(words: str) -> str:
@@ -133,15 +148,7 @@ def submit_objects(cluster: KubernetesCluster) -> None:
             keeps its pods apart.
     """
     kubectl = Kubectl(cluster)
-    ended = _check_run(cluster, kubectl.get(cluster.resource, cluster.name))
-    _check_claim(cluster, kubectl)
-    _check_ports(cluster, kubectl)
-    made = to_yaml([*secrets(cluster), *objects(cluster)])
-    # Try all objects before any is made, but the last one if it exists from an ended run:
-    # Kubernetes would refuse to change its immutable fields.
-    rehearsed = to_yaml([*secrets(cluster), *objects(cluster)[: -1 if ended else None]])
-    kubectl.run(*_APPLY, "--dry-run=server", text=rehearsed)
-    if ended:
+    if check_objects(cluster, kubectl):
         kubectl.run(
             "delete",
             cluster.resource,
@@ -149,7 +156,20 @@ def submit_objects(cluster: KubernetesCluster) -> None:
             "--cascade=foreground",
             timeout_s=DELETE_S,
         )
-    kubectl.run(*_APPLY, text=made)
+    kubectl.apply([*secrets(cluster), *objects(cluster)])
+
+
+def check_objects(cluster: KubernetesCluster, kubectl: Kubectl) -> bool:
+    """Has Kubernetes try the objects of a cluster, of which it makes none; returns whether the same
+    run is there and has ended. Raises as :func:`submit_objects` does."""
+    ended = _check_run(cluster, kubectl.get(cluster.resource, cluster.name))
+    _check_claim(cluster, kubectl)
+    _check_ports(cluster, kubectl)
+    # Leave out the last one if it exists from an ended run: Kubernetes would refuse to change its
+    # immutable fields.
+    rehearsed = [*secrets(cluster), *objects(cluster)[: -1 if ended else None]]
+    kubectl.apply(rehearsed, "--dry-run=server")
+    return ended
 
 
 def wait_for_pods(cluster: KubernetesCluster) -> str:

@@ -85,20 +85,10 @@ def _pod(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         # Otherwise a Service called pserver would set PSERVER_PORT in this pod.
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": cluster.options.user,
-            "runAsGroup": cluster.options.user,
-            "fsGroup": cluster.options.user,
-            # Do not visit every file of a large volume at each start.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        **_user(cluster),
         "containers": [_container(role, cluster)],
         "volumes": [volume for volume, _ in _volumes(role, cluster)],
     }
-    if cluster.options.pull_secret:
-        spec["imagePullSecrets"] = [{"name": cluster.options.pull_secret}]
     return {
         "metadata": {
             "labels": {**cluster.labels, "app.kubernetes.io/component": str(role)},
@@ -113,6 +103,65 @@ def _pod(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
     }
 
 
+def reading_pod(cluster: KubernetesCluster, name: str) -> dict[str, Any]:
+    """Returns a pod that does nothing for a day. Commands in it read the files of the claim, also
+    those of runs whose pods are gone."""
+    runs, mount = _runs(cluster)
+    container: dict[str, Any] = {
+        "name": "files",
+        "image": cluster.options.image,
+        "command": ["sleep", "86400"],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "securityContext": _CONFINED,
+        "volumeMounts": [mount],
+    }
+    if cluster.options.pull_policy:
+        container["imagePullPolicy"] = cluster.options.pull_policy
+    spec = {
+        "restartPolicy": "Never",
+        # `sleep` hears no SIGTERM, as the first process of its container.
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        **_user(cluster),
+        "containers": [container],
+        "volumes": [runs],
+    }
+    metadata = {"name": name, "labels": cluster.labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+_CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _user(cluster: KubernetesCluster) -> dict[str, Any]:
+    """Returns the fields of a pod that say as whom it runs, and with which password it pulls."""
+    user = cluster.options.user
+    found: dict[str, Any] = {
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
+            # Do not visit every file of a large volume at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    }
+    if cluster.options.pull_secret:
+        found["imagePullSecrets"] = [{"name": cluster.options.pull_secret}]
+    return found
+
+
+def _runs(cluster: KubernetesCluster) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the volume with the runs, and its mount."""
+    claim = {"name": "runs", "persistentVolumeClaim": {"claimName": cluster.claim}}
+    return claim, {"name": "runs", "mountPath": RUNS}
+
+
 def _container(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
     port = cluster.inside.port
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
@@ -124,11 +173,7 @@ def _container(role: Role, cluster: KubernetesCluster) -> dict[str, Any]:
         "command": [_COMMANDS[role]],
         "args": _arguments(role, cluster),
         "ports": ports,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": _CONFINED,
         **_probes(role, cluster),
         "volumeMounts": [mount for _, mount in _volumes(role, cluster)],
     }
@@ -202,8 +247,7 @@ def _volumes(role: Role, cluster: KubernetesCluster) -> list[tuple[dict[str, Any
         ),
     ]
     if role.serves:
-        claim = {"name": "runs", "persistentVolumeClaim": {"claimName": cluster.claim}}
-        found.append((claim, {"name": "runs", "mountPath": RUNS}))
+        found.append(_runs(cluster))
     if cluster.job_file and role is not Role.SHARD:
         job = {"name": "job", "configMap": {"name": cluster.job_file}}
         found.append((job, {"name": "job", "mountPath": JOBS, "readOnly": True}))

@@ -13,7 +13,8 @@ from coordinator.launchers import spark, spark_job
 from coordinator.launchers.launch import plan_from
 from coordinator.launchers.plan import LaunchPlan
 from coordinator.launchers.spark_data import frames_of, place
-from coordinator.launchers.spark_job import MARK, REFUSED, MemberEnded, MemberTask, reason_of
+from coordinator.launchers.spark_job import MARK, REFUSED, MemberTask, reason_of
+from coordinator.launchers.task_process import MemberEnded
 from pserver import launch
 from psrpc.core.errors import LaunchFailed, PsError
 from tests.e2e.cluster import EXAMPLES

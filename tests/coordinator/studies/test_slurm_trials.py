@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.launchers.slurm import BatchOptions
+from coordinator.studies.engine_trials import TrialTask
 from coordinator.studies.slurm_trials import (
     BATCH_JOB,
     SCRIPT,
@@ -16,9 +17,8 @@ from coordinator.studies.slurm_trials import (
     SlurmTask,
     slurm_engine,
 )
-from coordinator.tune.engine_trials import TrialTask
+from coordinator.studies.trial_process import ANSWER, TrialStart, write_wish
 from coordinator.tune.options import TuneArguments
-from coordinator.tune.trial_process import ANSWER, TrialStart, write_wish
 from psrpc.core.errors import LaunchFailed
 
 
@@ -69,7 +69,7 @@ def test_the_script_has_the_options_and_the_process_of_the_trial(
     for line in ("#SBATCH --partition=gpu", "#SBATCH --cpus-per-task=2", "#SBATCH --no-requeue"):
         assert f"\n{line}\n" in script
     assert "\n[ -d '/some where' ] && cd '/some where'\nexec " in script
-    assert "-m coordinator.tune.trial_process" in script
+    assert "-m coordinator.studies.trial_process" in script
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED"])

@@ -187,6 +187,14 @@ def test_a_worker_that_is_cut_off_gets_no_work_until_its_route_is_whole(
     assert not isinstance(cut_off.lease(), Wait)
 
 
+def test_a_peer_that_a_worker_cannot_reach_is_named_with_its_host(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, mode="sync", replicas=2, dense="allreduce")
+    beat(Worker(coordinator, 2), 1, for_s=3.0)
+    (said,) = stuck(coordinator)
+    peer = "shard 1 in the worker with pid 1 on h, at h:1"
+    assert said.startswith(f"worker-1 on h cannot reach {peer} (for 3.0 s), other workers can")
+
+
 def test_a_cut_off_pair_is_named_with_worker_shard_and_duration(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path)
     cut_off = Worker(coordinator, 2)

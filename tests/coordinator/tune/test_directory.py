@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,12 @@ def test_another_study_is_refused(tmp_path: Path, change: dict[str, Any], words:
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     with StudyDirectory(tmp_path) as directory:
-        with pytest.raises(AlreadyExists, match="another `coordinator tune` runs the study"):
-            StudyDirectory(tmp_path).__enter__()
+        held = (
+            rf"another `coordinator tune` runs the study in .*: process {os.getpid()} on .+; stop"
+        )
+        for ask in (StudyDirectory(tmp_path).__enter__, StudyDirectory(tmp_path).check):
+            with pytest.raises(AlreadyExists, match=held):
+                ask()
         (tmp_path / "study.json").write_text("{")
         with pytest.raises(
             InvalidArgument, match=r"study.json cannot be read: .*another --run-dir"
@@ -70,6 +75,8 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument, match="cannot use --run-dir"):
         StudyDirectory(tmp_path / "file").__enter__()
+    StudyDirectory(tmp_path / "new").check()
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Screen:
         pass
 
     def note(self, line: str) -> None:
-        pass
+        self.lines.append(line)
 
     def close(self) -> None:
         pass
@@ -232,6 +232,7 @@ def test_failures_end_the_study_and_leave_the_others_under_way(tmp_path: Path) -
     assert played.runs[1].stopped
     assert played.phases == ["failed", "stopped"]
     assert "1 begins in 1" in played.screen.lines
+    assert "waiting for 1 trial to save; Ctrl-C again ends at once" in played.screen.lines
 
 
 @pytest.mark.slow

@@ -10,9 +10,8 @@ import pytest
 
 from coordinator.search.space import choice, log
 from coordinator.studies import cli, study
-from coordinator.tune.options import TuneArguments, add_tune_arguments, time_limit_s
+from coordinator.tune.options import TuneArguments, add_tune_arguments, time_limit_s, tune_arguments
 from coordinator.tune.preparation import check_gpus, gpu_count, gpu_of
-from coordinator.tune.trial_process import tune_arguments
 from psrpc.core.errors import InvalidArgument, InvalidJob
 
 

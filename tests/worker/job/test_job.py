@@ -149,7 +149,13 @@ def test_updates_of_the_whole_job_in_both_modes() -> None:
     ],
 )
 def test_what_does_not_fit_slices_in_workers_is_refused(field: str, value: Any, says: str) -> None:
-    fits = {"dense": "allreduce", "mode": "sync", "replicas": 2, "engine": "numpy", "epochs": 2}
+    fits: dict[str, Any] = {
+        "dense": "allreduce",
+        "mode": "sync",
+        "replicas": 2,
+        "engine": "numpy",
+        "epochs": 2,
+    }
     make_job(**fits).policy()
     more = {"staleness": 1} if value == "ssp" else {"then_after": 1} if field == "then" else {}
     with pytest.raises(InvalidJob) as raised:

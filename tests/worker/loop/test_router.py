@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from pserver.client.client import RetryPolicy, ShardClient
 from pserver.engine.engine import ShardEngine
+from pserver.server.own_process import OwnProcess
 from pserver.server.server import ShardServer
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
@@ -18,7 +20,7 @@ from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import INITIAL, part, signed
-from tests.worker.shards import pushes, serve_shards, standing_alone
+from tests.worker.shards import Shards, pushes, serve_shards, standing_alone
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
 from worker.embedding.rows import RowsNeeded
@@ -53,13 +55,26 @@ def parts(plan: Plan, values: dict[str, Array]) -> list[Gradient]:
     return [part(plan, values, shard) for shard in range(plan.shards)]
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
+def hosting(served: Shards, *own: int) -> Callable[..., ShardClient]:
+    """Connects a worker that hosts the shards ``own`` itself."""
+
+    def connect(
+        address: str, incarnation: int, plan: Plan, shard: int, **options: Any
+    ) -> ShardClient:
+        local = OwnProcess(served.engines[shard], f"shard {shard}", "", lambda: False)
+        options["local"] = local if shard in own else None
+        return ShardClient(address, incarnation, plan, shard, **options)
+
+    return connect
+
+
+@pytest.mark.parametrize(("shards", "own"), [(1, ()), (3, ()), (1, (0,)), (3, (1,)), (3, (1, 2))])
+def test_parameters_go_out_and_come_back_whole(shards: int, own: tuple[int, ...]) -> None:
     plan = make_cut_plan(shards)
     with (
         serve_shards(plan) as served,
         standing_alone() as standing,
-        Router(served.cluster, plan, standing) as router,
+        Router(served.cluster, plan, standing, connect=hosting(served, *own)) as router,
     ):
         values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
         router.initialize(values, INITIAL)
@@ -74,6 +89,18 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         trainable, state = "float32.trainable", "float32.state"
         np.testing.assert_array_equal(into[trainable], values[trainable] - 0.5 * updates[trainable])
         np.testing.assert_array_equal(into[state], values[state] + updates[state])
+
+
+def test_the_calling_thread_takes_a_slice_of_its_own() -> None:
+    plan = make_cut_plan(3)
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing, connect=hosting(served, 1, 2)) as router,
+    ):
+        found = router._calls.call(lambda shard: (shard, threading.get_ident()))
+    assert [shard for shard, _ in found] == [0, 1, 2]
+    assert [shard for shard, thread in found if thread == threading.get_ident()] == [1]
 
 
 @pytest.mark.parametrize("way", KINDS)
@@ -99,7 +126,10 @@ def test_a_callback_says_when_all_requests_have_gone(
         serve_shards(plan, data_port=0 if way == "data connection" else None) as served,
         standing_alone() as standing,
         closing(Workspace(plan, shared=way == "shared memory")) as workspace,
-        Router(served.cluster, plan, standing, workspace, waiting) as router,
+        Router(
+            *(served.cluster, plan, standing, workspace, waiting),
+            hosting(served, *(range(3) if way == "own process" else ())),
+        ) as router,
     ):
         router.initialize(arrays(plan, 1), INITIAL)
         monkeypatch.setattr(ShardEngine, "pull", answered)

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.launchers.spark_job import MemberEnded
-from coordinator.tune.engine_trials import LOSSES, MARK, EngineTrial, TaskEnd, TrialTask
-from coordinator.tune.options import TuneArguments, arguments_of
-from coordinator.tune.trial_process import (
+from coordinator.launchers.task_process import MemberEnded
+from coordinator.studies.engine_trials import LOSSES, MARK, EngineTrial, TaskEnd, TrialTask
+from coordinator.studies.trial_process import (
     ANSWER,
     TrialStart,
     read_wish,
     trial_answer,
-    tune_arguments,
     write_wish,
 )
+from coordinator.tune.options import TuneArguments, arguments_of, tune_arguments
 from coordinator.tune.trial_run import RunEnd
 from psrpc.ops.exit_status import DONE, FAILED, INTERRUPTED
 
@@ -117,7 +116,7 @@ class PlayedTask:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineTrial, PlayedTask, Path]:
-    monkeypatch.setattr("coordinator.tune.engine_trials.SHARED_S", 0.0)
+    monkeypatch.setattr("coordinator.studies.engine_trials.SHARED_S", 0.0)
     start, played = TrialStart(str(tmp_path), 3, {"rate": 0.1}, "b", 1), PlayedTask()
     start.run_dir.mkdir()
     made = EngineTrial(played, start, lambda line: (tmp_path / "notes").write_text(line))
@@ -154,7 +153,7 @@ def test_an_answer_counts_however_the_task_has_ended(trial: Trial) -> None:
 
 def test_a_late_answer_is_awaited(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     made, played, _ = trial
-    monkeypatch.setattr("coordinator.tune.engine_trials.SHARED_S", 1000.0)
+    monkeypatch.setattr("coordinator.studies.engine_trials.SHARED_S", 1000.0)
     played.ends = [TaskEnd("no answer")] * 9
     assert made.look() is None
     assert played.calls == ["start"]

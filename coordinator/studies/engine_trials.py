@@ -5,16 +5,19 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from coordinator.launch.fleet import Stamp, stamp
-from coordinator.launchers.spark_job import EchoedProcess, MemberEnded
+from coordinator.launchers.task_process import EchoedProcess, MemberEnded
 from coordinator.search.points import Point
+from coordinator.studies.trial_process import TrialStart, Wish, trial_answer, write_wish
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.trial_process import TrialStart, Wish, trial_answer, write_wish
+from coordinator.tune.engine import LauncherOf
+from coordinator.tune.options import TuneArguments, arguments_of
 from coordinator.tune.trial_run import RunEnd, TrialRun, make_trial_directory
 from psrpc.core.names import HISTORY
 from psrpc.files.run_paths import read_ending
@@ -211,6 +214,19 @@ class EngineTrial:
     def status(self) -> GetJobStatusResponse:
         """See :class:`TrialRun`: empty, for the same reason."""
         return GetJobStatusResponse()
+
+
+@contextmanager
+def task_trials(
+    opened: Callable[[TuneArguments], AbstractContextManager[TrialEngine]],
+    job: str,
+    options: TuneArguments,
+) -> Iterator[LauncherOf]:
+    """Opens an engine that runs trials as its tasks, for the time of a study; yields what makes
+    launchers. Raises as ``opened`` does."""
+    with opened(options) as engine:
+        said = [str(Path(job).absolute()), *arguments_of(options)]
+        yield lambda directory, note: EngineTrials(engine, directory, said, note).launch
 
 
 class EngineTrials:

@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from coordinator.search.points import Point
 from coordinator.tune.directory import StudyDirectory
-from coordinator.tune.options import TuneArguments, add_tune_arguments
+from coordinator.tune.options import TuneArguments, tune_arguments
 from psrpc.core.errors import PsError, error_line
 from psrpc.files.run_paths import is_running
 from psrpc.files.storage import replace_text
 from psrpc.ops.exit_status import BAD_INPUT, DONE, INTERRUPTED
 from psrpc.ops.process import die_with_parent, module_command, on_stop_signals, quiet_grpc
-from psrpc.options.declaration import options_of
 
 REQUEST, ANSWER = "trial.request", "trial.answer"
 """Files of a run directory. A launch id in each tells those of an earlier start apart."""
@@ -64,7 +63,7 @@ class TrialStart:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Returns the command line; ``arguments`` are those of ``coordinator tune``."""
         return module_command(
-            "coordinator.tune.trial_process", json.dumps(asdict(self)), *arguments
+            "coordinator.studies.trial_process", json.dumps(asdict(self)), *arguments
         )
 
 
@@ -90,24 +89,6 @@ def _read(path: Path, launch: str) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and found.get("launch") == launch else {}
-
-
-def tune_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, TuneArguments]:
-    """Parses the arguments of ``coordinator tune``."""
-    parser = argparse.ArgumentParser(prog="coordinator tune")
-    add_tune_arguments(parser)
-    args = parser.parse_args(arguments)
-    return args, frozen_arguments(args)
-
-
-def frozen_arguments(args: argparse.Namespace) -> TuneArguments:
-    """Returns the options of parsed arguments."""
-    said = (each.name for each in options_of(TuneArguments))
-    return TuneArguments(**{name: _frozen(getattr(args, name)) for name in said})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def main(argv: Sequence[str]) -> int:
