@@ -50,8 +50,8 @@ demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
 	@echo 'coordinator is on the PATH after: . .venv/bin/activate'
 
-# On two cores: clusters of tests wait for most of their time, for processes and deadlines.
-TEST_PROCESSES ?= 4
+# On two cores: clusters of tests wait for over a third of their time, for processes and deadlines.
+TEST_PROCESSES ?= 3
 
 # tests/conftest.py has the order: by default files with few tests come last, and they are slow.
 test: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""Programs for an interpreter of their own: a process may choose its devices only once."""
+"""Programs for a process of their own: a process may choose its devices only once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_architecture import ROOT
-
-LIMIT_S = 240.0
-"""How long a program may take."""
+from tests.e2e.cluster import LIMIT_S, ended
 
 
-def run_fresh(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program in ``folder``; returns its status and what it printed."""
+def run_fresh(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program by an interpreter of its own in ``folder``; returns its status and what
+    it printed."""
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -22,3 +20,12 @@ def run_fresh(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
         timeout=LIMIT_S,
         check=False,
     )
+
+
+def run_forked(code: str) -> subprocess.CompletedProcess[str]:
+    """The same as a fork of a process that has imported TensorFlow and computed nothing."""
+    return ended("tests.fresh_interpreter", code)
+
+
+if __name__ == "__main__":
+    exec(sys.argv[1], {"__name__": "__main__"})

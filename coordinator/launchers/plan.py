@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,11 +125,8 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
     """
     if not (elsewhere or job.is_file()):
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
-    if elsewhere:
-        for said in options.overrides:
-            setting_pair(said)
-    else:
-        look_at_settings(job, options.overrides)
+    tree = None if elsewhere else look_at_settings(job, options.overrides)[0]
+    _check_dense(tree, dict(map(setting_pair, options.overrides)))
     if options.port is not None and options.port > _LAST_PORT:
         raise InvalidArgument(f"--port is {options.port}; expected 1 to {_LAST_PORT}")
     if options.certs and options.insecure:
@@ -146,3 +145,18 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
     certs, token = options.certs and options.certs.absolute(), options.token_file
     options = replace(options, certs=certs, token_file=token and token.absolute())
     return LaunchPlan(job if elsewhere else job.absolute(), options)
+
+
+def _check_dense(tree: ast.Module | None, settings: Mapping[str, str]) -> None:
+    """Refuses a job whose workers host the parameters, as far as its settings and its file, parsed,
+    show it: launchers start shards, which such a job does not take."""
+    said: object = settings.get("dense")
+    if said is None and tree is not None:
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        found = (word.value for call in calls for word in call.keywords if word.arg == "dense")
+        said = next((each.value for each in found if isinstance(each, ast.Constant)), None)
+    if said == "allreduce":
+        raise InvalidArgument(
+            "dense is 'allreduce', which launchers do not start: they give each job shards; say "
+            "--set dense=shards, or start coordinator and workers by hand"
+        )

@@ -58,6 +58,7 @@ class SliceHosts:
     def look(self, worker: str, now: float) -> list[int]:
         """Assigns the slices without a host, and returns those that ``worker`` is to host and has
         not registered. Call it at each sign of life of a worker."""
+        able: list[Worker] | None = None
         for shard in self._places.shards:
             if not self._is_vacant(shard, now):
                 for known in (self._vacant, self._given, self._late):
@@ -69,7 +70,9 @@ class SliceHosts:
             if shard.index in self._given and not self._still(shard.index, now):
                 self._late.setdefault(shard.index, set()).add(self._given.pop(shard.index)[0])
             if shard.index not in self._given:
-                self._give(shard, self._vacant[shard.index][1], now)
+                # Once for all slices: a thousand workers may look each second.
+                able = self._able(now) if able is None else able
+                self._give(shard, self._vacant[shard.index][1], able, now)
         return sorted(index for index, (name, _) in self._given.items() if name == worker)
 
     def news(self) -> list[Assignment]:
@@ -89,15 +92,18 @@ class SliceHosts:
         worker = self._workers.get(name)
         return worker is not None and worker.state == "active" and now - since <= REGISTER_S
 
-    def _give(self, shard: Shard, since: float, now: float) -> None:
-        able = [
+    def _able(self, now: float) -> list[Worker]:
+        """Returns the workers that can host slices and were heard of lately."""
+        return [
             worker
             for worker in self._workers.values()
             if worker.state == "active"
             and worker.hosts
             and now - worker.seen <= STARTING_S * worker.calm
-            and worker.incarnation != shard.worker
         ]
+
+    def _give(self, shard: Shard, since: float, able: list[Worker], now: float) -> None:
+        able = [worker for worker in able if worker.incarnation != shard.worker]
         late = self._late.get(shard.index, set())
         if able and all(worker.name in late for worker in able):
             late.clear()

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.tune.options import TuneArguments
+from coordinator.tune.options import TuneArguments, frozen_arguments
 from coordinator.tune.options import add_tune_arguments as add_arguments
 from psrpc.core.errors import InvalidArgument
 
@@ -28,7 +28,8 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
     """Returns what opens the engine of ``--on``; None for trials on this machine.
 
     Raises:
-        InvalidArgument: no such engine runs trials, or an option belongs to another one.
+        InvalidArgument: no such engine runs trials, or an option belongs to another one, or has a
+            value that the engine does not take.
     """
     if args.on is not None and args.on not in _OPTIONS:
         instead = "expected slurm, ray or kubernetes"
@@ -52,7 +53,10 @@ def engine_opener(args: argparse.Namespace) -> EngineOf | None:
         return partial(task_trials, slurm_engine)
     if args.on == "kubernetes":
         from coordinator.studies.kubernetes_trials import kubernetes_trials
+        from coordinator.studies.trial_clusters import pod_options
 
+        # At once, before the job is read.
+        pod_options(frozen_arguments(args))
         return kubernetes_trials
     return None
 

@@ -218,9 +218,8 @@ class TrialPods:
     def _poll(self) -> None:
         now = time.monotonic()
         words = ("get", f"{_OWNED},pods", "-l", f"{PART_OF}={self._study.name}", "-o", "json")
-        found: list[Any] = json.loads(self.kubectl.run(*words, timeout_s=ASK_S))["items"]
+        found = list[Any](self._ask(*words)["items"])
         job_sets = {each["metadata"]["name"]: each for each in found if each["kind"] == "JobSet"}
-        self._sweep(job_sets, now)
         files: Mapping[str, Mapping[str, str]] = {}
         if self._watched:
             readers = [each for each in found if self._reads(each) and not _leaves(each)]
@@ -238,6 +237,7 @@ class TrialPods:
             ]
             own = files.get(self._run(number), {})
             self._views[number] = TrialView(now, job_sets.get(name), pods, own)
+        self._sweep(job_sets, now)
 
     def _sweep(self, job_sets: Mapping[str, Object], now: float) -> None:
         """Deletes trials that have ended, and those without an owner, which a command that was
@@ -258,8 +258,18 @@ class TrialPods:
         program = Path(claim_files.__file__).read_text()
         root = f"{RUNS}/{self._study.name}"
         words = ("exec", self._reader, "--", "python3", "-c", program, root, *asked)
-        found: dict[str, dict[str, str]] = json.loads(self.kubectl.run(*words, timeout_s=ASK_S))
-        return found
+        return dict(self._ask(*words))
+
+    def _ask(self, *words: str) -> Any:
+        """Returns the document that a call prints. Raises LaunchFailed."""
+        said = self.kubectl.run(*words, timeout_s=ASK_S)
+        try:
+            return json.loads(said)
+        except ValueError:
+            raise LaunchFailed(
+                f"kubectl {words[0]} has printed {len(said)} characters that are no JSON, perhaps "
+                "because the connection broke off"
+            ) from None
 
     def _reads(self, each: Object) -> bool:
         return bool(each["kind"] == "Pod" and each["metadata"]["name"] == self._reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -46,11 +47,14 @@ def test_a_run_ends_under_all_attacks(tmp_path: Path, monkeypatch: pytest.Monkey
             assert len(watch.targets("garbage")) == 5
             before = watch.memory_mb()
             certs = cluster.run_dir / "certs"
-            with ExitStack() as attacks:
-                for kind in KINDS:
-                    attacks.enter_context(
-                        attacked(kind, watch.targets(kind), certs, connections=50, idle=False)
-                    )
+
+            def begin(kind: str) -> None:
+                targets = watch.targets(kind)
+                attacks.enter_context(attacked(kind, targets, certs, connections=50, idle=False))
+
+            # At the same time, since one that attacks leaves the next little time to start.
+            with ThreadPoolExecutor(len(KINDS)) as threads, ExitStack() as attacks:
+                list(threads.map(begin, KINDS))
                 # All of them are under way before the last epoch is.
                 gate.open()
                 during = watch.memory_mb()

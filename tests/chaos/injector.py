@@ -184,8 +184,10 @@ class Injector:
             left = [f"{p.name} ({p.status})" for p in told if p.status is not None]
             record.proof = f"drained {', '.join(left)}" if left else ""
 
-        # Processes leave though the job stands still; but no code of a job's is interrupted.
-        record.steps = self._cluster.options.tensorflow
+        # Processes leave though the job stands still; but no code of a job's is interrupted, and a
+        # coordinator waits for the batches that are under way, which may be behind the gate.
+        leaves_later = any(process.name == "coordinator" for process in processes)
+        record.steps = self._cluster.options.tensorflow or leaves_later
         record.effective = lambda: all(p.status is not None for p in told)
         record.undo += [prove, *(partial(self._cluster.let_go, p.name) for p in processes)]
 

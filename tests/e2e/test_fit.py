@@ -122,7 +122,7 @@ def test_fit_outlives_a_worker_and_a_shard_with_the_same_bits(cluster: pserver.C
 def test_fit_that_nothing_looks_at_outlives_its_coordinator(
     cluster: pserver.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    epochs = 80
+    epochs = 30
     model, x, y = small()
     whole = model.fit(x, y, epochs=epochs, verbose=0)
     undisturbed, before = model.get_weights(), cluster.run_dir

@@ -66,7 +66,7 @@ def test_a_grid_is_searched_pruned_and_survives_what_diverges(tmp_path: Path) ->
 
 
 def tuned(study: Path) -> Process:
-    said = ("--sampler", "random", "--pruner", "none", "--trials", "2", "--set", "epochs=40")
+    said = ("--sampler", "random", "--pruner", "none", "--trials", "2", "--set", "epochs=20")
     space = ("--space", "optimizer.learning_rate=uniform(0.01, 0.1)")
     return Process("tune", "coordinator", "tune", SEARCHED, "--run-dir", study, *space, *said)
 
@@ -92,5 +92,5 @@ def test_a_killed_study_goes_on_and_counts_every_batch_once(tmp_path: Path) -> N
     for trial in range(2):
         found = summary(study, trial)
         counted = found["counted"]
-        assert (counted["batches"], counted["counted"], counted["twice"]) == (1600, 1600, 0)
+        assert (counted["batches"], counted["counted"], counted["twice"]) == (800, 800, 0)
     assert not processes_of(study), "a process outlived the study"

@@ -158,12 +158,16 @@ def _offers_a_server() -> None:
 
 def _starts_as_forks() -> None:
     """Makes ``coordinator up`` fork its server from itself, which it does before it has threads,
-    and ``coordinator serve`` from that server. Shards of every engine are forks of it, too."""
+    and ``coordinator serve`` from that server. Shards of every engine are forks of it, too, and
+    what ``coordinator export`` runs is one of itself."""
     from coordinator.launch import warm_start
     from worker.cli.forked import Imported, become, open_handles
 
+    def is_warm(command: Sequence[str], run_dir: Path) -> bool:
+        return module_of(command) != warm_start.COORDINATOR
+
     # A fresh shard imports for a second what the server has imported anyway.
-    warm_start.is_warm = lambda command, run_dir: module_of(command) != warm_start.COORDINATOR
+    warm_start.is_warm = is_warm
 
     fresh: Any = subprocess.Popen
     imported = open_handles()
@@ -172,19 +176,36 @@ def _starts_as_forks() -> None:
         if module_of(command) == "coordinator.cli" and options["pass_fds"]:
             with suppress(ForkFailed):
                 return _fork_coordinator(command, **options)
-        if module_of(command) != SERVER:
+        is_export = module_of(command) == "worker.cli" and command[4] == "export"
+        if not is_export and module_of(command) != SERVER:
             return fresh(command, **options)
         pid = os.fork()
         if not pid:
-            os.setpgid(0, 0)
             subprocess.Popen = fresh  # type: ignore[misc]
             sys.orig_argv = list(command)
+            request = ForkRequest.of(command, options["env"])
+            if is_export:
+                become(request, Imported(imported, {}), 1, 2)
+            os.setpgid(0, 0)
             null = os.open(os.devnull, os.O_WRONLY)
-            kept = Imported(imported | set(options["pass_fds"]), {})
-            become(ForkRequest.of(command, options["env"]), kept, null, null)
-        return ForkedProcess(pid, command)
+            become(request, Imported(imported | set(options["pass_fds"]), {}), null, null)
+        return _Awaited(pid, command)
 
     subprocess.Popen = start  # type: ignore[assignment, misc]
+
+
+class _Awaited(ForkedProcess):
+    """One for ``subprocess.run`` as well."""
+
+    def __enter__(self) -> _Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def communicate(self, input: None = None, timeout: float | None = None) -> tuple[None, None]:
+        self.wait(timeout)
+        return None, None
 
 
 def _fork_coordinator(

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import pserver
+from coordinator.studies.kubernetes_trials import kubernetes_trials
+from coordinator.tune.options import TuneArguments
 from psrpc.core.errors import AlreadyExists, InvalidArgument, LaunchFailed
 from tests.e2e.cluster import EXAMPLES, command
 from tests.launchers.api_server import ApiServer, api_server, kubeconfig
@@ -171,6 +173,24 @@ def test_an_image_that_cannot_be_pulled_is_told(server: ApiServer) -> None:
     with pytest.raises(LaunchFailed, match="'a/b:1' cannot be had: a/b:1: not found; ") as raised:
         launch(wait=60)
     assert raised.value.code == "PS142"
+
+
+def test_a_study_is_refused_before_anything_is_made(server: ApiServer) -> None:
+    def tried(*said: str) -> None:
+        options = TuneArguments(image="a/b:1", insecure=True, kubernetes=("namespace=lab", *said))
+        with kubernetes_trials(str(JOB), options):
+            pass
+
+    tried()
+    assert {"dryRun=All" in path for _, path in server.calls} == {True}
+    with pytest.raises(InvalidArgument, match=r"--claim is 'disk', and there is no such"):
+        tried("claim=disk")
+    with pytest.raises(LaunchFailed, match=r"`kubectl config get-contexts` says"):
+        tried("context=other")
+    server.lacks = "jobset"
+    with pytest.raises(LaunchFailed, match=r"the cluster has no JobSet"):
+        tried()
+    assert not server.objects
 
 
 def test_kubeflow_gets_a_train_job_with_its_runtime(server: ApiServer) -> None:

@@ -16,7 +16,7 @@ from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from tests.coordinator.builders import make_run, serving
 from tests.coordinator.fixtures import training
-from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
+from tests.e2e.cluster import JOBS, command, ended, environment
 from tests.mistakes.commands import SAID
 
 pytestmark = pytest.mark.slow
@@ -46,18 +46,6 @@ def test_a_firewall_is_named_before_any_deadline_has_passed() -> None:
     SAID.append("PS209")
     assert f"waiting for the coordinator at {where} (0 of 120 s): PS209: " in line
     assert "firewall" in line
-
-
-def ended(role: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command that has come to its end."""
-    return subprocess.run(
-        command(role, *words),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env=environment(),
-    )
 
 
 def test_other_data_than_the_coordinators(tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pserver.client.client import ShardClient
-from pserver.process.config import ServeConfig
-from pserver.process.hosted import HostedSlice
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.ops.logs import get_logger
@@ -16,11 +14,23 @@ from psrpc.options.settings import WorkerOptions
 from psrpc.security.identity import Role
 from worker.loop.session import WorkerSession
 
+if TYPE_CHECKING:
+    from pserver.process.config import ServeConfig
+    from pserver.process.hosted import HostedSlice
+
 log = get_logger()
 
 END_S = 10.0
 """Seconds for which a worker that leaves waits for the slices that it has told to stop: longer than
 a shard stays to have its state saved."""
+
+
+def start_slice(config: ServeConfig, worker: int, ended: Callable[..., object]) -> HostedSlice:
+    """Starts to serve a slice; see :class:`pserver.process.hosted.HostedSlice`."""
+    # Most workers host nothing, and need not import what a shard is made of.
+    from pserver.process.hosted import HostedSlice
+
+    return HostedSlice(config, worker, ended)
 
 
 class SliceHosting:
@@ -32,7 +42,7 @@ class SliceHosting:
         standing: WorkerSession,
         options: WorkerOptions,
         incarnation: int,
-        start: Callable[..., HostedSlice] = HostedSlice,
+        start: Callable[..., HostedSlice] = start_slice,
         connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
         """``incarnation`` is that of this worker's process; ``start`` starts a slice, and
@@ -54,7 +64,8 @@ class SliceHosting:
 
     def offer(self) -> None:
         """Offers to host slices from the next registration on, if this machine has the certificate
-        of a shard, or needs none."""
+        of a shard, or needs none. Raises InvalidArgument for options that a slice cannot have."""
+        self._config(0)
         if self._security.encrypted:
             try:
                 self._security.files.certificates()
@@ -71,15 +82,20 @@ class SliceHosting:
                 if self._closing or shard in self._slices:
                     continue
                 log.info("hosts a slice", shard=shard)
-                config = ServeConfig(
-                    shard=shard,
-                    coordinator=self._options.coordinator,
-                    advertise=self._options.advertise,
-                    run_dir=self._options.run_dir,
-                    connect_timeout_s=self._options.connect_timeout_s,
-                    security=self._security,
-                )
+                config = self._config(shard)
                 self._slices[shard] = self._start(config, self._incarnation, self._ended)
+
+    def _config(self, shard: int) -> ServeConfig:
+        from pserver.process.config import ServeConfig
+
+        return ServeConfig(
+            shard=shard,
+            coordinator=self._options.coordinator,
+            advertise=self._options.advertise,
+            run_dir=self._options.run_dir,
+            connect_timeout_s=self._options.connect_timeout_s,
+            security=self._security,
+        )
 
     def connect(
         self, address: str, incarnation: int, plan: Plan, shard: int, **options: Any

@@ -21,6 +21,7 @@ from psrpc.core.errors import AlreadyExists, InvalidArgument
         (["--on=slrm"], "--on is slrm: expected slurm, ray or kubernetes"),
         (["--partition=fast"], "--partition is an option of --on slurm; leave it out"),
         (["--on=ray", "--sbatch=a=b"], "--sbatch is an option of --on slurm"),
+        (["--on=kubernetes"], "--image is missing: name an image"),
         (["--on=slurm", "--image=a/b:1"], "--image is an option of --on kubernetes"),
         (["--on=slurm", "--resources=CPU:2"], "--resources is an option of --on ray"),
     ],

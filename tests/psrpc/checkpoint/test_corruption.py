@@ -38,7 +38,7 @@ VARIABLES = (
 )
 PLAN = make_plan(VARIABLES, SHARDS, "cut", TABLES)
 PLANS = (PLAN, make_plan(VARIABLES, 1, "cut", TABLES))
-FAST, ALL = 30, 1000
+FAST, ALL = 30, 500
 """Variants of each kind."""
 
 Files = dict[Path, bytes]
@@ -365,7 +365,7 @@ def test_no_damage_is_loaded_in_silence(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_none_of_ten_thousand_variants_is_loaded_in_silence(
+def test_none_of_thousands_of_variants_is_loaded_in_silence(
     kind: Callable[[random.Random, Files, Path], None],
 ) -> None:
     run(kind, range(FAST, ALL))

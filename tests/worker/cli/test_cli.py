@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-COMMAND = (sys.executable, "-m", "worker.cli")
+from tests.e2e.cluster import ended
 
 
-@pytest.mark.slow  # imports TensorFlow
+@pytest.mark.slow
 def test_the_coordinators_port_may_be_left_out() -> None:
-    done = subprocess.run(
-        (
-            *(*COMMAND, "run", "--coordinator", "coordinator.invalid"),
-            *("--connect-timeout", "0", "--insecure"),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    where = ("--coordinator", "coordinator.invalid", "--connect-timeout", "0")
+    done = ended("worker", "run", *where, "--insecure")
     assert done.returncode == 1, done.stderr
     assert "there is no machine called 'coordinator.invalid'" in done.stderr
 
 
 @pytest.mark.slow
 def test_an_address_that_is_none_is_one_line() -> None:
-    done = subprocess.run(
-        (*COMMAND, "run", "--coordinator", "somehost:port"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended("worker", "run", "--coordinator", "somehost:port")
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
         "error PS111: --coordinator: address 'somehost:port' has port 'port'; expected 0 to 65535\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.core.errors import InvalidArgument
-from tests.fresh_interpreter import run_fresh
+from tests.fresh_interpreter import run_forked
 from tests.worker.flat_jobs import dense_model, make_job
 from worker.lanes.lane_source import check_lanes
 from worker.runtime.devices import HOST, Device
@@ -165,7 +165,7 @@ print("all right")
 
 @pytest.mark.slow
 def test_two_devices_compute_a_micro_batch_each_with_the_bits_of_one() -> None:
-    done = run_fresh(ON_TWO)
+    done = run_forked(ON_TWO)
     assert done.stdout.endswith("all right\n"), done.stdout + done.stderr[-3000:]
 
 

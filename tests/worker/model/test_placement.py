@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from psrpc.core.errors import InvalidArgument, InvalidJob, InvalidSetting
-from tests.fresh_interpreter import run_fresh
+from tests.fresh_interpreter import run_forked
 from tests.worker.flat_jobs import CPU, dense_model, make_job
 from worker.model.placement import check_enough, placed_layers
 from worker.runtime.devices import Device
@@ -90,7 +90,7 @@ print("all right")
 
 @pytest.mark.slow
 def test_a_model_over_two_devices_computes_what_one_does() -> None:
-    done = run_fresh(ON_TWO)
+    done = run_forked(ON_TWO)
     assert done.stdout.endswith("all right\n"), done.stdout + done.stderr[-3000:]
     missing, idle, _ = done.stdout.splitlines()
     assert " on /GPU:1, and this worker has /CPU:0, /CPU:1; give the worker more" in missing

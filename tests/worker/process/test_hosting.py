@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.core.errors import InvalidJob
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.options.settings import WorkerOptions
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
@@ -95,3 +95,11 @@ def test_a_slice_that_another_worker_hosts_by_now_ends_alone(coordinator: FakeCo
         over(coordinator)
         wait_for_end(hosts, 0)
         hosts._standing.check()
+
+
+def test_options_that_a_slice_cannot_have_are_refused_when_it_is_offered() -> None:
+    options = WorkerOptions(coordinator="127.0.0.1:1", advertise="host:port")
+    with standing_alone() as standing, SliceHosting(standing, options, WORKER) as hosts:
+        with pytest.raises(InvalidArgument, match="port"):
+            hosts.offer()
+        assert not standing.membership.hosts

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidArgument
-from tests.fresh_interpreter import run_fresh
+from tests.fresh_interpreter import run_forked
 from worker.runtime.devices import choose_gpus, configure_devices
 
 pytestmark = pytest.mark.slow
@@ -103,5 +103,5 @@ print("same on both")
 
 
 def test_a_step_on_another_device_gives_the_same() -> None:
-    done = run_fresh(ON_A_SECOND_DEVICE)
+    done = run_forked(ON_A_SECOND_DEVICE)
     assert "same on both" in done.stdout, done.stderr[-3000:]
