@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from psrpc.checkpoint.load import load_variables
-from tests.e2e.cluster import Gate, Process, Run, by_hand, codes, members, up
+from tests.e2e.cluster import LIMIT_S, Gate, Process, Run, by_hand, codes, members, up
 from tests.e2e.test_recovery import COMMON, GATED, assert_all_counted_once, faulty
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
 SYNC = ("--mode", "sync", "--set", "checkpoint_every=20")
 HOSTED = ("--set", "dense=allreduce")
