@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import numpy.typing as npt
@@ -16,6 +14,7 @@ from psrpc.core.errors import NotReady
 from psrpc.core.plan import Plan, aligned_empty
 from psrpc.core.tables import Rows
 from psrpc.net.limits import WORKER_BUFFERS
+from psrpc.ops.threads import THREADS, Threads
 
 NDArray = npt.NDArray[Any]
 
@@ -93,7 +92,7 @@ class BufferPool:
     """Lends at most ``size`` sets of buffers for one shard's part of the arenas, and at most
     :func:`worker_quota` of them to the arriving pushes of one worker. Thread-safe."""
 
-    def __init__(self, plan: Plan, shard: int, size: int) -> None:
+    def __init__(self, plan: Plan, shard: int, size: int, threads: Threads = THREADS) -> None:
         self._arenas = [(a.name, a.shard_length(shard), a.dtype) for a in plan.arenas]
         self._size = size
         self._made = 0
@@ -101,7 +100,8 @@ class BufferPool:
         """Sets of arriving pushes, by worker."""
         # Last in, first out: the set released last is still in the cache.
         self._free: list[Buffers] = []
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
+        self._now = threads.now
 
     def acquire(self, timeout_s: float, check: Callable[[], object] = lambda: None) -> Buffers:
         """Returns a free set; its contents are undefined.
@@ -150,7 +150,7 @@ class BufferPool:
             check()
             return self._arriving[worker] < worker_quota(self._size)
 
-        began = monotonic()
+        began = self._now()
         with self._changed:
             if not self._changed.wait_for(mine, timeout_s):
                 held = self._arriving[worker]
@@ -161,7 +161,7 @@ class BufferPool:
                 )
             self._arriving[worker] += 1
         try:
-            loan = Loan(self.acquire(max(0.0, timeout_s - (monotonic() - began)), check))
+            loan = Loan(self.acquire(max(0.0, timeout_s - (self._now() - began)), check))
             try:
                 yield loan
             finally:

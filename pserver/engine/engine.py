@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,6 +41,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.shard_reports import EpochTotals
 from psrpc.core.tables import Ids
 from psrpc.ops.clock import Clock, MonotonicClock
+from psrpc.ops.threads import THREADS, Threads
 from psrpc.ops.tracing import span
 
 _Into = tuple[npt.NDArray[np.float32], ...] | None
@@ -68,6 +68,7 @@ class ShardEngine:
         sink: SnapshotSink,
         clock: Clock | None = None,
         first_rows: str = "",
+        threads: Threads = THREADS,
     ) -> None:
         """Args:
         clock: measures the duration of updates.
@@ -78,8 +79,8 @@ class ShardEngine:
         self.plan = plan
         policy = identity.settings
         self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
-        pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
-        self._changed = threading.Condition()  # its lock, reentrant, is the shard's
+        pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy), threads)
+        self._changed = threads.condition()  # its lock, reentrant, is the shard's
         self._counters = Counters()
         self._rounds = StagedRounds(
             identity.shard, self._held, self._counters, policy, clock, pool.release, plan.shards

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 
 from pserver.engine.engine import ShardEngine
@@ -14,6 +13,7 @@ from pserver.server.own_process import OwnProcess
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, RemoteFailure, StaleGeneration
 from psrpc.ops.exit_status import DONE
 from psrpc.ops.logs import get_logger
+from psrpc.ops.threads import THREADS, Threads
 
 log = get_logger()
 
@@ -26,11 +26,14 @@ class HostedSlice:
         config: ServeConfig,
         worker: int,
         ended: Callable[[HostedSlice], object],
+        threads: Threads = THREADS,
+        serves: Callable[..., None] = serve,
     ) -> None:
         """Args:
         config: with the credentials of a shard.
         worker: the incarnation of the worker's process.
         ended: called, on the slice's thread, when it has ended.
+        serves: serves the shard until its end, see :func:`pserver.process.shard.serve`.
         """
         self.shard = config.shard
         self.error: PsError | None = None
@@ -38,9 +41,10 @@ class HostedSlice:
         self._config = config
         self._worker = worker
         self._call_ended = ended
-        self._ending = Ending()
+        self._serves = serves
+        self._ending = Ending(threads)
         self._engine: ShardEngine | None = None
-        self._thread = threading.Thread(target=self._run, name=f"slice-{self.shard}", daemon=True)
+        self._thread = threads.thread(self._run, f"slice-{self.shard}")
         self._thread.start()
 
     def transport(self, incarnation: int, certificate: str) -> OwnProcess | None:
@@ -65,7 +69,7 @@ class HostedSlice:
 
     def _run(self) -> None:
         try:
-            serve(self._config, self._ending, self._worker, self._opened)
+            self._serves(self._config, self._ending, self._worker, self._opened)
         except (AlreadyExists, StaleGeneration) as error:
             log.info("another worker hosts the slice", shard=self.shard, reason=str(error))
         except JobFailed as error:

@@ -49,7 +49,8 @@ def run_catcher(catcher: str, tree: Tree) -> tuple[int, str]:
     """Runs a catcher on a tree; its exit status and the last lines that it wrote."""
     if not _simulates(catcher):
         return run_tests([catcher], tree, CATCH_S)
-    return _run(["tests.sim", "--seeds", catcher.split()[1], "--jobs", "1"], tree, CATCH_S)
+    _, *flags, seeds = catcher.split()
+    return _run(["tests.sim", *flags, "--seeds", seeds, "--jobs", "1"], tree, CATCH_S)
 
 
 def run_tests(ids: Sequence[str], tree: Tree, timeout_s: float) -> tuple[int, str]:

@@ -32,8 +32,8 @@ class Planted:
 
     Attributes:
         rule: the rule that it breaks, in a sentence.
-        catchers: pytest node ids, or ``sim FIRST..LAST`` for seeds of the simulator. One of them
-            failing is enough.
+        catchers: pytest node ids, or ``sim FIRST..LAST`` for seeds of the simulator, with its
+            flags before them. One of them failing is enough.
     """
 
     path: Path

@@ -37,7 +37,9 @@ def code(source: str) -> str:
 def test_names_catchers_that_exist(planted: Planted) -> None:
     for catcher in planted.catchers:
         if catcher.startswith("sim "):
-            first, _, last = catcher.removeprefix("sim ").partition("..")
+            *flags, seeds = catcher.split()[1:]
+            assert set(flags) <= {"--allreduce", "--attended"}
+            first, _, last = seeds.partition("..")
             assert int(first) < int(last)
             continue
         file, *names = catcher.split()[0].split("::")

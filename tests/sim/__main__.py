@@ -28,11 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--keep-going", action="store_true", help="do not stop at the first seed that fails"
     )
-    parser.add_argument("--attended", action="store_true", help="each job has an attendant")
-    parser.add_argument("--allreduce", action="store_true", help="workers host the shards")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--attended", action="store_true", help="each job has an attendant")
+    kind.add_argument("--allreduce", action="store_true", help="workers host the shards")
     options = parser.parse_args(arguments)
     silence()
-    run = run_attended if options.attended else run_hosted if options.allreduce else run_seed
+    run: Callable[..., Verdict] = run_attended if options.attended else run_seed
+    if options.allreduce:
+        run = run_hosted
     if options.seed is not None:
         return _one(run, options.seed, options.trace)
     return _many(run, options.seeds, options.jobs, options.keep_going)

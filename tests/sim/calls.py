@@ -11,10 +11,11 @@ from google.protobuf.message import Message
 from coordinator.client.client import CoordinatorClient
 from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
+from pserver.client.exchanger import Exchanger
 from pserver.core.requests import PushRequest, Values
 from pserver.core.table_ids import RowsWanted, from_table_ids
 from pserver.transport.grpc_stream import read_stream
-from pserver.transport.transport import Outgoing, Target
+from pserver.transport.transport import Outgoing, Target, WorkerTransport
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from psrpc.core.errors import (
@@ -24,6 +25,7 @@ from psrpc.core.errors import (
     SegmentLost,
     Unreachable,
 )
+from psrpc.core.plan import Plan
 from psrpc.security.credentials import PLAINTEXT
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -150,8 +152,45 @@ class ToShard(ShardClient):
     def _open(self, address: str, workspace: Workspace | None, sent: Callable[[], object]) -> None:
         exchanger: Any = _Exchanger(self._worker, address, self._shard, sent)
         self._exchanger = self._channel = exchanger
+        if self.local is not None:
+            own: Any = _OwnExchanger(self._worker, self._shard, self._plan, sent, self.local)
+            self._exchanger = own
         self._initialize = exchanger.initialize
         self._get_status = exchanger.get_status
+
+
+class _OwnExchanger(Exchanger):
+    """The real one, for a slice of the worker's own process; looks at what comes of it."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        shard: int,
+        plan: Plan,
+        sent: Callable[[], object],
+        local: WorkerTransport,
+    ) -> None:
+        channel: Any = None
+        name = f"shard {shard}"
+        super().__init__(channel, "own:1", False, name, plan, shard, None, EXCHANGE_S, sent, local)
+        self._worker = worker
+
+    def carry_out(self, header: pb.ExchangeHeader, tensors: Outgoing) -> pb.ExchangeAnswer:
+        # A second one would wait for the lock, which no other thread could let go.
+        assert not self._lock.locked(), f"two exchanges at once with {self._peer}"
+        worker = self._worker
+        if header.HasField("push"):
+            worker.source.check_base(self._shard, wire.from_push(header.push))
+        answer = super().carry_out(header, tensors)
+        worker.cluster.counts["calls of own slices"] += 1
+        if answer.HasField("pull"):
+            values = Values(answer.pull.version, answer.pull.generation, {})
+            generation = worker.standing.membership.generation
+            worker.cluster.invariants.check_values(worker, values, generation)
+            if tensors.into is not None:
+                array = tensors.into.mine[ARENA]
+                worker.source.received(self._shard, array, values.version)
+        return answer
 
 
 class _Exchanger:

@@ -88,7 +88,7 @@ class ClockBook:
         waited = there.served.get(push.base_version, -1)
         if waited < begins:
             self._fail(
-                f"{push.worker} pushes step {begins} to {shard.process} as of version "
+                f"{push.worker} pushes step {begins} to {shard} as of version "
                 f"{push.base_version}, for which it has waited as for step {waited}"
             )
         self.count(shard, push)
@@ -129,11 +129,11 @@ class ClockBook:
         if awaited is None or awaited.get(request.worker) != clock.entry:
             return
         for worker, entered in awaited.items():
-            other = self._there.get((repr(shard.process), generation, worker))
+            other = self._there.get((repr(shard), generation, worker))
             theirs = None if other is None else other.reached.get(entered)
             if theirs is not None and mine - theirs > staleness:
                 self._fail(
-                    f"{shard.process} serves {request.worker} for step {mine}, and {worker}, which"
+                    f"{shard} serves {request.worker} for step {mine}, and {worker}, which"
                     f" others wait for, has done {theirs}; at most {staleness} ahead"
                 )
 
@@ -146,5 +146,5 @@ class ClockBook:
         return {clock.worker: clock.entry for clock in clocks.awaited.workers}
 
     def _at(self, shard: Shard, request: PullRequest | PushRequest) -> _There:
-        place = repr(shard.process), request.fence.generation, request.worker
+        place = repr(shard), request.fence.generation, request.worker
         return self._there.setdefault(place, _There())

@@ -116,6 +116,8 @@ class Cluster:
         self.lives: dict[str, Life] = {}
         """The newest start of each process, by name."""
         self.store = StoreFile()
+        self.hosted = options.hosted
+        """Whether workers host the shards now."""
         self.description = self._describe()
         self.generation = 0
         """The newest that a coordinator has formed."""
@@ -132,7 +134,7 @@ class Cluster:
     def run(self) -> None:
         """Starts everything and lets it happen. Raises Violation; any other error is a bug."""
         options, random, schedule = self.options, self.random, self.schedule
-        names = [] if options.hosted else [f"shard-{index}" for index in range(options.shards)]
+        names = [] if self.hosted else self._shard_names()
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
@@ -195,6 +197,37 @@ class Cluster:
         for life in list(self.lives.values()):
             life.process.kill()
         self._resuming = False
+        if self.options.moves:
+            self.hosted = not self.hosted
+            self.description = self._describe()
+            self.counts["moves to workers" if self.hosted else "moves to shards"] += 1
+            if not self.hosted:
+                for name in self._shard_names():
+                    after_s = self.faults.between(*RESTART_S)
+                    self.schedule.after(after_s, None, self._start, name)
+
+    def _shard_names(self) -> list[str]:
+        return [f"shard-{index}" for index in range(self.options.shards)]
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard that is there, and every slice."""
+        for life in self.lives.values():
+            if life.process.alive and isinstance(life, Shard):
+                yield life
+            elif life.process.alive and isinstance(life, Worker):
+                yield from life.slices
+
+    def next_incarnation(self) -> int:
+        """Of a process, or of a slice in one."""
+        self._starts += 1
+        return 1000 + self._starts
+
+    def free_address(self, index: int) -> str:
+        """Where a shard listens: a new process may get the port of one before it that is gone, or
+        another."""
+        ports = (6000 + index, 6100 + index, 6200 + self._starts)
+        free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
+        return f"shard:{self.random.choice(free)}"
 
     def awaited(self) -> str:
         """Describes in words what each process waits for."""
@@ -227,29 +260,25 @@ class Cluster:
 
     def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
         """Every shard that is there and stands at this generation."""
-        for life in self.lives.values():
-            if not isinstance(life, Shard) or not life.process.alive or life.engine is None:
-                continue
-            if life.engine._held.standing.generation == generation:
-                yield repr(life.process), life.engine
+        for shard in self.shards():
+            if shard.engine and shard.engine._held.standing.generation == generation:
+                yield repr(shard), shard.engine
 
     def final_parts(self) -> Iterator[FinalPart]:
         """Of every shard that is there at the end."""
-        for life in self.lives.values():
-            if not isinstance(life, Shard) or not life.process.alive:
+        for shard in self.shards():
+            if shard.engine is None or shard.updates is None:
                 continue
-            if life.engine is None or life.updates is None:
-                continue
-            if life.engine._held.standing.generation == self.generation:
+            if shard.engine._held.standing.generation == self.generation:
                 velocity = None
                 if self.options.momentum:
-                    velocity = life.updates.slots().elements[SLOT][ARENA]
+                    velocity = shard.updates.slots().elements[SLOT][ARENA]
                 yield FinalPart(
-                    repr(life.process),
-                    life.index,
-                    life.updates.snapshot()[ARENA],
+                    repr(shard),
+                    shard.index,
+                    shard.updates.snapshot()[ARENA],
                     velocity,
-                    life.engine._held.tables,
+                    shard.engine._held.tables,
                 )
 
     def _describe(self) -> JobDescription:
@@ -272,15 +301,16 @@ class Cluster:
             keep_checkpoints=options.keep_checkpoints,
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
+            dense="allreduce" if self.hosted else "shards",
             stop_early=PATIENT if options.paced and options.eval_records else None,
-            dense="allreduce" if options.hosted else "shards",
         )
 
     # -- processes ---------------------------------------------------------------------------
 
     def _start(self, name: str) -> None:
-        self._starts += 1
-        process = Process(self.schedule, name, 1000 + self._starts)
+        if self.hosted and name.startswith("shard"):
+            return
+        process = Process(self.schedule, name, self.next_incarnation())
         self.schedule.trace("start", process)
         if name in self.lives:
             self.counts[f"{name.partition('-')[0]} restarts"] += 1
@@ -288,7 +318,7 @@ class Cluster:
         if name == "coordinator":
             life = Coordinator(self, process)
         elif name.startswith("shard"):
-            life = self._shard(process, int(name.removeprefix("shard-")))
+            life = Shard(self, process, int(name.removeprefix("shard-")), Fibers(process))
         else:
             life = Worker(self, process)
         if isinstance(life, Shard | Worker):
@@ -296,29 +326,6 @@ class Cluster:
         self.lives[name] = life
         process.at_death(lambda: self._died(process))
         process.spawn(life.live(), lambda why: self.process_ended(process, why))
-
-    def _shard(self, process: Process, index: int) -> Shard:
-        # A new process may get the port of one before it that is gone, or another.
-        ports = (6000 + index, 6100 + index, 6200 + self._starts)
-        free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
-        return Shard(self, process, index, f"shard:{self.random.choice(free)}")
-
-    def host_slice(self, host: Process, index: int, ended: Callable[[int, object], None]) -> Shard:
-        """Starts a slice in the process ``host``; ``ended`` gets why it has ended by itself."""
-        self._starts += 1
-        process = Process(self.schedule, f"shard-{index}", 1000 + self._starts, host)
-        self.schedule.trace("start", process, "in", host)
-        self.counts["slices hosted"] += 1
-        life = self._shard(process, index)
-        self._fibers.append((process, life.fibers))
-        self.lives[process.name] = life
-
-        def over(why: object) -> None:
-            self.process_ended(process, why)
-            host.do(ended, index, why)
-
-        process.spawn(life.live(), over)
-        return life
 
     def process_ended(self, process: Process, why: object) -> None:
         """A process has come to its end by itself."""
@@ -335,11 +342,7 @@ class Cluster:
     # -- what happens to them ----------------------------------------------------------------
 
     def _happen(self, kind: str) -> None:
-        everybody = [
-            life.process
-            for life in self.lives.values()
-            if life.process.alive and life.process.host is None
-        ]
+        everybody = [life.process for life in self.lives.values() if life.process.alive]
         if not everybody or self.faults.over:
             return
         process = self.random.choice(everybody)
@@ -367,10 +370,10 @@ class Cluster:
                 for one in everybody:
                     one.kill()
                 if kind == "power cut":
-                    self.disk.lose({name for one in everybody for name in _names(one)})
+                    self.disk.lose({one.name for one in everybody})
             case "power cut of one":
                 process.kill()
-                self.disk.lose(_names(process))
+                self.disk.lose({process.name})
             case "terminate":
                 process.do(self.lives[process.name].terminate)
             case "terminate all":
@@ -402,13 +405,18 @@ class Cluster:
     def _cut(self) -> None:
         """One worker cannot reach one shard, or is not heard from there, or both."""
         options, random = self.options, self.random
-        worker = f"worker-{random.randrange(options.workers)}"
-        shard = f"shard-{random.randrange(options.shards)}"
+        if self.hosted:
+            hosts = sorted({shard.process.name for shard in self.shards()})
+            if not hosts or options.workers == 1:
+                return
+            shard = random.choice(hosts)
+            names = [f"worker-{index}" for index in range(options.workers)]
+            worker = random.choice([name for name in names if name != shard])
+        else:
+            worker = f"worker-{random.randrange(options.workers)}"
+            shard = f"shard-{random.randrange(options.shards)}"
         for_s = self.faults.between(*options.cut_s)
         there, back = random.choice(((True, True), (True, False), (False, True)))
-        slices = self.lives[worker].process.slices if worker in self.lives else []
-        if any(one.name == shard for one in slices):
-            return
         self.schedule.trace(CUT, worker, shard, for_s)
         if there:
             self.network.cut(worker, shard, for_s)
@@ -422,11 +430,6 @@ class Cluster:
             process.kill()
         else:
             self._start(process.name)
-
-
-def _names(process: Process) -> set[str]:
-    """Of a process and the slices in it."""
-    return {process.name, *(one.name for one in process.slices)}
 
 
 def _rule(options: Options) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from tests.sim.schedule import Effect, Process, Signal, Steps, Waiter
 from worker.protocol.done import Stopped
 
 Result = TypeVar("Result")
+
+EPSILON_S = 1e-6
+"""A wait is over if so little of it is left."""
 
 ROLE_ENDS = (PsError, Stopped)
 """Errors that work on a pool may raise for its caller; others are bugs and end the run at once."""
@@ -97,7 +101,7 @@ class Fibers(Threads):
         return _Event(Signal(self._schedule))
 
     def condition(self) -> threading.Condition:
-        return _Condition(Signal(self._schedule))
+        return Condition(Signal(self._schedule), self.now)
 
     def now(self) -> float:
         return self._schedule.now()
@@ -165,11 +169,17 @@ class _Event(threading.Event):
         return self._flag
 
 
-class _Condition(threading.Condition):
-    """No other task goes on while its lock would be held."""
+class Condition(threading.Condition):
+    """No other task goes on while its lock would be held.
 
-    def __init__(self, signal: Signal) -> None:
+    Attributes:
+        heard: called at each notification.
+    """
+
+    def __init__(self, signal: Signal, now: Callable[[], float]) -> None:
+        self.heard: Callable[[], object] = lambda: None
         self._signal = signal
+        self._now = now
 
     def __enter__(self) -> bool:
         return True
@@ -178,13 +188,17 @@ class _Condition(threading.Condition):
         return
 
     def wait_for(self, predicate: Callable[[], Result], timeout: float | None = None) -> Result:
-        assert timeout is None
-        while not (found := predicate()):
-            _wait(self._signal.wait())
+        until = math.inf if timeout is None else self._now() + timeout - EPSILON_S
+        while not (found := predicate()) and (now := self._now()) < until:
+            _wait(self._signal.wait(None if timeout is None else until + EPSILON_S - now))
         return found
 
     def notify(self, n: int = 1) -> None:
         self._signal.send()
+        self.heard()
+
+    def notify_all(self) -> None:
+        self.notify()
 
 
 class _Thread(threading.Thread):
@@ -203,6 +217,9 @@ class _Thread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         if not self._over:
             _wait(self._ended.wait(timeout))
+
+    def is_alive(self) -> bool:
+        return not self._over
 
     def _end(self, _result: object) -> None:
         self._over = True

@@ -81,6 +81,11 @@ class Network:
         """``server`` answers at ``address`` from now on, until its process is gone."""
         self._servers[address] = server
 
+    def leave(self, address: str, server: Server) -> None:
+        """``server`` answers no more at ``address``; its process goes on."""
+        if self._servers.get(address) is server:
+            del self._servers[address]
+
     def cut(self, source: str, target: str, for_s: float) -> None:
         """Nothing that the process ``source`` sends arrives at ``target`` from now on."""
         self._cuts[source, target] += 1

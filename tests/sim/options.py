@@ -36,8 +36,10 @@ class Options:
     The first ``old_workers`` know no clocks of ssp. Workers named in ``devices`` compute so many
     batches at once, and with ``sums`` push the sums of their gradients in async mode.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
+    With ``hosted`` workers host the shards, and with ``moves`` it is the other way each time that a
+    stopped job is resumed.
     With ``holds`` the job is attended: each has the batches after which it holds next, and whether
-    the attendant changes the state before. With ``hosted`` workers host the shards, as slices."""
+    the attendant changes the state before."""
 
     policy: Policy
     then: Policy | None
@@ -75,6 +77,7 @@ class Options:
     sums: bool = False
     holds: tuple[tuple[int, bool], ...] = ()
     hosted: bool = False
+    moves: bool = False
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -199,31 +202,6 @@ def draw(random: Random) -> Options:
     return _with_devices(random, _with_short_steps(random, options))
 
 
-def with_hosts(random: Random, options: Options) -> Options:
-    """The same in sync mode, with slices in workers in place of shards, of what fits them."""
-    steps = options.batches * options.batch_size * (options.local_steps - 1)
-    policy = options.policy
-    if not policy.rounds:
-        policy = Policy(mode="sync", replicas=random.randint(1, 4))
-    return replace(
-        options,
-        policy=policy,
-        then=None,
-        then_after=0,
-        changes=tuple(change for change in options.changes if change.rounds),
-        shards=min(options.shards, options.workers),
-        local_steps=1,
-        records=options.records - steps,
-        tables=0,
-        prefetch=False,
-        old_workers=0,
-        devices={},
-        sums=False,
-        far={name: s for name, s in options.far.items() if not name.startswith("shard")},
-        hosted=True,
-    )
-
-
 def with_attendant(random: Random, options: Options) -> Options:
     """The same, attended: it holds at random batches, and maybe once more at its end."""
     total = options.total_batches
@@ -232,6 +210,47 @@ def with_attendant(random: Random, options: Options) -> Options:
     rigid = options.tables or any(policy.delay_compensation for policy in options.policies)
     holds = ((limit, random.random() < 0.4 and not rigid) for limit in limits)
     return replace(options, holds=(*holds, (total + 1, False)))
+
+
+def with_slices(random: Random, options: Options) -> Options:
+    """The same, but that workers host the shards, in rounds and without what excludes that; maybe
+    stopped and resumed the other way, or attended."""
+    moves = random.random() < 0.4
+    first = options.policy
+    if not first.rounds:
+        first = Policy(mode="sync", replicas=random.randint(1, 4))
+    # Others are refused while the job runs; with shards they would be taken.
+    changes = tuple(policy for policy in options.changes if policy.rounds or not moves)
+    then = options.then if options.then is not None and options.then.rounds else None
+    lacking = options.batches * options.batch_records - options.records
+    planned = dict(options.planned)
+    if planned and (moves or random.random() < 0.3):
+        planned["interrupt"] = random.randint(1, 3)
+    if planned and random.random() < 0.5:
+        planned["terminate"] = random.randint(1, 3)
+    options = replace(
+        options,
+        policy=first,
+        then=then,
+        then_after=options.then_after if then else 0,
+        changes=changes,
+        workers=max(options.workers, options.shards),
+        local_steps=1,
+        records=options.batches * options.batch_size - lacking,
+        far={name.replace("shard", "worker"): far_s for name, far_s in options.far.items()},
+        tables=0,
+        prefetch=False,
+        recent=PLAIN,
+        old_workers=0,
+        devices={},
+        sums=False,
+        planned=planned,
+        hosted=True,
+        moves=moves,
+    )
+    if any(policy.balance for policy in options.policies):
+        options = replace(options, skipped=())
+    return with_attendant(random, options) if random.random() < 0.1 else options
 
 
 def _with_short_steps(random: Random, options: Options) -> Options:

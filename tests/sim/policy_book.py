@@ -124,7 +124,7 @@ class PolicyBook:
         identity = shard.engine.identity
         if identity.policy and identity.settings != self.settings(identity.policy):
             self._fail(
-                f"{shard.process} obeys {identity.settings} as policy {identity.policy}, which is "
+                f"{shard} obeys {identity.settings} as policy {identity.policy}, which is "
                 f"{self.settings(identity.policy)}"
             )
 

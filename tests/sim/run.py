@@ -18,7 +18,7 @@ import structlog
 from psrpc.ops.logs import set_role
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
-from tests.sim.options import Options, draw, with_attendant, with_hosts
+from tests.sim.options import Options, draw, with_attendant, with_slices
 from tests.sim.schedule import Livelock
 
 
@@ -40,12 +40,12 @@ class Verdict:
     refused: Counter[str]
 
     def __str__(self) -> str:
-        attended = " --attended" if self.options.holds else ""
-        attended += " --allreduce" if self.options.hosted else ""
+        flag = " --attended" if self.options.holds else ""
+        flag = " --allreduce" if self.options.hosted else flag
         return (
             f"seed {self.seed} fails: {self.failure}\n"
             f"its options: {self.options}\n"
-            f"again: python -m tests.sim{attended} --seed {self.seed} --trace"
+            f"again: python -m tests.sim{flag} --seed {self.seed} --trace"
         )
 
 
@@ -61,9 +61,9 @@ def run_attended(seed: int, show: Callable[[str], None] | None = None) -> Verdic
 
 
 def run_hosted(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
-    """Runs what a seed implies, with slices in workers."""
+    """Runs what a seed implies, with workers that host the shards."""
     random = Random(seed)
-    return run_options(seed, with_hosts(random, draw(random)), show)
+    return run_options(seed, with_slices(random, draw(random)), show)
 
 
 def run_options(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Verdict:

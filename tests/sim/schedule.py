@@ -40,13 +40,9 @@ class Crash(BaseException):
 
 class Process:
     """One start of a process. A dead one does nothing more; a paused one does later, believing
-    what it believed, what it would have done meanwhile.
+    what it believed, what it would have done meanwhile."""
 
-    A slice has a process of its own here, whose fate is that of its ``host``."""
-
-    def __init__(
-        self, schedule: Schedule, name: str, incarnation: int, host: Process | None = None
-    ) -> None:
+    def __init__(self, schedule: Schedule, name: str, incarnation: int) -> None:
         self.schedule = schedule
         self.name = name
         self.incarnation = incarnation
@@ -54,10 +50,6 @@ class Process:
         self.paused = False
         self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._at_death: list[Callable[[], None]] = []
-        self.host = host
-        self.slices: list[Process] = []
-        if host is not None:
-            host.slices.append(self)
 
     def __repr__(self) -> str:
         return f"{self.name}#{self.incarnation}"
@@ -78,14 +70,10 @@ class Process:
             self._deferred.clear()
             for function in self._at_death:
                 function()
-            for one in self.slices:
-                one.kill()
 
     def stop(self) -> None:
         """SIGSTOP."""
         self.paused = True
-        for one in self.slices:
-            one.stop()
 
     def go_on(self) -> None:
         """SIGCONT: what has come due meanwhile happens now, in its order."""
@@ -93,8 +81,6 @@ class Process:
         deferred, self._deferred = self._deferred, []
         for function, arguments in deferred:
             self.schedule.after(0.0, self, function, *arguments)
-        for one in self.slices:
-            one.go_on()
 
     def do(self, function: Callable[..., None], *arguments: Any) -> None:
         """Something that the process does now, unless it is dead, or paused: then later."""
@@ -106,7 +92,7 @@ class Process:
         try:
             function(*arguments)
         except Crash:
-            (self.host or self).kill()
+            self.kill()
 
 
 class Task:

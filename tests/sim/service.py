@@ -13,7 +13,7 @@ from pserver.core.assembly import Extent, Seen
 from pserver.core.requests import PullRequest, PushRequest, PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds
 from psrpc.core.commands import WorkerClock
-from psrpc.core.errors import AccessDenied, NotReady, PsError
+from psrpc.core.errors import AccessDenied, NotReady, PsError, Unreachable
 from psrpc.core.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.network import Respond
@@ -210,6 +210,12 @@ class Service:
             parked.respond(values)
             if parked.request.decision is not None or parked.request.staged:
                 self.changed()
+
+    def close(self) -> None:
+        """It has ended, and its process goes on: who waits loses the connection."""
+        parked, self._parked = self._parked, []
+        for one in parked:
+            one.respond(Unreachable(f"{self._shard} has ended"))
 
     def changed(self, begun: bool = False) -> None:
         """Something may have changed in the engine: looks at it, and lets the parked look again."""

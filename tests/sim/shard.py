@@ -1,4 +1,5 @@
-"""A shard: the real one but for its server, on a simulated disk and network."""
+"""A shard: the real one but for its server, on a simulated disk and network; in a process of its
+own, or in that of a worker."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.core.fence import ShardIdentity
-from pserver.core.requests import RestoredState, Snapshot
+from pserver.core.requests import PushRequest, PushResult, RestoredState, Snapshot, Values
 from pserver.engine.engine import ShardEngine
+from pserver.process.config import ServeConfig
 from pserver.process.coordination import Coordination
 from pserver.process.ending import Ending
+from pserver.process.shard import FLUSH_S
 from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
 from pserver.tables.tables import Tables, TablesUpdate
 from pserver.updates.numpy_engine import NumpyEngine
@@ -26,7 +29,7 @@ from psrpc.core.tables import Ids, Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.calls import ToCoordinator
 from tests.sim.disk import View
-from tests.sim.fibers import Fibers
+from tests.sim.fibers import Condition, Fibers
 from tests.sim.schedule import Process, Steps
 from tests.sim.service import Service
 from tests.sim.table_witness import COLUMNS, RARE, SEEN, Contents
@@ -34,6 +37,7 @@ from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
+    from tests.sim.worker import Worker
 
 
 class CountingEngine(NumpyEngine):
@@ -142,22 +146,49 @@ BUILD_S = 0.5
 """An update engine takes as long as this to be built, or less."""
 
 
-class Shard:
-    """One start of a shard's process."""
+class WatchedEngine(ShardEngine):
+    """One whose pushes are looked at when it takes them, also those that come without a call."""
 
-    def __init__(self, cluster: Cluster, process: Process, index: int, address: str) -> None:
-        """``process`` has a host if a worker hosts the shard as a slice."""
+    shard: Shard
+
+    def _push(
+        self, request: PushRequest, *args: Any, **options: Any
+    ) -> tuple[PushResult, Values | None]:
+        result, values = super()._push(request, *args, **options)
+        self.shard.cluster.invariants.check_accepted(self.shard, request, result)
+        return result, values
+
+
+class Shard:
+    """One start of a shard: of its process or, with ``ending``, of a slice on a thread of a
+    worker's ``process``, with an incarnation of its own."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        process: Process,
+        index: int,
+        fibers: Fibers,
+        ending: Ending | None = None,
+    ) -> None:
+        address = cluster.free_address(index)
         self.process = process
         self.cluster = cluster
-        self.fibers = Fibers(process)
+        self.fibers = fibers
         self.index = index
+        self.hosted = ending is not None
+        self.incarnation = cluster.next_incarnation() if self.hosted else process.incarnation
         self.address = address
         self.engine: ShardEngine | None = None
         self.updates: NumpyEngine | None = None
         self.service = Service(cluster, self)
-        self._ending = Ending(self.fibers)
+        self._ending = ending or Ending(fibers)
         self._storage = View(cluster.disk, process)
         self._writer: Writer | None = None
+
+    def __repr__(self) -> str:
+        slice_ = f"slice {self.index}#{self.incarnation} of {self.process}"
+        return slice_ if self.hosted else repr(self.process)
 
     # -- its life ----------------------------------------------------------------------------
 
@@ -183,21 +214,34 @@ class Shard:
 
     def _serve(self) -> PsError | None:
         try:
-            with _Coordination(self, self._ending) as coordination:
-                job = coordination.register(lambda: self.address)
-                self.fibers.sleep(self.cluster.random.uniform(0.0, BUILD_S))
-                engine = self._build(job, coordination)
-                coordination.follow(engine, self._read, lambda: None)
-                self._ending.save_first(coordination.leave)
-                self._ending.wait()
+            self.serve(lambda _engine: None)
         except PsError as error:
             return error
         return None
 
+    def serve(self, opened: Callable[[ShardEngine], object]) -> None:
+        """Serves until its end."""
+        with _Coordination(self, self._ending) as coordination:
+            job = coordination.register(lambda: self.address)
+            self.fibers.sleep(self.cluster.random.uniform(0.0, BUILD_S))
+            engine = self._build(job, coordination)
+            opened(engine)
+            coordination.follow(engine, self._read, lambda: None)
+            self._ending.save_first(coordination.leave)
+            self._ending.wait()
+            if self.hosted:
+                self.close()
+
+    def close(self) -> None:
+        """Nobody reaches it any more, in a process that goes on."""
+        self.cluster.network.leave(self.address, self.service)
+        self.service.close()
+        if self._writer is not None:
+            self._writer.stop(FLUSH_S)
+
     def _build(self, job: pb.RegisterShardResponse, coordination: Coordination) -> ShardEngine:
         plan = Plan.from_json(job.plan)
-        incarnation = self.process.incarnation
-        identity = ShardIdentity(self.index, incarnation, generation=0, policy=0)
+        identity = ShardIdentity(self.index, self.incarnation, generation=0, policy=0)
         files = SnapshotFiles(identity, plan, job.run_id, Path(job.run_dir), self._storage)
         self._writer = Writer(files, self, coordination.report_snapshot)
         optimizer = json.loads(job.optimizer)
@@ -207,14 +251,29 @@ class Shard:
         else:
             rows = cluster.witness.rows
             self.updates = CountingEngine(optimizer, plan, self.index, rows)
-        self.engine = ShardEngine(
-            identity, plan, self.updates, self._writer, cluster.schedule.clock
+        kind = WatchedEngine if self.hosted else ShardEngine
+        self.engine = kind(
+            identity,
+            plan,
+            self.updates,
+            self._writer,
+            cluster.schedule.clock,
+            threads=self.fibers,
         )
+        if isinstance(self.engine, WatchedEngine):
+            self.engine.shard = self
+            changed = self.engine._changed
+            assert isinstance(changed, Condition)
+            # Calls of its own worker change it, too.
+            changed.heard = self._heard
         if not cluster.options.known:
             own = cluster.witness.tables.ids[self.index].own
             self.engine._held.tables = CountingTables(plan, self.index, own)
         self._writer.start()
         return self.engine
+
+    def _heard(self) -> None:
+        self.cluster.schedule.after(0.0, self.process, self.service.changed)
 
     def _read(self, name: str) -> RestoredState:
         assert self._writer is not None
@@ -242,11 +301,11 @@ class _Coordination(Coordination):
         super().__init__(
             ToCoordinator(cluster.network, process, fibers),
             shard.index,
-            process.incarnation,
+            shard.incarnation,
             cluster.options.patience_s,
             ending,
             fibers,
-            0 if process.host is None else process.host.incarnation,
+            worker=process.incarnation if shard.hosted else 0,
         )
         self._sim = shard
 
@@ -286,3 +345,25 @@ class _Coordination(Coordination):
         ready = said[0]
         service.changed(begun=ready is not None and not ready.error)
         return ready
+
+
+def serve_slice(
+    worker: Worker,
+    config: ServeConfig,
+    ending: Ending,
+    _host: int,
+    opened: Callable[[ShardEngine], object],
+) -> None:
+    """Does the work of :func:`pserver.process.shard.serve` on a thread of ``worker``."""
+    cluster = worker.cluster
+    slice_ = Shard(cluster, worker.process, config.shard, worker.fibers, ending)
+    cluster.network.listen(slice_.address, slice_.service)
+    cluster.counts["slices hosted"] += 1
+    worker.slices.append(slice_)
+    try:
+        slice_.serve(opened)
+    finally:
+        worker.slices.remove(slice_)
+        slice_.close()
+    if ending.error is not None:
+        raise ending.error

@@ -50,6 +50,27 @@ def test_an_event_wakes_those_that_wait_and_others_wait_no_longer_than_they_said
     assert threads.run(wait, wake) == [(1.0, "in vain"), (2.0, "wakes"), (2.0, "was woken")]
 
 
+def test_a_condition_is_waited_for_until_it_holds_and_no_longer_than_is_said() -> None:
+    threads = Threads()
+    changed = threads.fibers.condition()
+    numbers: list[int] = []
+
+    def wait() -> str:
+        assert not changed.wait_for(lambda: numbers, 0.0)
+        assert not changed.wait_for(lambda: len(numbers) > 1, 1.5)
+        threads.say("in vain")
+        return f"has {changed.wait_for(lambda: numbers[1:], 10.0)}"
+
+    def change() -> str:
+        for number in range(2):
+            threads.fibers.sleep(1.0)
+            numbers.append(number)
+            changed.notify_all()
+        return "changes"
+
+    assert threads.run(wait, change) == [(1.5, "in vain"), (2.0, "changes"), (2.0, "has [1]")]
+
+
 def test_a_pool_has_so_many_threads_and_is_waited_for() -> None:
     threads = Threads()
 

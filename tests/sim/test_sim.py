@@ -112,14 +112,31 @@ def test_clusters_whose_workers_host_the_parameters(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(6, 106, 50))
 def test_many_clusters_whose_workers_host_the_parameters(first: int) -> None:
-    _all_hosted_hold(range(first, first + 50))
+    """Slices go through all that there is."""
+    seen = _all_hosted_hold(range(first, first + 50))
+    assert {what for what in HOSTED if not seen[what]} == set()
 
 
-def _all_hosted_hold(seeds: range) -> None:
+HOSTED = (
+    "worker restarts",
+    "shards restored",
+    "rounds decided ahead",
+    "coordinators drained",
+    "moves to shards",
+    "moves to workers",
+    "holds ended",
+)
+
+
+def _all_hosted_hold(seeds: range) -> Counter[str]:
+    seen: Counter[str] = Counter()
     for seed in seeds:
         verdict = run_hosted(seed)
         assert not verdict.failure, str(verdict)
-        assert verdict.counts["slices hosted"] >= verdict.options.shards
+        seen += verdict.counts
+    assert seen["slices hosted"]
+    assert seen["calls of own slices"]
+    return seen
 
 
 @pytest.mark.slow

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
+from pserver.process.hosted import HostedSlice
+from psrpc.core.errors import PsError
+from psrpc.options.settings import WorkerOptions
 from tests.sim.calls import ToCoordinator, ToShard
 from tests.sim.fibers import Fibers
-from tests.sim.network import SHA
+from tests.sim.network import COORDINATOR, SHA
 from tests.sim.schedule import Process, Steps
-from tests.sim.shard import Shard
+from tests.sim.shard import Shard, serve_slice
 from tests.sim.source import Source
 from worker.loop.performer import Performer
 from worker.loop.routes import PROBE_S, RouteProbe
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
+from worker.process.hosting import SliceHosting
+from worker.process.run import HOST_LEAVE_S, LEAVE_S
 from worker.protocol import actions as does
 from worker.protocol.conduct import conduct, drive
 from worker.protocol.done import Stopped
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-
-
-TICK_S = 0.05
-"""How often a worker that ends looks whether its slices have ended."""
 
 
 class Worker:
@@ -48,6 +48,19 @@ class Worker:
             RouteProbe(self.fibers.now, self._connects, self.fibers),
         )
         self.source = Source(self)
+        self.slices: list[Shard] = []
+        """Those that it hosts now."""
+        self.hosting: SliceHosting | None = None
+        if cluster.hosted:
+            self.hosting = SliceHosting(
+                self.standing,
+                WorkerOptions(
+                    coordinator=COORDINATOR, connect_timeout_s=cluster.options.patience_s
+                ),
+                process.incarnation,
+                partial(HostedSlice, threads=self.fibers, serves=partial(serve_slice, self)),
+                partial(ToShard, self),
+            )
         self._performer = Performer(
             self.source,
             self.standing,
@@ -56,15 +69,9 @@ class Worker:
             times,
             shm=False,
             prefetch_rows=cluster.options.prefetch,
-            connect=partial(ToShard, self),
+            connect=self.hosting.connect if self.hosting else partial(ToShard, self),
         )
         self._doing = "starts"
-        self._slices: dict[int, Shard] = {}
-        self._leaving = False
-        self._told = False
-        if cluster.options.hosted:
-            self.standing.membership.hosts = True
-            self.standing.host = self._host
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
@@ -72,43 +79,28 @@ class Worker:
             why = yield self.fibers.run(self._work)
         except PsError as error:
             why = error
-        self._end_slices()
-        while self._slices:
-            yield self.cluster.schedule.sleep(TICK_S)
         return why
 
     def terminate(self) -> None:
-        """SIGTERM: it works on until its slices are saved."""
-        self._told = True
-        self._end_slices()
-        if not self._slices:
+        """SIGTERM."""
+        if self.hosting is None:
             self.standing.stop()
+        else:
+            self.fibers.spawn(partial(self._stop, self.hosting), lambda _result: None)
 
-    # As worker.process.hosting does, with threads.
-
-    def _host(self, slices: Sequence[int]) -> None:
-        for index in slices:
-            if not self._leaving and index not in self._slices:
-                self._slices[index] = self.cluster.host_slice(self.process, index, self._ended)
-
-    def _end_slices(self) -> None:
-        self._leaving = True
-        for each in list(self._slices.values()):
-            each.terminate()
-
-    def _ended(self, index: int, why: object) -> None:
-        del self._slices[index]
-        lost = isinstance(why, AlreadyExists | StaleGeneration | JobFailed)
-        if isinstance(why, PsError) and not lost:
-            self.standing.fail(why)
-        if self._told and not self._slices:
-            self.standing.stop()
+    def _stop(self, hosting: SliceHosting) -> None:
+        leave_s = LEAVE_S if hosting.leave() == 0 else HOST_LEAVE_S
+        self.standing.stop()
+        self.fibers.sleep(leave_s)
+        self.standing.leave("told to stop")
+        self.cluster.process_ended(self.process, "told to stop")
 
     def doing(self) -> str:
         membership = self.standing.membership
+        slices = (f"; hosts shard {slice_.index}, {slice_.doing()}" for slice_ in self.slices)
         return (
             f"{membership.worker} {self._doing} in generation {membership.generation}, "
-            f"{self.standing.waits.reason() or 'waits for nothing'}"
+            f"{self.standing.waits.reason() or 'waits for nothing'}{''.join(slices)}"
         )
 
     def _answered(self, method: str, answer: Any) -> None:
@@ -127,7 +119,9 @@ class Worker:
         return server is not None
 
     def _work(self) -> PsError | Stopped:
-        with self.standing, self._performer:
+        with self.standing, self.hosting or nullcontext(), self._performer:
+            if self.hosting is not None:
+                self.hosting.offer()
             try:
                 drive(conduct(sums=self.source.sums), self._perform)
             except (PsError, Stopped) as end:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pserver.client.client import ShardClient
@@ -25,15 +25,32 @@ END_S = 10.0
 a shard stays to have its state saved."""
 
 
+def start_slice(config: ServeConfig, worker: int, ended: Callable[..., object]) -> HostedSlice:
+    """Starts to serve a slice; see :class:`pserver.process.hosted.HostedSlice`."""
+    # Most workers host nothing, and need not import what a shard is made of.
+    from pserver.process.hosted import HostedSlice
+
+    return HostedSlice(config, worker, ended)
+
+
 class SliceHosting:
     """Starts the slices that the coordinator gives this worker, and ends them before the worker
     ends. Thread-safe."""
 
-    def __init__(self, standing: WorkerSession, options: WorkerOptions, incarnation: int) -> None:
-        """``incarnation`` is that of this worker's process."""
+    def __init__(
+        self,
+        standing: WorkerSession,
+        options: WorkerOptions,
+        incarnation: int,
+        start: Callable[..., HostedSlice] = start_slice,
+        connect: Callable[..., ShardClient] = ShardClient,
+    ) -> None:
+        """``incarnation`` is that of this worker's process; ``start`` starts a slice, and
+        ``connect`` makes the client of a shard."""
         self._standing = standing
         self._options = options
         self._incarnation = incarnation
+        self._start, self._connect = start, connect
         self._security = standing.security.of(Role.SHARD)
         self._slices: dict[int, HostedSlice] = {}
         self._lock = threading.Lock()
@@ -60,16 +77,13 @@ class SliceHosting:
 
     def host(self, slices: Sequence[int]) -> None:
         """Starts to serve ``slices``; does nothing for one that this process serves already."""
-        # Most workers host nothing, and need not import what a shard is made of.
-        from pserver.process.hosted import HostedSlice
-
         with self._lock:
             for shard in slices:
                 if self._closing or shard in self._slices:
                     continue
                 log.info("hosts a slice", shard=shard)
                 config = self._config(shard)
-                self._slices[shard] = HostedSlice(config, self._incarnation, self._ended)
+                self._slices[shard] = self._start(config, self._incarnation, self._ended)
 
     def _config(self, shard: int) -> ServeConfig:
         from pserver.process.config import ServeConfig
@@ -91,7 +105,7 @@ class SliceHosting:
             own = self._slices.get(shard)
         name = self._standing.security.common_name
         local = None if own is None else own.transport(incarnation, name)
-        return ShardClient(address, incarnation, plan, shard, local=local, **options)
+        return self._connect(address, incarnation, plan, shard, local=local, **options)
 
     def leave(self) -> int:
         """Has the coordinator save the job, and ends all slices; a second call ends them at once.

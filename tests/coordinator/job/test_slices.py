@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.figures import WorkerRegistration
+from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
+from coordinator.membership.shard_places import STARTING_S
 from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.policy import Policy
@@ -61,6 +62,30 @@ def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path
     assert engine.slices_to_host(other) == [1]
     coordinator.job_run.fail("enough")
     assert engine.slices_to_host(other) == []
+
+
+def test_a_lost_slice_gets_a_host_although_it_is_to_refuse_the_worker_that_died_with_it(
+    tmp_path: Path,
+) -> None:
+    coordinator, host = start(tmp_path, **job(SYNC, dense="allreduce"))
+    engine, departures = coordinator.engine, coordinator.job_run.departures
+    host.round()
+    other = register(coordinator, 2)
+    for slice_ in list(coordinator.shards):
+        slice_.kill()
+    engine.sessions.leave(host.name, "gone", fatal=False)
+    coordinator.tick(STARTING_S + 0.1)
+    engine.heartbeat_worker(other, WorkerHeartbeat(1, []))
+    assert departures.waiting_for() == f"shards 0, 1 to refuse {host.name}"
+    assert engine.slices_to_host(other) == [0]
+
+
+def test_a_worker_that_has_left_gets_no_slice(tmp_path: Path) -> None:
+    coordinator = hosted(tmp_path)
+    engine = coordinator.engine
+    gone, stays = register(coordinator, 1), register(coordinator, 2)
+    engine.sessions.leave(gone, "gone", fatal=False)
+    assert engine.slices_to_host(stays) == [0]
 
 
 def test_a_job_with_shards_gives_no_worker_a_slice(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from coordinator.process.settling import settle
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED, GENERATION, POLICIES, SINCE
-from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
+from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, InvalidSetting
 from psrpc.core.placement import make_plan
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.options.settings import Resumption
@@ -200,6 +200,16 @@ def test_the_policy_that_was_followed_last_stands_when_the_run_goes_on(
     # What is asked for stands already.
     again = resumed(tmp_path, monkeypatch, mode="ssp", staleness=4)
     assert (again.policies, again.since) == ((ssp,), 0)
+
+
+def test_a_run_that_is_async_by_now_is_not_resumed_with_slices_in_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(tmp_path, changes=SYNC)
+    put(tmp_path, POLICIES, [Followed(2, ASYNC, 7, 5).to_json()])
+    assert resumed(tmp_path, monkeypatch, **SYNC).settings == ASYNC
+    with pytest.raises(InvalidSetting, match="dense is 'allreduce', which is for mode sync"):
+        resumed(tmp_path, monkeypatch, **SYNC, dense="allreduce")
 
 
 def test_a_resumed_run_names_what_differs_from_its_start(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -11,19 +12,26 @@ from pserver.client.client import ShardClient
 from pserver.engine.gate import RoundWaits
 from pserver.server.own_process import OwnProcess
 from pserver.server.server import ShardServer
-from psrpc.core.errors import NotReady, ShardUnreachable
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import AccessDenied, NotReady, ShardUnreachable, StaleGeneration
 from tests.pserver.shards import (
     INCARNATION,
     INITIAL,
     ONE_TRY,
     engine_of,
     fence_of,
+    leased,
+    part,
     plan_of,
     served,
+    session_of,
     whole,
 )
 
 PLAN = plan_of()
+
+WAIT_S = 20.0
+"""Longer than anything takes that goes well."""
 
 
 def test_a_cancelled_wait_for_a_round_ends_and_the_next_exchange_works(
@@ -32,6 +40,7 @@ def test_a_cancelled_wait_for_a_round_ends_and_the_next_exchange_works(
     engine = engine_of(PLAN, replicas=1)
     waits = threading.Event()
     wait = RoundWaits._await
+    errors: list[BaseException] = []
 
     def noted(self: RoundWaits, *args: object) -> None:
         waits.set()
@@ -41,16 +50,56 @@ def test_a_cancelled_wait_for_a_round_ends_and_the_next_exchange_works(
     with served(engine, transport="own process", deadline_s=3600.0) as client:
         client.initialize(fence_of(client), whole(PLAN), INITIAL)
 
-        def cancel() -> None:
-            waits.wait()
-            client.cancel()
+        def pull() -> None:
+            with pytest.raises(NotReady) as raised:
+                client.pull(fence_of(client), 1, whole(PLAN))
+            errors.append(raised.value)
 
-        cancelling = threading.Thread(target=cancel)
-        cancelling.start()
-        with pytest.raises(NotReady):
-            client.pull(fence_of(client), 1, whole(PLAN))
-        cancelling.join()
+        pulling = threading.Thread(target=pull)
+        pulling.start()
+        try:
+            assert waits.wait(WAIT_S)
+            client.cancel()
+            pulling.join(WAIT_S)
+            assert errors
+        finally:
+            engine.close()
+            pulling.join()
         assert client.pull(fence_of(client), 0, whole(PLAN)).version == 0
+
+
+def test_a_call_of_another_certificate_than_that_of_the_session_is_refused() -> None:
+    engine = engine_of(PLAN, replicas=1)
+    own = OwnProcess(engine, "shard 0", "worker", lambda: False)
+    where = ("127.0.0.1:1", INCARNATION, PLAN, 0)
+    with ShardClient(*where, retry=ONE_TRY, local=own) as client:
+        renewed = client.fence(1, 1, session_of("worker-1", "worker"))
+        with pytest.raises(NotReady, match="a worker to initialize it"):
+            client.pull(renewed, None, whole(PLAN))
+        with pytest.raises(StaleGeneration, match="registered with certificate '' and calls with"):
+            client.pull(fence_of(client), None, whole(PLAN))
+
+
+def test_a_worker_has_a_copy_of_the_values_of_its_slice() -> None:
+    engine = engine_of(PLAN, replicas=1)
+    with served(engine, transport="own process") as client:
+        client.initialize(fence_of(client), whole(PLAN, 5.0), INITIAL)
+        for _ in range(2):
+            into = whole(PLAN)
+            client.pull(fence_of(client), None, into)
+            for array in into.values():
+                assert (array == 5.0).all()
+                array.fill(6.0)
+
+
+def test_a_push_without_the_grant_of_its_lease_is_refused() -> None:
+    engine = engine_of(PLAN, replicas=1)
+    with served(engine, transport="own process") as client:
+        client.initialize(fence_of(client), whole(PLAN), INITIAL)
+        push = leased("worker-1", BatchId(0, 0, 10), 1, 0, part(PLAN, whole(PLAN, 1.0)))
+        with pytest.raises(AccessDenied):
+            client.push(fence_of(client), replace(push, grant=b""))
+        assert engine.report().staged_now == 0
 
 
 def test_an_ended_slice_is_unreachable() -> None:
