@@ -138,12 +138,14 @@ class GradientComputer:
         wire = wire_encoding(job.wire_dtype)
         step = replica.make_step(plan, counts=True)
         self._step: FlatStep | LocalSteps
+        soft = job.soft_placement
         if sgd is None:
-            soft = job.soft_placement
             self._step = FlatStep(step, plan, device, wire, self._compressor, soft_placement=soft)
         else:
-            steps = job.local_steps
-            self._step = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
+            self._step = LocalSteps(
+                *(step, plan, device, sgd, job.local_steps, wire, self._compressor),
+                soft_placement=soft,
+            )
         self._version = 0
         # The input of local steps is as large as several batches.
         self.feed: Feed[Any] = Feed(read, depth=ahead if sgd is None else 1)

@@ -15,6 +15,7 @@ from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Batch
 from worker.embedding.id_finder import without_gradient
+from worker.model.placement import check_placed
 from worker.runtime.devices import Device
 from worker.runtime.trace import Trace, graph_function
 from worker.step.arenas import GradientStep, encoded, power_of, split_arenas, with_states
@@ -87,6 +88,8 @@ class LocalSteps:
         local_steps: int,
         wire: Encoding = "plain",
         compressor: Compressor | None = None,
+        *,
+        soft_placement: bool = False,
     ) -> None:
         """``local_steps`` is H; for the others see :class:`worker.step.flat.FlatStep`."""
         self._step = step
@@ -95,6 +98,7 @@ class LocalSteps:
         self._sgd = sgd
         self._local_steps = local_steps
         self._compressor = compressor
+        self._soft_placement = soft_placement
         # One buffer per arena, since each arena's values are contiguous already.
         outgoing: Encoding = "plain" if compressor else wire
         self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize, most_joined=sys.maxsize)
@@ -154,12 +158,11 @@ class LocalSteps:
             number = tf.constant(index, tf.int64)
         trace = self._traces.get(part.signature)
         if trace is None:
-            trace = Trace(
-                self._advance.get_concrete_function(
-                    values, velocities, number, part.seeds, part.batch
-                )
+            concrete = self._advance.get_concrete_function(
+                values, velocities, number, part.seeds, part.batch
             )
-            self._traces[part.signature] = trace
+            check_placed(concrete.graph, self._device, soft=self._soft_placement)
+            self._traces[part.signature] = trace = Trace(concrete)
         *outputs, vitals = trace((*values, *velocities, number, *part.tensors))
         arenas = len(self._plan.arenas)
         return tuple(outputs[:arenas]), tuple(outputs[arenas:]), vitals

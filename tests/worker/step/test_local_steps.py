@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding
-from psrpc.core.errors import InvalidJob
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from tests.worker.flat_jobs import (
     CPU,
     RECORDS,
@@ -208,6 +208,17 @@ def test_a_difference_is_compressed_as_it_is_where_parameters_travel_rounded(
     for found, expected in zip(rounded.steps().gradients, plain.steps().gradients, strict=True):
         assert found[TRAINABLE].encoding == compression
         assert found[TRAINABLE].parts[0].tobytes() == expected[TRAINABLE].parts[0].tobytes()
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    class Elsewhere(keras.layers.Dense):  # type: ignore[misc]
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            with tf.device("/GPU:7"):
+                return super().call(inputs)
+
+    local = Local(lambda: keras.Sequential([keras.Input((6,)), Elsewhere(3, "softmax")]), sgd(0.1))
+    with pytest.raises(InvalidArgument, match=r"on /GPU:7, and this worker has /CPU:0"):
+        local.steps()
 
 
 def test_a_module_takes_local_steps() -> None:
