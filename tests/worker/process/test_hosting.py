@@ -84,12 +84,16 @@ def test_a_worker_that_leaves_ends_its_slices_and_takes_no_more() -> None:
     options = WorkerOptions(coordinator="127.0.0.1:1")
     with standing_alone() as standing:
         start = partial(HostedSlice, serves=serves)
-        with SliceHosting(standing, options, WORKER, start) as hosts:
-            hosts.host([0])
-        assert not hosts._slices
-        assert [ending.event.is_set() for ending in endings] == [True]
-        hosts.host([1])
-        assert not hosts._slices
+        try:
+            with SliceHosting(standing, options, WORKER, start) as hosts:
+                hosts.host([0])
+            assert not hosts._slices
+            assert [ending.event.is_set() for ending in endings] == [True]
+            hosts.host([1])
+            assert not hosts._slices
+        finally:
+            for ending in endings:
+                ending.end()
 
 
 def test_a_slice_that_cannot_serve_ends_its_worker(
