@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pserver.process.config import ServeConfig
+from pserver.process.ending import Ending
+from pserver.process.hosted import HostedSlice
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.options.settings import WorkerOptions
 from psrpc.v1 import coordinator_pb2 as pb
@@ -68,6 +72,28 @@ def test_a_slice_is_a_shard_that_its_worker_calls_directly(coordinator: FakeCoor
     assert coordinator.registered.empty()
     hosts.host([0])
     assert not hosts._slices
+
+
+def test_a_worker_that_leaves_ends_its_slices_and_takes_no_more() -> None:
+    endings: list[Ending] = []
+
+    def serves(_config: ServeConfig, ending: Ending, *_more: object) -> None:
+        endings.append(ending)
+        ending.wait()
+
+    options = WorkerOptions(coordinator="127.0.0.1:1")
+    with standing_alone() as standing:
+        start = partial(HostedSlice, serves=serves)
+        try:
+            with SliceHosting(standing, options, WORKER, start) as hosts:
+                hosts.host([0])
+            assert not hosts._slices
+            assert [ending.event.is_set() for ending in endings] == [True]
+            hosts.host([1])
+            assert not hosts._slices
+        finally:
+            for ending in endings:
+                ending.end()
 
 
 def test_a_slice_that_cannot_serve_ends_its_worker(
