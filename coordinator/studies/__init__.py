@@ -1,1 +1,1 @@
-"""Who asks for a study, and where its trials run: this machine, or an engine."""
+"""The command of a study, and where its trials run: this machine, or an engine."""

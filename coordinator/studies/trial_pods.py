@@ -1,4 +1,4 @@
-"""What Kubernetes and the claim of a study say about its trials."""
+"""The state of the trials of a study in Kubernetes, and their files in its claim."""
 
 from __future__ import annotations
 

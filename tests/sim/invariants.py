@@ -50,7 +50,7 @@ retryable has been tried for long enough."""
 
 
 OTHER_WAY = re.compile(r"dense is '(allreduce|shards)'")
-"""What a process ends by that was stopped while its job was resumed the other way."""
+"""Ends a process that was stopped while its job was resumed with other hosts."""
 
 
 class Violation(BaseException):

@@ -233,7 +233,7 @@ class Shard:
                 self.close()
 
     def close(self) -> None:
-        """Nobody reaches it any more, in a process that goes on."""
+        """Makes it unreachable, in a process that goes on."""
         self.cluster.network.leave(self.address, self.service)
         self.service.close()
         if self._writer is not None:
