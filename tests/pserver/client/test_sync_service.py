@@ -325,7 +325,7 @@ def test_a_push_stays_staged_when_its_pull_has_waited_too_long(
     engine.commands.plan(planned((A, 1), (B, 2)))
     address = client.peer.rpartition(" ")[2]
     with (
-        ShardClient(address, INCARNATION, PLAN, 0, retry=ONE_TRY, deadline_s=0.1) as hasty,
+        ShardClient(address, INCARNATION, PLAN, 0, retry=ONE_TRY, deadline_s=0.25) as hasty,
         pytest.raises(NotReady, match="decision of round 0; it holds 1 of 3 micro-batches"),
     ):
         push_pull(hasty, A, 1, 1, wanted=1)
