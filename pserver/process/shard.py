@@ -172,6 +172,7 @@ def serve(
                 plan,
                 config.shard,
                 wire_encoding(job.wire_dtype),
+                hosted=worker != 0,
             )
         except PsError as error:
             # A restarted shard would fail in the same way, so the job must not wait for one.

@@ -27,13 +27,16 @@ def make_engine(
     plan: Plan,
     shard: int,
     wire: Encoding = "plain",
+    *,
+    hosted: bool = False,
 ) -> UpdateEngine:
     """Makes the engine ``kind`` for ``shard`` of ``plan``.
 
     ``wire`` is the expected encoding of gradients and snapshots. ``load`` compiles for plain and
     for ``wire``; functions for other encodings are compiled at their first use. ``optimizer`` is
     the serialized optimizer of the job's description, see :mod:`pserver.updates.allowlist`. Only
-    kind ``keras`` imports TensorFlow.
+    kind ``keras`` imports TensorFlow. ``hosted`` says that this process is a worker's, which
+    chooses devices and threads for itself.
 
     Raises:
         InvalidJob: the optimizer is not on the allow-list, or this engine does not support it, or
@@ -44,7 +47,7 @@ def make_engine(
 
         return NumpyEngine(optimizer, plan, shard)
     check_tensorflow("the job's engine, keras,", "use engine numpy in the job")
-    fresh = may_choose_devices()
+    fresh = not hosted and may_choose_devices()
     if "keras" not in sys.modules:
         # The engine needs TensorFlow's variables, but a user's KERAS_BACKEND may name another
         # backend.
@@ -60,4 +63,4 @@ def make_engine(
 
     if fresh and plan.shard_nbytes(shard) <= _SMALL_NBYTES and _THREADS not in os.environ:
         use_one_thread()
-    return KerasEngine(optimizer, plan, shard, wire)
+    return KerasEngine(optimizer, plan, shard, wire, hosted=hosted)

@@ -81,7 +81,8 @@ def test_a_drained_host_hands_its_slice_to_another_worker_in_a_cluster_by_hand(
     with ExitStack() as stack:
         hand = stack.enter_context(by_hand(tmp_path))
         gate = stack.enter_context(closing(Gate(tmp_path, epoch=1)))
-        coordinator = hand.coordinator(GATED, *SYNC, *HOSTED, "--set", "epochs=3")
+        more = ("--set", "epochs=3", "--set", "engine=keras")
+        coordinator = hand.coordinator(GATED, *SYNC, *HOSTED, *more)
         where = coordinator.wait_for(r"serving +address=(\S+)")[1]
 
         def worker(name: str) -> Process:

@@ -163,8 +163,8 @@ class Job:
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
             Otherwise it is refused.
         dense: Where the parameters are updated. ``shards``: in processes of their own.
-            ``allreduce``: in the workers, each of which hosts at most one slice (sync, engine
-            ``numpy``, no embedding tables); see docs/devices.md. The results have the same bits.
+            ``allreduce``: in the workers, each of which hosts at most one slice (sync, no
+            embedding tables); see docs/devices.md. The results have the same bits.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
             shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
             values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards

@@ -204,17 +204,15 @@ def _check_dense(job: PolicyFields, policies: list[Policy]) -> None:
     for policy in policies:
         check_dense(job.dense, policy)
     wrong = {
-        "engine": job.engine if job.engine != "numpy" else None,
         "compression": job.compression,
         "local_steps": job.local_steps if job.local_steps > 1 else None,
         "devices": job.devices,
     }
     for name, value in wrong.items():
         if value is not None:
-            fix = "say engine='numpy'" if name == "engine" else f"leave {name} out"
             raise InvalidSetting(
-                f"dense is {job.dense!r}, which {name}={value!r} does not fit; {fix}, or say "
-                "dense='shards'"
+                f"dense is {job.dense!r}, which {name}={value!r} does not fit; leave {name} out, "
+                "or say dense='shards'"
             )
 
 

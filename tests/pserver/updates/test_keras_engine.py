@@ -10,13 +10,14 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from pserver.updates.engine import NDArray
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import Encoding, wire_dtype
-from psrpc.core.errors import InvalidArgument
+from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Placement, VariableSpec, aligned_empty
 from tests.pserver.engine_cases import (
@@ -207,6 +208,63 @@ def test_a_shard_leaves_gpus_and_cores_to_the_workers() -> None:
         check=False,
     )
     assert run.stdout == "-1 1\n", run.stderr
+
+
+_HOSTED = """
+import json, os, sys
+import numpy as np
+import tensorflow as tf
+from pserver.updates.factory import make_engine
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec, aligned_empty
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+plan = make_plan([VariableSpec("w", (4, 25), "float32", "trainable")], 1, "cut")
+with tf.device("CPU:1"):
+    engine = make_engine("keras", json.loads(sys.argv[1]), plan, 0, hosted=True)
+    engine.load({"float32.trainable": np.linspace(-1, 1, 100, dtype=np.float32)})
+    gradient = aligned_empty(100, "float32")
+    gradient[:] = np.linspace(-2, 1, 100)
+    for scale in (1.0, 0.5):
+        engine.apply({"float32.trainable": gradient}, scale)
+made = [*engine._variables, *engine._optimizer.variables]
+print({variable.value.device[-5:] for variable in made})
+print(os.environ["CUDA_VISIBLE_DEVICES"], tf.config.threading.get_intra_op_parallelism_threads())
+print(engine.snapshot()["float32.trainable"].tobytes().hex())
+"""
+
+
+def test_in_a_worker_the_engine_leaves_devices_alone_and_updates_on_the_cpu() -> None:
+    """Beside a second device, where TensorFlow places what is placed nowhere else."""
+    document = serialized("Adam", global_clipnorm=1.0)
+    run = subprocess.run(
+        (sys.executable, "-c", _HOSTED, json.dumps(document)),
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    plan = make_plan([VariableSpec("w", (4, 25), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", document, plan, 0)
+    engine.load({NAME: np.linspace(-1, 1, 100, dtype=np.float32)})
+    gradient = buffers(plan, 0)
+    gradient[NAME][:] = np.linspace(-2, 1, 100)
+    for scale in (1.0, 0.5):
+        engine.apply(gradient, scale)
+    bits = engine.snapshot()[NAME].tobytes().hex()
+    assert run.stdout == f"{{'CPU:0'}}\n0,1 0\n{bits}\n", run.stderr
+
+
+def test_another_float_type_of_keras_is_refused() -> None:
+    """A worker's job file may have chosen it; the optimizer's rates would have that type."""
+    plan = make_plan([VariableSpec("w", (100,), "float32", "trainable")], 1, "cut")
+    keras.config.set_floatx("float64")
+    try:
+        with pytest.raises(InvalidJob, match="leave set_floatx out, or say engine='numpy'"):
+            make_engine("keras", serialized("SGD"), plan, 0)
+    finally:
+        keras.config.set_floatx("float32")
 
 
 def test_unfit_buffers_never_reach_tensorflow() -> None:

@@ -142,7 +142,6 @@ def test_updates_of_the_whole_job_in_both_modes() -> None:
         ("mode", "async", "is for mode sync, but mode is 'async'"),
         ("mode", "ssp", "is for mode sync, but mode is 'ssp'"),
         ("then", "async", "is for mode sync, but mode is 'async'"),
-        ("engine", "keras", "which engine='keras' does not fit; say engine='numpy', or"),
         ("compression", "int8", "which compression='int8' does not fit; leave compression out, or"),
         ("local_steps", 2, "which local_steps=2 does not fit; leave local_steps out, or"),
         ("devices", "columns", "which devices='columns' does not fit; leave devices out, or"),
@@ -153,7 +152,6 @@ def test_what_does_not_fit_slices_in_workers_is_refused(field: str, value: Any, 
         "dense": "allreduce",
         "mode": "sync",
         "replicas": 2,
-        "engine": "numpy",
         "epochs": 2,
     }
     make_job(**fits).policy()
