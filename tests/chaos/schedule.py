@@ -111,6 +111,7 @@ def _hosted_schedule(rng: random.Random, seed: int, disk: bool) -> Schedule:
         options = replace(options, poisoned=None)
     shards = min(options.shards, options.workers)
     options = replace(options, policy=policy, shards=shards, hosted=True)
+    options = _with_devices(rng, options)
     return Schedule(seed, options, _with_drains(rng, _faults(rng, options, disk)))
 
 

@@ -242,12 +242,12 @@ def with_slices(random: Random, options: Options) -> Options:
         prefetch=False,
         recent=PLAIN,
         old_workers=0,
-        devices={},
-        sums=False,
         planned=planned,
         hosted=True,
         moves=moves,
     )
+    # Sums are for async mode.
+    options = replace(_with_devices(random, options), sums=False)
     if any(policy.balance for policy in options.policies):
         options = replace(options, skipped=())
     return with_attendant(random, options) if random.random() < 0.1 else options

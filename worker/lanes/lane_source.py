@@ -36,12 +36,6 @@ def check_lanes(job: Job, device: Device) -> None:
     policies = [policy for policy in (phases.first, phases.then) if policy is not None]
     if any(policy.mode == "ssp" for policy in policies):
         raise InvalidArgument(ONE_CLOCK, code="PS506")
-    if job.dense != "shards":
-        raise InvalidArgument(
-            f"dense={job.dense!r} and several devices in a worker exclude each other; {_EACH}, or "
-            "say dense='shards'",
-            code="PS506",
-        )
     if job.local_steps > 1:
         raise InvalidArgument(
             f"local_steps={job.local_steps} and several devices in a worker exclude each other: "

@@ -175,10 +175,6 @@ def test_two_devices_compute_a_micro_batch_each_with_the_bits_of_one() -> None:
         ({"mode": "ssp", "staleness": 2}, "ssp counts the steps of each worker"),
         ({"then": "ssp", "then_after": 1, "epochs": 2, "staleness": 2}, "ssp counts the steps"),
         ({"mode": "async", "local_steps": 4}, "local_steps=4 and several devices in a worker"),
-        (
-            {"mode": "sync", "replicas": 2, "engine": "numpy", "dense": "allreduce"},
-            "dense='allreduce' and several devices in a worker",
-        ),
         ({"mode": "sync", "replicas": 1}, "/CPU:0, /CPU:1, and a round has 1 micro-batch; "),
     ],
 )
