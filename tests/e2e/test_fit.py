@@ -98,18 +98,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pserver.Cluste
         yield entered
 
 
-def test_fit_outlives_a_worker_and_a_shard_with_the_same_bits(cluster: pserver.Cluster) -> None:
-    model, x, y = small()
-    whole = model.fit(x, y, epochs=EPOCHS, verbose=0, validation_split=0.2)
-    undisturbed = model.get_weights()
+Fitted = tuple[keras.callbacks.History, list[Any]]
+"""The history of a fit, and the weights after it."""
 
+
+def fitted() -> Fitted:
+    """Fits on the present cluster."""
     model, x, y = small()
-    killing = Killing(cluster, {1: "worker", 3: "pserver"})
+    history = model.fit(x, y, epochs=EPOCHS, verbose=0, validation_split=0.2)
+    return history, model.get_weights()
+
+
+def test_fit_outlives_a_worker_and_a_shard_with_the_same_bits(cluster: pserver.Cluster) -> None:
+    assert_outlives(cluster, {1: "worker", 3: "pserver"}, fitted())
+
+
+def assert_outlives(cluster: pserver.Cluster, roles: dict[int, str], undisturbed: Fitted) -> None:
+    """Fits once more, kills a process of each role in the epoch of its number, and compares."""
+    whole, weights = undisturbed
+    expected = list(roles.values())
+    model, x, y = small()
+    killing = Killing(cluster, roles)
     history = model.fit(x, y, epochs=EPOCHS, verbose=0, validation_split=0.2, callbacks=[killing])
-    assert killing.killed == ["worker", "pserver"]
+    assert killing.killed == expected
     assert history.epoch == whole.epoch == list(range(EPOCHS))
     assert history.history == whole.history
-    for one, other in zip(model.get_weights(), undisturbed, strict=True):
+    for one, other in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
     assert cluster.run_dir is not None
     summary = json.loads((cluster.run_dir / "summary.json").read_text())

@@ -70,8 +70,6 @@ def check_settings(named: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
     for name in ("shards", "workers", "replicas", "batch_hooks_every"):
         if name in ("shards", "workers") or named[name] is not None:
             check_integer(name, named[name], 1)
-    if settings.get("dense") == "allreduce":
-        raise InvalidSetting("dense is 'allreduce', and fit trains on shards; leave dense out")
     mode, replicas = named["mode"], named["replicas"]
     if mode != "sync" and replicas:
         raise InvalidSetting(f"replicas is {replicas}, and mode {mode!r}; only sync has replicas")

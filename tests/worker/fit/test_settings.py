@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
         ({"staleness": 2}, "staleness"),
         ({"mode": "async", "replicas": 2}, "replicas is 2, and mode 'async'; only sync"),
         ({"aggregate": 3, "replicas": 2}, "aggregate is 3, but a round has only 2 micro-batches"),
-        ({"dense": "allreduce"}, "dense is 'allreduce', and fit trains on shards; leave dense out"),
+        ({"mode": "async", "dense": "allreduce"}, "dense is 'allreduce', which is for mode sync"),
         ({"engine": "nump"}, "engine is 'nump' (str); expected keras or numpy"),
         ({"gpu": "first"}, "gpu: 'first' is not auto, none, all or indices of GPUs"),
         ({"intra_op_threads": 0}, "intra_op_threads is 0 (int); expected a whole number"),
