@@ -14,7 +14,8 @@ from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.document import flag, maybe, real, record, text, whole
 from psrpc.core.errors import InvalidJob
-from psrpc.core.plan import Placement, VariableSpec
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, Plan, VariableSpec
 from psrpc.core.policy import Mode, Policy
 from psrpc.core.tables import FULL_EVERY, TableSpec
 from psrpc.core.text import counted
@@ -55,7 +56,9 @@ class JobDescription:
         rows_nbytes: bytes of the rows that a batch needs, roughly.
         first_rows: the checkpoint with the initial rows of the tables; empty for none.
         slots: the names of the optimizer's state in checkpoints; None if unknown.
-        dense: whether shards are processes of their own, or slices that workers host.
+        dense: whether the dense parameters are in processes of their own, or in slices that workers
+            host.
+        slices: the number of slices, if the job says one.
     """
 
     name: str
@@ -96,6 +99,7 @@ class JobDescription:
     evaluate_every_epoch: bool = False
     unsummed_metrics: tuple[str, ...] = ()
     dense: Dense = "shards"
+    slices: int | None = None
 
     @property
     def paced(self) -> bool:
@@ -121,8 +125,22 @@ class JobDescription:
 
     @property
     def hosted(self) -> bool:
-        """Whether workers host the shards, as slices."""
+        """Whether workers host the dense parameters, as slices."""
         return self.dense == "allreduce"
+
+    def dense_shards(self, shards: int) -> int:
+        """Returns how many shards, of which ``--shards`` are ``shards``, have dense parameters."""
+        if not self.hosted:
+            return shards
+        return self.slices or (1 if self.tables else shards)
+
+    def plan(self, shards: int) -> Plan:
+        """Returns the plan if ``--shards`` is ``shards``: with embedding tables and slices, so many
+        shards have the rows, and the slices follow. Raises InvalidJob."""
+        dense = self.dense_shards(shards)
+        slices = dense if self.hosted and self.tables else 0
+        total = shards + dense if slices else dense
+        return make_plan(self.variables, total, self.placement, self.tables, slices)
 
     @property
     def mode(self) -> Mode:
@@ -153,15 +171,24 @@ REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_
 def check_for_shards(description: JobDescription, shards: int, workers: int | None = None) -> None:
     """Raises InvalidJob if the job's update cannot run on so many shards, or if ``workers``, where
     they are known, are too few to host them."""
-    if description.hosted and workers is not None and workers < shards:
+    dense = description.dense_shards(shards)
+    by_field = description.hosted and (description.slices is not None or bool(description.tables))
+    if by_field and not description.tables and shards not in (1, dense):
         raise InvalidJob(
-            f"dense is 'allreduce' with {counted(shards, 'slice')} of the parameters (--shards), "
-            f"and {counted(workers, 'worker')} to host them, one each; say --shards {workers}",
+            f"slices is {dense} and --shards is {shards}: without embedding tables both are the "
+            "number of slices; leave one of them out",
             code="PS107",
         )
-    if shards > 1 and description.needs_single_shard:
+    flag, say = ("slices", "say slices=") if by_field else ("--shards", "say --shards ")
+    if description.hosted and workers is not None and workers < dense:
         raise InvalidJob(
-            f"this job cannot use {shards} shards: {description.needs_single_shard}; "
-            "say --shards 1",
+            f"dense is 'allreduce' with {counted(dense, 'slice')} of the parameters ({flag}), "
+            f"and {counted(workers, 'worker')} to host them, one each; {say}{workers}",
+            code="PS107",
+        )
+    if dense > 1 and description.needs_single_shard:
+        raise InvalidJob(
+            f"this job cannot use {dense} {'slices' if description.hosted else 'shards'}: "
+            f"{description.needs_single_shard}; {say}1",
             code="PS107",
         )

@@ -100,6 +100,7 @@ def read_description(document: Any) -> JobDescription:
         unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),
         evaluate_every_epoch=read.checked("evaluate_every_epoch", maybe(flag)) or False,
         dense=read.choice("dense", get_args(Dense), absent=True) or "shards",
+        slices=read.checked("slices", maybe(whole(1))),
         slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),
     )
 

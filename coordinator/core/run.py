@@ -137,6 +137,12 @@ class Run:
     counted_twice: int = 0
 
     @property
+    def hosted(self) -> range:
+        """The shards that workers host, as slices; none with ``dense="shards"``."""
+        first = self.plan.row_shards if self.plan.slices else 0
+        return range(first, self.plan.shards) if self.description.hosted else range(0)
+
+    @property
     def followed(self) -> tuple[Followed, ...]:
         """All policies so far, including the first."""
         return (Followed(1, self.first or self.description.policy), *self.policies)

@@ -64,6 +64,7 @@ def diff_checkpoints(one: Path, other: Path) -> Difference:
             ("generation", *(m.generation for m in manifests)),
             ("global step", *(m.global_step for m in manifests)),
             ("shards", *(m.plan.shards for m in manifests)),
+            ("slices", *(m.plan.slices for m in manifests)),
             ("versions", *([f.version for f in m.files] for m in manifests)),
             ("mode", *(m.mode for m in manifests)),
             ("batch size", *(m.batch_size for m in manifests)),

@@ -75,10 +75,10 @@ class Engine:
         self.sessions = WorkerSessions(job_run, store, self.authority)
         self._members = job_run.members
         self._hosts: SliceHosts | None = None
-        if job_run.run.description.hosted:
+        if hosted := job_run.run.hosted:
             places, workers = self._members.places, self._members.workers
+            places.hosted = hosted
             self._hosts = SliceHosts(places, workers, job_run.now())
-            places.hosted = True
 
     @property
     def run(self) -> Run:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
+from coordinator.core.wording import shards as in_words
 from coordinator.job.authority import check_software
 from coordinator.job.job_run import JobRun
 from coordinator.training.streams import Stream
@@ -48,15 +49,22 @@ class ShardCalls:
         return self._job_run.run
 
     def _check_host(self, shard: ShardRegistration) -> None:
-        hosted = self._job_run.run.description.hosted
-        if hosted and not shard.worker:
+        run, index = self._job_run.run, shard.shard
+        if index in run.hosted and not shard.worker:
+            if rows := run.plan.row_shards if run.plan.slices else 0:
+                raise InvalidArgument(
+                    f"dense is 'allreduce', so workers host the dense parameters, shard {index} "
+                    f"among them; start `pserver serve` for {in_words(range(rows))} alone, which "
+                    f"{'has' if rows == 1 else 'have'} the rows of the embedding tables"
+                )
             raise InvalidArgument(
                 "dense is 'allreduce', so workers host the parameters and no `pserver serve` "
                 "belongs to this job; start workers alone, or the coordinator with "
                 "--set dense=shards"
             )
-        if shard.worker and not hosted:
-            raise InvalidArgument("a worker offers to host a shard, and dense is 'shards'")
+        if shard.worker and index not in run.hosted:
+            why = f"shard {index} is no slice" if run.hosted else "dense is 'shards'"
+            raise InvalidArgument(f"a worker offers to host a shard, and {why}")
 
     def replaced(self, index: int) -> None:
         """Handles a shard's replacement by another process."""

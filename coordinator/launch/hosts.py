@@ -1,5 +1,5 @@
 """The processes that a job needs, once its coordinator has read it: workers alone, if they host the
-parameters (``dense="allreduce"``)."""
+parameters (``dense="allreduce"``) and there are no embedding tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def needed(members: Iterable[str], run_dir: Path) -> list[str]:
     Raises:
         InvalidArgument: the authority of the run is unusable.
     """
-    hosted = _is_hosted(run_dir)
+    hosted, alone = _is_hosted(run_dir)
     certs = run_dir.absolute() / CERTS
     for directory in certs.glob(f"{Role.WORKER}-*"):
         if hosted and (certs / CA_KEY).exists():
@@ -31,12 +31,14 @@ def needed(members: Iterable[str], run_dir: Path) -> list[str]:
         elif not hosted:
             for name in (certificate_name(Role.SHARD), key_name(Role.SHARD)):
                 (directory / name).unlink(missing_ok=True)
-    return [name for name in members if not (hosted and name.startswith("shard-"))]
+    return [name for name in members if not (alone and name.startswith("shard-"))]
 
 
-def _is_hosted(run_dir: Path) -> bool:
-    """Whether workers host the parameters of the job that the coordinator of ``run_dir`` serves."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        document = json.loads((run_dir / JOB).read_bytes())
-        return bool(document["description"]["dense"] == "allreduce")
-    return False
+def _is_hosted(run_dir: Path) -> tuple[bool, bool]:
+    """Whether workers host parameters of the job that the coordinator of ``run_dir`` serves, and
+    whether they host all, since there are no tables whose rows are on shards."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        description = json.loads((run_dir / JOB).read_bytes())["description"]
+        hosted = description["dense"] == "allreduce"
+        return hosted, hosted and not description.get("tables")
+    return False, False

@@ -31,8 +31,8 @@ class ShardPlaces:
     ) -> None:
         """The mappings, by index, are as an earlier coordinator of the run stored them: replaced
         (``former``) incarnations, and the ``last`` one, which may still run."""
-        self.hosted = False
-        """Whether workers host the shards, as slices."""
+        self.hosted = range(0)
+        """The shards that workers host, as slices: all, or the last ones."""
         self.shards = [Shard(index) for index in range(shards)]
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
         self._last = [(last or {}).get(index, 0) for index in range(shards)]
@@ -59,10 +59,11 @@ class ShardPlaces:
             StaleGeneration: the process had the place before and was replaced.
         """
         if not 0 <= index < len(self.shards):
+            count = len(self.shards) - len(self.hosted) or len(self.shards)
             raise InvalidArgument(
-                f"shard index {index} is out of range: this job has {len(self.shards)} "
-                f"shard{'s' if len(self.shards) > 1 else ''}, so --shard is "
-                f"{'0' if len(self.shards) == 1 else f'0 to {len(self.shards) - 1}'}; "
+                f"shard index {index} is out of range: this job has {count} "
+                f"shard{'s' if count > 1 else ''}, so --shard is "
+                f"{'0' if count == 1 else f'0 to {count - 1}'}; "
                 "see `coordinator serve --shards`",
                 code="PS134",
             )
@@ -178,10 +179,12 @@ class ShardPlaces:
         """Says which shards are missing, starting or silent, continuing "waiting for"; empty when
         all are present."""
         missing = [s.index for s in self.shards if s.state == "missing"]
-        parts = [f"{in_words(missing)} to register"] if missing else []
-        if missing and self.hosted:
-            who = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
-            parts = [f"{who} to host {in_words(missing)}, one each"]
+        slices = [index for index in missing if index in self.hosted]
+        others = [index for index in missing if index not in self.hosted]
+        parts = [f"{in_words(others)} to register"] if others else []
+        if slices:
+            who = "a worker" if len(slices) == 1 else f"{len(slices)} workers"
+            parts += [f"{who} to host {in_words(slices)}, one each"]
         # A shard that watches has started, and itself waits for the others.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]

@@ -42,7 +42,8 @@ class SliceHosts:
     """
 
     def __init__(self, places: ShardPlaces, workers: Mapping[str, Worker], now: float) -> None:
-        """``workers`` are all by name; the owner of both changes them."""
+        """``places.hosted`` are the slices; ``workers`` are all by name. The owner of both changes
+        them."""
         self._places = places
         self._workers = workers
         self._began = now
@@ -59,7 +60,7 @@ class SliceHosts:
         """Assigns the slices without a host, and returns those that ``worker`` is to host and has
         not registered. Call it at each sign of life of a worker."""
         able: list[Worker] | None = None
-        for shard in self._places.shards:
+        for shard in self._slices():
             if not self._is_vacant(shard, now):
                 for known in (self._vacant, self._given, self._late):
                     known.pop(shard.index, None)
@@ -79,6 +80,10 @@ class SliceHosts:
         """Returns the assignments since the last call, each once."""
         news, self._news = self._news, []
         return news
+
+    def _slices(self) -> list[Shard]:
+        hosted = self._places.hosted
+        return self._places.shards[hosted.start : hosted.stop]
 
     def _is_vacant(self, shard: Shard, now: float) -> bool:
         if not shard.incarnation:
@@ -124,6 +129,6 @@ class SliceHosts:
         """Counts the slices that ``worker`` hosts or is to host."""
         hosted = sum(
             shard.worker == worker.incarnation and not self._is_vacant(shard, now)
-            for shard in self._places.shards
+            for shard in self._slices()
         )
         return hosted + sum(name == worker.name for name, _ in self._given.values())

@@ -142,6 +142,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
     return [
         ("mode", mode),
         ("shards", count("shards")),
+        ("slices", count("slices")),
         ("workers", count("workers")),
         ("steps", count("global_step")),
         ("micro-batches", count("batches")),

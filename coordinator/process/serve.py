@@ -38,7 +38,6 @@ from coordinator.records.store import Store
 from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidSetting, JobDone, JobFailed, PsError
 from psrpc.core.names import HISTORY
-from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, unfinished_run
 from psrpc.metrics.exporter import Family, MetricsServer
@@ -211,8 +210,7 @@ def check_attended(options: ServeOptions, description: JobDescription) -> None:
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:
     check_for_shards(description, options.shards, options.workers)
-    variables, tables = description.variables, description.tables
-    return make_plan(variables, options.shards, description.placement, tables)
+    return description.plan(options.shards)
 
 
 def _run_dir(options: ServeOptions, description: JobDescription) -> Path:

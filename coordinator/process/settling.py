@@ -198,13 +198,16 @@ def settle(
 
 
 def _of_empty_shards(plan: Plan) -> list[str]:
-    """Returns a remark on shards without parameters; with tables, any shard may have rows."""
-    empty = sum(not plan.shard_nbytes(shard) for shard in range(plan.shards))
-    if not empty or plan.tables:
+    """Returns a remark on shards without parameters; where there are tables, a shard may have rows,
+    but a slice has none."""
+    count = plan.slices or plan.shards
+    empty = sum(not plan.shard_nbytes(plan.shards - 1 - index) for index in range(count))
+    if not empty or (plan.tables and not plan.slices):
         return []
+    what, fewer = ("slices", "slices=") if plan.slices else ("shards", "--shards ")
     return [
-        f"{empty} of {plan.shards} shards {'holds' if empty == 1 else 'hold'} no parameters: the "
-        f"model is too small for so many; say fewer, such as --shards {plan.shards - empty}"
+        f"{empty} of {count} {what} {'holds' if empty == 1 else 'hold'} no parameters: the "
+        f"model is too small for so many; say fewer, such as {fewer}{count - empty}"
     ]
 
 

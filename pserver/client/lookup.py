@@ -172,9 +172,9 @@ class RowReader:
         rows = np.empty((len(once), spec.width), np.float32)
         present = np.empty(len(once), np.bool_)
         versions: dict[int, int] = {}
-        shards = shard_of(once, plan.shards)
+        shards = shard_of(once, plan.row_shards)
         most = look_up_ids(spec.width)
-        for shard in range(plan.shards):
+        for shard in range(plan.row_shards):
             at = np.flatnonzero(shards == shard)
             for start in range(0, len(at), most):
                 some = at[start : start + most]

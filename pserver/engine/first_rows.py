@@ -43,7 +43,7 @@ class FirstRows:
             NotReady: another call has been reading for ``timeout_s``.
             ResourceExhausted: out of memory.
         """
-        if not self._source or not self._plan.tables:
+        if not self._source or not self._plan.tables_on(self._shard):
             return None
         if not self._lock.acquire(timeout=timeout_s):
             raise NotReady(
@@ -81,7 +81,9 @@ def fill_first_rows(
     """
     updates = [RowUpdate(spec, Scratch()) for spec in plan.tables]
     try:
-        for number, step in load_first_rows(directory, plan.tables, shard, plan.shards, storage):
+        for number, step in load_first_rows(
+            directory, plan.tables, shard, plan.row_shards, storage
+        ):
             if isinstance(step, Removed):
                 tables[number].remove(step.ids)
             else:

@@ -10,7 +10,6 @@ import numpy as np
 from pserver.core.assembly import Extent, Seen
 from pserver.engine.engine import ShardEngine
 from pserver.server.servicer import Conversation
-from pserver.transport.shard_memory import Shared
 from pserver.transport.transport import (
     Arrival,
     NDArray,
@@ -21,6 +20,7 @@ from pserver.transport.transport import (
     TransportChoice,
     WorkerTransport,
 )
+from psrpc.core.encoding import Gradient
 from psrpc.core.errors import InvalidArgument, Unreachable
 from psrpc.core.plan import Plan
 from psrpc.net.limits import NO_DEADLINE_S
@@ -55,12 +55,12 @@ class OwnProcess(WorkerTransport):
         """See :class:`WorkerTransport`."""
         if self._ended():
             raise Unreachable(f"{self._peer}, in this process, has ended")
-        if tensors.wanted is not None or tensors.rows:
+        if tensors.rows or (tensors.wanted is not None and tensors.wanted.ids):
             raise InvalidArgument("a slice has no rows of tables")
         # Another one, since `close` may have ended the wait of the last.
         conversation = self._conversation = Conversation(self._engine, self._end, self._certificate)
         sent()
-        arrival = _lent(self._engine.plan, tensors)
+        arrival = _Lent({} if tensors.gradient is None else tensors.gradient)
         answer, pulled = conversation.exchange(header, arrival, NO_DEADLINE_S)
         return answer, _Taken(pulled)
 
@@ -71,14 +71,28 @@ class OwnProcess(WorkerTransport):
             self._engine.commands.wake()
 
 
-def _lent(plan: Plan, tensors: Outgoing) -> Shared:
-    """Returns the worker's own arrays with the gradient to push."""
-    if tensors.gradient is None:
-        return Shared(())
-    parts = [tensors.gradient[arena.name].parts for arena in plan.arenas]
-    if any(len(each) != 1 for each in parts):
-        raise InvalidArgument("a compressed gradient does not go to a slice")
-    return Shared([part.view(np.uint8) for (part,) in parts])
+@dataclass(frozen=True, slots=True)
+class _Lent(Arrival):
+    """The worker's own arrays with the gradient to push. An arena has one for each buffer that the
+    slice's part of it lies in, and none if the slice has no part of it."""
+
+    gradient: Gradient
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,  # noqa: ARG002
+        seen: Seen | None = None,  # noqa: ARG002
+    ) -> None:
+        """See :class:`Arrival`."""
+        for extent in extents:
+            name, at = plan.arenas[extent.arena].name, 0
+            raw = into[name].view(np.uint8)
+            for part in self.gradient[name].parts:
+                np.copyto(raw[at : at + part.nbytes], part.view(np.uint8))
+                at += part.nbytes
 
 
 @dataclass(frozen=True, slots=True)

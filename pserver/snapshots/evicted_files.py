@@ -35,7 +35,7 @@ class EvictedFiles:
         self._plan = plan
         self._run_id = run_id
         self._storage = storage
-        self._kept = any(table.keep_evicted for table in plan.tables)
+        self._kept = any(table.keep_evicted for table in plan.tables_on(identity.shard))
         self._versions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Checkpoint name -> its generation, and the last version of each table. The generation
         matters because another one may use the same version for another update."""

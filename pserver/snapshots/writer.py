@@ -152,7 +152,7 @@ class SnapshotFiles:
             slots=Slots(state.elements, state.variables, state.scalars),
             applied=applied,
             version=state.version,
-            load_rows=fill if self.plan.tables else None,
+            load_rows=fill if self.plan.tables_on(shard) else None,
         )
 
     def report(

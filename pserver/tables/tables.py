@@ -69,7 +69,7 @@ class Tables:
     thread-safe: the caller holds the shard's lock.
 
     Attributes:
-        specs: the plan's table specs.
+        specs: the plan's table specs; none on a slice, which has no rows.
         tables: one for each spec.
 
     Raises:
@@ -77,14 +77,14 @@ class Tables:
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
-        self.specs = plan.tables
+        self.specs = plan.tables_on(shard)
         scratch = Scratch()
-        self.tables = tuple(Table(spec, shard, plan.shards, scratch) for spec in plan.tables)
+        self.tables = tuple(Table(spec, shard, plan.row_shards, scratch) for spec in self.specs)
 
     def __getitem__(self, table: int) -> Table:
-        """Returns table number ``table``; raises InvalidArgument if the plan does not have it."""
+        """Returns table number ``table``; raises InvalidArgument if the shard does not have it."""
         if not 0 <= table < len(self.tables):
-            raise InvalidArgument(f"table {table} is unknown; the plan has {len(self.tables)}")
+            raise InvalidArgument(f"table {table} is unknown; this shard has {len(self.tables)}")
         return self.tables[table]
 
     def read(self, wanted: Wanted, into: Sequence[Floats]) -> None:

@@ -152,7 +152,7 @@ def segment_nbytes(plan: Plan) -> int:
 
 
 def _most_rows_nbytes(plan: Plan) -> int:
-    return plan.shards * MAX_IDS * max((table.width for table in plan.tables), default=0) * 4
+    return plan.row_shards * MAX_IDS * max((table.width for table in plan.tables), default=0) * 4
 
 
 class _Layout:
@@ -176,7 +176,7 @@ class _Layout:
         self.row_sets = [self._place_rows(room) for _ in range(2)]
         self.sets_nbytes = self.nbytes
         # Messages that contain ids are long. Messages that do not fit are sent by gRPC.
-        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
+        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.row_shards) if plan.tables else 0
         self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
         # Shards' parts are separate arrays, since a boundary between parts need not be aligned.
         self.outbox = [
@@ -184,8 +184,10 @@ class _Layout:
             for k in range(plan.shards)
         ]
         # Shards get slightly different numbers of the ids of a batch.
-        share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
-        self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
+        share = rows_nbytes and rows_nbytes // plan.row_shards * 5 // 4 + _ROWS_SLACK_BYTES
+        self.row_outbox = [
+            self._place_rows(share if plan.tables_on(k) else 0) for k in range(plan.shards)
+        ]
 
     def _place_rows(self, nbytes: int) -> slice:
         return self._place(nbytes) if nbytes else slice(0, 0)

@@ -240,7 +240,7 @@ def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None
         CheckpointError: they are not.
     """
     found = [entry.name for entry in file.rows]
-    count = max(len(found), 1) if manifest.plan.tables else 0
+    count = max(len(found), 1) if manifest.plan.tables_on(file.shard) else 0
     expected = [rows_file_name(file.shard, manifest.plan.shards, n) for n in range(count)]
     if found != expected:
         raise CheckpointError(

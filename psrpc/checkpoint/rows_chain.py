@@ -60,7 +60,9 @@ def load_rows(
     check_identity(directory, manifest, run_id)
     compare_tables(directory, manifest.plan.tables, plan.tables)
     numbers = {table.name: number for number, table in enumerate(plan.tables)}
-    same = manifest.plan.shards == plan.shards
+    if not plan.tables_on(shard):
+        return
+    same = manifest.plan.row_shards == plan.row_shards
     for file in manifest.files:
         if same and file.shard != shard:
             continue
@@ -68,7 +70,7 @@ def load_rows(
             reader.check()
             for theirs, table in enumerate(manifest.plan.tables):
                 for step in _steps(reader, theirs, last=reader.header.part == len(file.rows) - 1):
-                    yield numbers[table.name], step if same else _own(step, shard, plan.shards)
+                    yield numbers[table.name], step if same else _own(step, shard, plan.row_shards)
 
 
 def check_chain(

@@ -26,8 +26,10 @@ def make_plan(
     shards: int,
     placement: Placement,
     tables: Iterable[TableSpec] = (),
+    slices: int = 0,
 ) -> Plan:
-    """Lays ``variables`` and ``tables`` out over ``shards``.
+    """Lays ``variables`` and ``tables`` out over ``shards``. With ``slices``, the last so many of
+    the shards have all variables, and the others all rows of tables.
 
     ``cut`` divides every arena evenly, so that no shard is a hot spot; a variable may span shards.
     Variables whose size is a multiple of 64 bytes come first, then the others, each group in the
@@ -42,28 +44,32 @@ def make_plan(
     variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
         raise InvalidJob(f"shards is {shards}; expected at least 1")
+    if not 0 <= slices < shards:
+        raise InvalidJob(f"slices is {slices}; expected fewer than the {shards} shards")
     check_table_specs(tables)
     if not tables and not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
     check_variables(variables)
     roles: tuple[Role, ...] = ("trainable", "state")
     arenas = []
-    load = [0] * shards
+    over = slices or shards
+    load = [0] * over
     for dtype in DTYPES:
         for role in roles:
             members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
             if members:
                 if placement == "cut":
-                    order, cuts = _cut_evenly(variables, members, shards)
+                    order, cuts = _cut_evenly(variables, members, over)
                 else:
                     order, cuts = _keep_whole(variables, members, load)
                 sizes = [variables[i].size for i in order]
                 starts = np.cumsum([0, *sizes]).tolist()[:-1]
                 name = f"{dtype}.{role}"
+                cuts = [0] * (shards - over) + cuts
                 arenas.append(
                     ArenaPlan(name, dtype, role, tuple(order), tuple(starts), tuple(cuts))
                 )
-    return Plan(variables, tuple(arenas), shards, placement, tables)
+    return Plan(variables, tuple(arenas), shards, placement, tables, slices)
 
 
 def _cut_evenly(

@@ -120,13 +120,28 @@ class ArenaPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of all variables over all shards. Immutable; equal plans have equal hashes."""
+    """The layout of all variables over all shards. Immutable; equal plans have equal hashes.
+
+    Attributes:
+        slices: how many of the shards, the last ones, have all arenas and no rows; the others have
+            rows only. 0 if each shard has its part of both.
+    """
 
     variables: tuple[VariableSpec, ...]
     arenas: tuple[ArenaPlan, ...]
     shards: int
     placement: Placement
     tables: tuple[TableSpec, ...] = ()
+    slices: int = 0
+
+    @property
+    def row_shards(self) -> int:
+        """Over how many shards, the first ones, the rows of tables are spread."""
+        return self.shards - self.slices
+
+    def tables_on(self, shard: int) -> tuple[TableSpec, ...]:
+        """Returns the tables of which ``shard`` may have rows."""
+        return self.tables if shard < self.row_shards else ()
 
     def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
         """Returns the slices of variables that lie in ``arena`` on ``shard``, in arena order."""
@@ -157,6 +172,8 @@ class Plan:
             # Omitted if there are none, so that plans without tables keep their hash from before
             # tables existed.
             document["tables"] = [table.to_json() for table in self.tables]
+        if self.slices:
+            document["slices"] = self.slices
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
@@ -191,6 +208,7 @@ class Plan:
             shards=document["shards"],
             placement=document["placement"],
             tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
+            slices=document.get("slices", 0),
         )
         check_variables(plan.variables)
         check_table_specs(plan.tables)

@@ -41,13 +41,14 @@ _CHECK = record(
         "variables": listed(variable),
         "arenas": listed(record(_KIND | dict.fromkeys(("order", "starts", "cuts"), _PLACES))),
     },
-    {"tables": listed(anything)},
+    {"tables": listed(anything), "slices": whole(0, MAX_SHARDS)},
 )
 
 
 def check_plan(document: Any) -> None:
     """Checks that every whole variable lies in one arena of its dtype and role, and that the shards
-    together cover each arena exactly once. Does not check tables.
+    together cover each arena exactly once, the last ones alone if they are slices. Does not check
+    tables.
 
     Raises:
         ValueError: names the field, or the arena.
@@ -56,6 +57,9 @@ def check_plan(document: Any) -> None:
     variables, arenas = document["variables"], document["arenas"]
     if sorted(i for arena in arenas for i in arena["order"]) != list(range(len(variables))):
         raise ValueError(f"its arenas do not have each of its {len(variables)} variables once")
+    rows_only = document["shards"] - document.get("slices", 0)
+    if rows_only < 0 or (rows_only == 0 and document.get("tables")):
+        raise ValueError(f"of its {document['shards']} shards {document['slices']} are slices")
     if len({arena["name"] for arena in arenas}) != len(arenas):
         raise ValueError("two of its arenas have one name")
     for arena in arenas:
@@ -69,3 +73,5 @@ def check_plan(document: Any) -> None:
         cuts, shards = arena["cuts"], document["shards"]
         if len(cuts) != shards + 1 or cuts != [0, *sorted(cuts)[1:-1], length]:
             raise ValueError(f"{what} of {length} elements is not cut over {shards} shards")
+        if rows_only < shards and cuts[rows_only]:
+            raise ValueError(f"{what} has elements on shards that have rows only")

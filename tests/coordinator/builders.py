@@ -22,7 +22,6 @@ from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
-from psrpc.core.placement import make_plan
 from psrpc.core.policy import SETTINGS
 from psrpc.ops.clock import Clock, ManualClock
 from psrpc.security.credentials import PLAINTEXT, Security
@@ -87,7 +86,7 @@ def make_run(
         overrides=("epochs=2",),
         token="secret",
         description=description,
-        plan=make_plan(description.variables, shards, description.placement, description.tables),
+        plan=description.plan(shards),
         generation=generation,
         restored=restored,
     )

@@ -16,6 +16,7 @@ from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.checkpoint.checkpoint import ManifestFile, commit
 from psrpc.checkpoint.manifest import read_manifest
+from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.core.commands import SnapshotOrder
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
@@ -35,8 +36,9 @@ TABLES = (
 Everything = list[tuple[dict[int, tuple[bytes, ...]], dict[int, tuple[int, int]]]]
 
 
-def plan_of(shards: int, tables: tuple[TableSpec, ...] = TABLES) -> Plan:
-    return make_plan(VARIABLES, shards, "cut", tables)
+def plan_of(shards: int, tables: tuple[TableSpec, ...] = TABLES, slices: int = 0) -> Plan:
+    """``shards`` have rows; ``slices``, which follow them, have none."""
+    return make_plan(VARIABLES, shards + slices, "cut", tables, slices)
 
 
 def everything(tables: Tables | FrozenTables) -> Everything:
@@ -80,13 +82,14 @@ class Job:
     generation: int = 1
     version: int = 0
     most: int = FULL_EVERY
+    slices: int = 0
 
     def __post_init__(self) -> None:
-        self.plan = plan_of(self.shards, self.tables)
+        self.plan = plan_of(self.shards, self.tables, self.slices)
         self.held = [Tables(self.plan, shard) for shard in range(self.shards)]
         self.files = [
             SnapshotFiles(identity_of(k), self.plan, RUN, self.root, self.storage)
-            for k in range(self.shards)
+            for k in range(self.plan.shards)
         ]
 
     def train(self, updates: int, ids: int = 8, span: int = 100) -> None:
@@ -105,15 +108,16 @@ class Job:
 
     def snapshot(self, shard: int) -> Snapshot:
         values = {a.name: np.zeros(a.shard_length(shard), a.dtype) for a in self.plan.arenas}
-        frozen = self.held[shard].freeze()
-        return Snapshot(
+        snapshot = Snapshot(
             Values(self.version, self.generation, values),
             Slots(scalars={"iterations": np.asarray(self.version)}),
             (),
-            tables=frozen,
             lock=self.lock,
-            let_go=frozen.close,
         )
+        if shard >= self.shards:
+            return snapshot
+        frozen = self.held[shard].freeze()
+        return replace(snapshot, tables=frozen, let_go=frozen.close)
 
     def order(self, base: str = "", name: str = "") -> SnapshotOrder:
         name = name or f"step-{self.version:08d}"
@@ -128,7 +132,7 @@ class Job:
     def checkpoint(self, base: str = "") -> str:
         """A committed one, by its name relative to the run directory."""
         reports = self.report(base)
-        assert [report.error for report in reports] == [""] * self.shards
+        assert [report.error for report in reports] == [""] * self.plan.shards
         return self.commit(reports)
 
     def commit(self, reports: list[SnapshotReport]) -> str:
@@ -156,8 +160,12 @@ class Job:
             len(file.rows) for file in read_manifest(self.root / checkpoint, self.storage).files
         ]
 
-    def restored(self, checkpoint: str, shards: int) -> Iterator[Tables]:
-        plan = plan_of(shards, self.tables)
+    def restored(self, checkpoint: str, shards: int, slices: int = 0) -> Iterator[Tables]:
+        plan = plan_of(shards, self.tables, slices)
+        for slice_ in range(shards, plan.shards):
+            files = SnapshotFiles(identity_of(slice_), plan, RUN, self.root, self.storage)
+            assert files.read(checkpoint).load_rows is None
+            assert not list(load_rows(self.root / checkpoint, plan, slice_))
         for shard in range(shards):
             tables = Tables(plan, shard)
             files = SnapshotFiles(identity_of(shard), plan, RUN, self.root, self.storage)

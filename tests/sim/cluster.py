@@ -24,7 +24,7 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
 from tests.sim.faults import CUT, Faults
 from tests.sim.fibers import Fibers
-from tests.sim.invariants import SLOT, Invariants, Violation
+from tests.sim.invariants import Invariants, Violation, velocity_of
 from tests.sim.network import RUN_DIR, Network
 from tests.sim.operator import Operator
 from tests.sim.options import Options
@@ -117,7 +117,7 @@ class Cluster:
         """The newest start of each process, by name."""
         self.store = StoreFile()
         self.hosted = options.hosted
-        """Whether workers host the shards now."""
+        """Whether workers host the shards now, or slices beside them."""
         self.description = self._describe()
         self.generation = 0
         """The newest that a coordinator has formed."""
@@ -134,7 +134,7 @@ class Cluster:
     def run(self) -> None:
         """Starts everything and lets it happen. Raises Violation; any other error is a bug."""
         options, random, schedule = self.options, self.random, self.schedule
-        names = [] if self.hosted else self._shard_names()
+        names = self._shard_names()
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
@@ -199,15 +199,18 @@ class Cluster:
         self._resuming = False
         if self.options.moves:
             self.hosted = not self.hosted
+            self.witness.place(hosted=self.hosted)
             self.description = self._describe()
             self.counts["moves to workers" if self.hosted else "moves to shards"] += 1
-            if not self.hosted:
+            if not self.hosted and not self.options.slices:
                 for name in self._shard_names():
                     after_s = self.faults.between(*RESTART_S)
                     self.schedule.after(after_s, None, self._start, name)
 
     def _shard_names(self) -> list[str]:
-        return [f"shard-{index}" for index in range(self.options.shards)]
+        """The processes of shards that there are now."""
+        alone = self.hosted and not self.options.slices
+        return [] if alone else [f"shard-{index}" for index in range(self.options.shards)]
 
     def shards(self) -> Iterator[Shard]:
         """Every shard that is there, and every slice."""
@@ -270,14 +273,11 @@ class Cluster:
             if shard.engine is None or shard.updates is None:
                 continue
             if shard.engine._held.standing.generation == self.generation:
-                velocity = None
-                if self.options.momentum:
-                    velocity = shard.updates.slots().elements[SLOT][ARENA]
                 yield FinalPart(
                     repr(shard),
                     shard.index,
                     shard.updates.snapshot()[ARENA],
-                    velocity,
+                    velocity_of(shard.updates.slots().elements),
                     shard.engine._held.tables,
                 )
 
@@ -302,13 +302,14 @@ class Cluster:
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
             dense="allreduce" if self.hosted else "shards",
+            slices=self.options.slices or None if self.hosted else None,
             stop_early=PATIENT if options.paced and options.eval_records else None,
         )
 
     # -- processes ---------------------------------------------------------------------------
 
     def _start(self, name: str) -> None:
-        if self.hosted and name.startswith("shard"):
+        if name.startswith("shard") and name not in self._shard_names():
             return
         process = Process(self.schedule, name, self.next_incarnation())
         self.schedule.trace("start", process)
@@ -407,10 +408,12 @@ class Cluster:
         options, random = self.options, self.random
         if self.hosted:
             hosts = sorted({shard.process.name for shard in self.shards()})
-            if not hosts or options.workers == 1:
+            if not hosts:
                 return
             shard = random.choice(hosts)
             names = [f"worker-{index}" for index in range(options.workers)]
+            if names == [shard]:
+                return
             worker = random.choice([name for name in names if name != shard])
         else:
             worker = f"worker-{random.randrange(options.workers)}"

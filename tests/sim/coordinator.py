@@ -173,7 +173,7 @@ class Coordinator:
                 return settle(
                     ServeOptions(cluster.options.shards),
                     cluster.description,
-                    cluster.witness.plan,
+                    cluster.description.plan(cluster.options.shards),
                     directory,
                     self._store,
                     self._storage,

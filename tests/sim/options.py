@@ -37,7 +37,8 @@ class Options:
     batches at once, and with ``sums`` push the sums of their gradients in async mode.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
     With ``hosted`` workers host the shards, and with ``moves`` it is the other way each time that a
-    stopped job is resumed.
+    stopped job is resumed. With ``slices`` there are tables, whose rows are on the shards, and
+    workers host so many slices beside these.
     With ``holds`` the job is attended: each has the batches after which it holds next, and whether
     the attendant changes the state before."""
 
@@ -78,6 +79,7 @@ class Options:
     holds: tuple[tuple[int, bool], ...] = ()
     hosted: bool = False
     moves: bool = False
+    slices: int = 0
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -223,6 +225,9 @@ def with_slices(random: Random, options: Options) -> Options:
     changes = tuple(policy for policy in options.changes if policy.rounds or not moves)
     then = options.then if options.then is not None and options.then.rounds else None
     lacking = options.batches * options.batch_records - options.records
+    tables = bool(options.tables)
+    # The model is cut into as many pieces as shards have parts of it.
+    slices = options.shards if moves or not tables else random.randint(1, 3)
     planned = dict(options.planned)
     if planned and (moves or random.random() < 0.3):
         planned["interrupt"] = random.randint(1, 3)
@@ -234,13 +239,15 @@ def with_slices(random: Random, options: Options) -> Options:
         then=then,
         then_after=options.then_after if then else 0,
         changes=changes,
-        workers=max(options.workers, options.shards),
+        workers=max(options.workers, slices),
+        slices=slices if tables else 0,
         local_steps=1,
         records=options.batches * options.batch_size - lacking,
-        far={name.replace("shard", "worker"): far_s for name, far_s in options.far.items()},
-        tables=0,
+        far={
+            name if tables else name.replace("shard", "worker"): far_s
+            for name, far_s in options.far.items()
+        },
         prefetch=False,
-        recent=PLAIN,
         old_workers=0,
         planned=planned,
         hosted=True,

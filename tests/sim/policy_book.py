@@ -102,7 +102,7 @@ class PolicyBook:
             return
         storage = cluster.view()
         found = newest_good(RUN_DIR / CHECKPOINTS, storage=storage).directory
-        for shard in range(self._options.shards):
+        for shard in range(witness.plan.shards):
             state = load_state(found, witness.plan, shard, storage=storage)
             saved = witness.expected(state.applied)
             for name, entries in held.items():

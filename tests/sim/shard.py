@@ -249,7 +249,7 @@ class Shard:
         if cluster.options.known:
             self.updates = NumpyEngine(optimizer, plan, self.index)
         else:
-            rows = cluster.witness.rows
+            rows = cluster.witness.rows if plan.shard_nbytes(self.index) else 0
             self.updates = CountingEngine(optimizer, plan, self.index, rows)
         kind = WatchedEngine if self.hosted else ShardEngine
         self.engine = kind(
@@ -266,7 +266,7 @@ class Shard:
             assert isinstance(changed, Condition)
             # Calls of its own worker change it, too.
             changed.heard = self._heard
-        if not cluster.options.known:
+        if not cluster.options.known and self.engine._held.tables.specs:
             own = cluster.witness.tables.ids[self.index].own
             self.engine._held.tables = CountingTables(plan, self.index, own)
         self._writer.start()

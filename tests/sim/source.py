@@ -16,7 +16,7 @@ from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.table_witness import PAIR
-from tests.sim.witness import ARENA, NDArray
+from tests.sim.witness import ARENA, NDArray, Places
 from tests.worker.fakes import FakeResult, FakeSource
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows, RowSets
@@ -47,7 +47,8 @@ class Source(FakeSource):
         self._options = worker.cluster.options
         self._witness = worker.cluster.witness
         self._invariants = worker.cluster.invariants
-        self._shards = range(self._options.shards)
+        self.places = self._witness.places
+        """Those of the generation that the worker has joined."""
         self._versions: dict[tuple[int, int], int] = {}
         """Of what was received last, by shard and place in memory."""
         self._bases: tuple[int, ...] = ()
@@ -64,8 +65,9 @@ class Source(FakeSource):
     @property
     def versions(self) -> tuple[int, ...]:
         """Of each shard, the version of the current parameters."""
-        parts = [self._witness.shard_part(self.parameters, shard) for shard in self._shards]
-        return tuple(self._versions[shard, _place(parts[shard])] for shard in self._shards)
+        shards = range(self.places.plan.shards)
+        parts = [self.places.part(self.parameters, shard) for shard in shards]
+        return tuple(self._versions[shard, _place(parts[shard])] for shard in shards)
 
     def received(self, shard: int, array: NDArray, version: int) -> None:
         """``array`` has a shard's values of ``version`` now."""
@@ -80,10 +82,10 @@ class Source(FakeSource):
             )
 
     def _check_rows(self, rows: ReceivedRows, parameters: NDArray) -> tuple[int, ...]:
-        """The rows' versions. None is older than what was pulled last; with parameters of the same
-        version they are one moment's."""
+        """The rows' versions, and those of other shards' parameters. None is older than what was
+        pulled last; with parameters of the same version they are one moment's."""
         found = []
-        for shard in self._shards:
+        for shard in self.places.rows:
             parts = rows.needed.on_shard(shard)
             version = self._versions[shard, _place(rows.values[PAIR][parts[PAIR]])]
             found.append(version)
@@ -92,10 +94,11 @@ class Source(FakeSource):
                     f"{self._worker.process} uses rows of version {version} of shard {shard}, "
                     f"after it has pulled version {self.pulled[shard]}"
                 )
-            part = self._witness.shard_part(parameters, shard)
-            if version == self._versions[shard, _place(part)]:
+            partner = self.places.partner(shard)
+            part = self.places.part(parameters, partner)
+            if version == self._versions[partner, _place(part)]:
                 self._check_moment(shard, rows, version, part)
-        return tuple(found)
+        return (*found, *self._bases[len(found) :])
 
     def _check_moment(self, shard: int, rows: ReceivedRows, version: int, part: NDArray) -> None:
         parts = rows.needed.on_shard(shard)
@@ -114,6 +117,7 @@ class Source(FakeSource):
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         self._versions.clear()
         self.pulled = ()
+        self.places = Places(plan)
         super().prepare(plan, workspace)
         self._rows = RowSets(plan.tables, workspace.row_sets)
         self._evaluated = {ARENA: self._witness.initial()}
@@ -162,15 +166,17 @@ class Source(FakeSource):
         self._bases = self.versions
         if rows is not None:
             self._bases = tuple(map(min, self._bases, self._check_rows(rows, parameters)))
-        parts = [self._witness.gradient(batch, parameters, shard) for shard in self._shards]
+        places = self.places
+        shards = range(places.plan.shards)
+        parts = [self._witness.gradient(batch, places.part(parameters, k)) for k in shards]
         gradients = [part for part in parts if part is not None]
         return FakeResult(
             tuple({ARENA: plain(gradient)} for gradient in gradients),
             finite=batch not in self._witness.skipped,
             rows=tuple(
-                self._row_gradients(batch, gradient, shard)
-                for shard, gradient in enumerate(gradients)
-                if rows is not None
+                self._row_gradients(batch, gradients[places.partner(shard)], shard)
+                for shard in shards
+                if gradients and rows is not None
             ),
             metrics=[float(sum(range(batch.first, batch.first + batch.count)))],
         )
@@ -191,12 +197,12 @@ class Source(FakeSource):
         if self._options.tables:
             rows = RowSets(self._witness.plan.tables).place(self._needed(None))
             pull(task.snapshot, None, rows=rows)
-            for shard, version in enumerate(rows.versions):
-                part = self._witness.shard_part(parameters, shard)
-                self._check_moment(shard, rows, version, part)
+            for shard in self.places.rows:
+                part = self.places.part(parameters, self.places.partner(shard))
+                self._check_moment(shard, rows, rows.versions[shard], part)
         self._worker.fibers.sleep(self._options.batch_s)
         records = task.stop - task.start
-        loss = self._witness.loss(parameters)
+        loss = self._witness.loss(parameters, self.places)
         state = pb.MetricVariable(shape=[2], values=[loss * records, records])
         return pb.EvaluateDone(
             evaluation=task.evaluation,
@@ -220,13 +226,16 @@ class Source(FakeSource):
         tables = self._witness.tables
         by_shard = [
             tables.every(shard) if batch is None else tables.wanted(batch, shard)
-            for shard in self._shards
+            for shard in self.places.rows
         ]
         ids = [[of[table][1] for of in by_shard] for table in range(self._options.tables)]
         cuts = [np.cumsum([0, *map(len, parts)]).tolist() for parts in ids]
-        return RowsNeeded(tuple(map(np.concatenate, ids)), tuple(map(tuple, cuts)))
+        needed = RowsNeeded(tuple(map(np.concatenate, ids)), tuple(map(tuple, cuts)))
+        return needed.with_slices(self.places.plan.slices)
 
     def _row_gradients(self, batch: BatchId, gradient: NDArray, shard: int) -> dict[int, Rows]:
+        if shard not in self.places.rows:
+            return {}
         wanted: TableIds = self._witness.tables.wanted(batch, shard)
         values = self._witness.row_gradients(batch, gradient, shard)
         return {table: Rows(ids, of) for (table, ids), of in zip(wanted, values, strict=True)}

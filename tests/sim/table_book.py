@@ -65,9 +65,9 @@ class TableBook:
     def check_held(
         self, who: object, shard: int, tables: Tables, part: NDArray, trained: NDArray, updates: int
     ) -> None:
-        """The rows of a shard say the same as ``part`` of its arenas, as its applied-set
-        (``trained``, ``[rows]`` of the witness) and as the number of its updates."""
-        if self._options.tables:
+        """The rows of a shard say the same as ``part`` of its arenas, unless it has none, as its
+        applied-set (``trained``, ``[rows]`` of the witness) and as the number of its updates."""
+        if tables.specs:
             self._agree(who, shard, contents_now(tables), part, trained, updates)
 
     def check_cut(
@@ -102,7 +102,7 @@ class TableBook:
         pair = held[PAIR].rows
         if not np.array_equal(pair.ids, witness.tables.ids[shard].single[: min(1, updates)]):
             self._fail(f"{who} has {len(pair.ids)} rows of the pair after {updates} updates")
-        if len(pair.ids) and (_plus(witness.rows, part) + pair.values[0]).any():
+        if len(pair.ids) and len(part) and (_plus(witness.rows, part) + pair.values[0]).any():
             self._fail(f"{who} has a row that is torn from the arenas")
         if len(pair.ids) and pair.counts[0] != updates:
             self._fail(f"{who} has counted {pair.counts[0]} updates of a row; {updates} were made")
@@ -232,12 +232,11 @@ class TableBook:
         self, who: object, shard: int, tables: Tables, part: NDArray, trained: NDArray
     ) -> None:
         """Rows agree with records that were ``trained``, by however many updates."""
-        if self._options.tables:
-            held = contents_now(tables)
-            self._agree(who, shard, held, part, trained, int(held[PAIR].rows.counts.sum()))
-            counts = self._cluster.counts
-            counts["rows evicted"] += sum(table.evicted for table in tables.tables)
-            counts["candidates dropped"] += sum(t.admission.dropped for t in tables.tables)
+        held = contents_now(tables)
+        self._agree(who, shard, held, part, trained, int(held[PAIR].rows.counts.sum()))
+        counts = self._cluster.counts
+        counts["rows evicted"] += sum(table.evicted for table in tables.tables)
+        counts["candidates dropped"] += sum(t.admission.dropped for t in tables.tables)
 
     def check_bits(self, who: object, tables: Tables, final: Tables) -> None:
         """Sync: rows end with the bits that they have without faults."""

@@ -182,7 +182,7 @@ class TableWitness:
         self, plan: Plan, records: int, entries: Callable[[BatchId], slice], recurring: int
     ) -> None:
         """``records`` are of all epochs; ``entries`` says which of them a batch has."""
-        self.ids = shard_ids(plan.shards, records)
+        self.ids = shard_ids(plan.row_shards, records)
         self._recurring = recurring or records
         self._tables = len(plan.tables)
         self._entries = entries

@@ -1,9 +1,9 @@
 """A model whose parameters show which records were trained, and how often.
 
-Every shard holds three variables. ``witness`` has one entry for each record of each epoch; the
-gradient of a batch is not zero at its records alone, and the update adds exactly 1 to their
-entries: it is scaled by what its weight in its round will be or, where that is not known
-beforehand, made so by :class:`tests.sim.shard.CountingEngine`. ``plus`` and ``minus`` get
+Every shard that has a part of the arenas holds three variables. ``witness`` has one entry for each
+record of each epoch; the gradient of a batch is not zero at its records alone, and the update adds
+exactly 1 to their entries: it is scaled by what its weight in its round will be or, where that is
+not known beforehand, made so by :class:`tests.sim.shard.CountingEngine`. ``plus`` and ``minus`` get
 opposite gradients, which depend on the parameters that they were computed from. Delay compensation
 changes no entry: those of a batch were not changed by others since it was pulled.
 
@@ -14,6 +14,7 @@ that the sum of all updates u is (1 - m) p + m v. All of these are exact in floa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -56,20 +57,48 @@ def witness_plan(
     momentum: bool = False,
     most_rows: int = 1,
     recent: Recent = PLAIN,
+    slices: int = 0,
 ) -> Plan:
-    """The same three variables on every shard, each of whole units. ``records`` are of all
-    epochs."""
+    """The same three variables on every shard, each of whole units; with ``slices`` on each of
+    these, which follow the shards. ``records`` are of all epochs."""
     rows = -(-records // UNIT) * UNIT
     return make_plan(
         [
             VariableSpec(f"{name}_{shard}", (size,), "float32", "trainable")
-            for shard in range(shards)
+            for shard in range(slices or shards)
             for name, size in (("witness", rows), ("plus", UNIT), ("minus", UNIT))
         ],
-        shards,
+        shards + slices,
         "cut",
         specs(tables, optimizer(momentum), UNIT, most_rows, recent),
+        slices,
     )
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the shards of ``plan`` have."""
+
+    plan: Plan
+
+    @property
+    def dense(self) -> range:
+        """The shards with parts of the arenas."""
+        return range(self.plan.row_shards if self.plan.slices else 0, self.plan.shards)
+
+    @property
+    def rows(self) -> range:
+        """The shards with rows."""
+        return range(self.plan.row_shards if self.plan.tables else 0)
+
+    def part(self, arena: NDArray, shard: int) -> NDArray:
+        """A view of a shard's part of the whole arena, which may be empty."""
+        cuts = self.plan.arenas[0].cuts
+        return arena[cuts[shard] : cuts[shard + 1]]
+
+    def partner(self, shard: int) -> int:
+        """The shard whose ``plus`` the rows of ``shard`` sum to zero with."""
+        return self.dense[shard % len(self.dense)]
 
 
 class Witness:
@@ -79,14 +108,7 @@ class Witness:
         self.options = options
         self.records = records = options.records * options.epochs
         """Of all epochs."""
-        self.plan = witness_plan(
-            options.shards,
-            records,
-            options.tables,
-            options.momentum,
-            options.most_rows,
-            options.recent,
-        )
+        self.place(hosted=options.hosted)
         self.tables = TableWitness(self.plan, records, self.entries, options.recent.recurring)
         self.batches = [
             cut_batch(epoch, index, options.records, options.batch_records)
@@ -95,29 +117,40 @@ class Witness:
         ]
         self.skipped = frozenset(self.batches[index] for index in options.skipped)
         """The batches whose gradient is not finite."""
-        self.rows = self.plan.arenas[0].shard_length(0) - 2 * UNIT
+        self.rows = self.plan.arenas[0].shard_length(self.places.dense[0]) - 2 * UNIT
         self._noise = [
             np.random.default_rng(index).standard_normal(UNIT, np.float32) / 8
             for index in range(1, 4)
         ]
 
+    def place(self, *, hosted: bool) -> None:
+        """From now on workers host the arenas, or do not."""
+        options = self.options
+        self.plan = witness_plan(
+            options.shards,
+            self.records,
+            options.tables,
+            options.momentum,
+            options.most_rows,
+            options.recent,
+            options.slices if hosted else 0,
+        )
+        self.places = Places(self.plan)
+
     def initial(self) -> NDArray:
         """``[arena length]``: no batch was trained."""
         return np.zeros(self.plan.arenas[0].length, np.float32)
 
-    def shard_part(self, arena: NDArray, shard: int) -> NDArray:
-        """A view of a shard's part of the whole arena."""
-        cuts = self.plan.arenas[0].cuts
-        return arena[cuts[shard] : cuts[shard + 1]]
-
-    def gradient(self, batch: BatchId, parameters: NDArray, shard: int) -> NDArray | None:
-        """A shard's part of the gradient, from the whole arena; None when it is not finite."""
+    def gradient(self, batch: BatchId, mine: NDArray) -> NDArray | None:
+        """A shard's part of the gradient, from its part of the arena; None when it is not
+        finite."""
         if batch in self.skipped:
             return None
+        gradient = np.zeros(len(mine), np.float32)
+        if not len(mine):
+            return gradient
         index = batch.first // self.options.batch_records
         scale = np.float32(self._scale(batch))
-        mine = self.shard_part(parameters, shard)
-        gradient = np.zeros(len(mine), np.float32)
         gradient[self.entries(batch)] = -scale
         plus = gradient[self.rows : self.rows + UNIT]
         np.multiply(mine[self.rows : self.rows + UNIT], np.float32(FEEDBACK), out=plus)
@@ -127,8 +160,8 @@ class Witness:
         return gradient
 
     def row_gradients(self, batch: BatchId, gradient: NDArray, shard: int) -> tuple[NDArray, ...]:
-        """Those of the tables' rows that belong to a shard's part of a gradient, see
-        :meth:`TableWitness.gradients`."""
+        """Those of the tables' rows on ``shard``, which go with its or its partner's part of a
+        gradient, see :meth:`TableWitness.gradients`."""
         plus = gradient[self.rows : self.rows + UNIT]
         scale = self._scale(batch) if self.options.known else None
         return self.tables.gradients(batch, shard, plus, scale)
@@ -190,14 +223,10 @@ class Witness:
         """Whether the pair of a shard does not sum to zero."""
         return bool((part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]).any())
 
-    def loss(self, parameters: NDArray) -> float:
+    def loss(self, parameters: NDArray, places: Places) -> float:
         """The result of an evaluation: the sum of all witnesses."""
-        return float(
-            sum(
-                self.shard_part(parameters, shard)[: self.rows].sum()
-                for shard in range(self.options.shards)
-            )
-        )
+        parts = (places.part(parameters, shard) for shard in places.dense)
+        return float(sum(part[: self.rows].sum() for part in parts))
 
     def final(self) -> tuple[NDArray, NDArray | None, list[Tables]]:
         """Sync: shard 0's parameters and velocity at the end, and all shards' tables, by the update
@@ -206,7 +235,7 @@ class Witness:
         plan = witness_plan(1, options.records * options.epochs)
         engine = NumpyEngine(optimizer(options.momentum), plan, 0)
         engine.load({ARENA: np.zeros(plan.arenas[0].length, np.float32)})
-        parameters = np.zeros(self.plan.arenas[0].length, np.float32)
+        parameters = np.zeros(plan.arenas[0].length, np.float32)
         tables = [Tables(self.plan, shard) for shard in range(options.shards)]
         version = 0
         for epoch in range(options.epochs):
@@ -219,7 +248,7 @@ class Witness:
                 parts = []
                 rows: list[list[Part]] = [[] for _ in tables]
                 for batch in members:
-                    gradient = self.gradient(batch, parameters, 0)
+                    gradient = self.gradient(batch, parameters)
                     assert gradient is not None
                     weight = np.float32(batch.count / total)
                     parts.append(Part(weight, {ARENA: gradient}))
@@ -229,7 +258,7 @@ class Witness:
                 for own, mine in zip(tables, rows, strict=True):
                     own.apply(mean_rows(tuple(mine)), 1.0, updates, version)
                 engine.apply(weighted_mean(tuple(parts)))
-                self.shard_part(parameters, 0)[:] = engine.snapshot()[ARENA]
+                parameters[:] = engine.snapshot()[ARENA]
         slots = engine.slots().elements
         velocity = slots["momentums"][ARENA] if options.momentum else None
         return engine.snapshot()[ARENA], velocity, tables

@@ -133,8 +133,8 @@ class Worker:
         self._doing = type(action).__name__
         invariants, source = self.cluster.invariants, self.source
         if isinstance(action, does.Push | does.PushPull | does.PushNext):
-            for shard in range(self.cluster.options.shards):
-                part = self.cluster.witness.shard_part(source.parameters, shard)
+            for shard in source.places.dense:
+                part = source.places.part(source.parameters, shard)
                 invariants.policies.check_fresh(self.process, action.attempt, part)
         answer = self._performer.perform(action)
         match action:

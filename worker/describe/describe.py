@@ -124,6 +124,11 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         check_fits(model, variables, job.init_from)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
     tables = described_tables(job, asked, optimizer)
+    if job.dense == "allreduce" and not variables:
+        raise InvalidJob(
+            "dense is 'allreduce', but the model has embedding tables alone, whose rows are on "
+            "shards; say dense='shards'"
+        )
     # Performs every check of the plan that does not depend on the number of shards.
     plan = make_plan(variables, 1, "cut", tables)
     _check_wire(job, plan)
@@ -167,6 +172,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "evaluate_every_epoch": job.evaluate_every_epoch,
         "intra_op_threads": job.intra_op_threads,
         "dense": job.dense,
+        "slices": job.slices,
         "wire_dtype": job.wire_dtype,
         "prefetch_rows": job.prefetch_rows,
         "compression": job.compression,

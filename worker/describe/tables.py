@@ -100,11 +100,6 @@ def _id_kind(trace: IdsTrace, table: int) -> IdKind:
 
 
 def _check_settings(job: Job) -> None:
-    if job.dense != "shards":
-        raise InvalidJob(
-            f"dense is {job.dense!r}, but the model has embedding tables, whose rows are on "
-            "shards; say dense='shards'"
-        )
     if job.local_steps > 1:
         raise InvalidJob(
             f"local_steps is {job.local_steps}, but the model has embedding tables: rows are "

@@ -86,13 +86,15 @@ class IdFinder:
         tables: Sequence[TableSpec],
         shards: int,
         *,
+        slices: int = 0,
         training: bool = True,
     ) -> None:
-        """``variables`` and ``tables`` are the plan's; ``training`` is passed to the model."""
+        """``variables`` and ``tables`` are the plan's. ``shards`` have rows, ``slices``, which
+        follow them, have none. ``training`` is passed to the model."""
         self._model = model
         self._variables = variables
         self._tables = tables
-        self._shards = shards
+        self._shards, self._slices = shards, slices
         self._training = training
         self._traces: dict[object, IdsTrace] = {}
 
@@ -117,6 +119,7 @@ class IdFinder:
             ids = trace.find(tf.nest.flatten((seeds, batch), expand_composites=True))
         found = [np.asarray(memoryview(each)) for each in ids]
         needed, places, orders = find_rows(self._tables, trace.calls, found, self._shards)
+        needed = needed.with_slices(self._slices)
         return FoundIds(needed, trace.calls, trace.shapes, places, orders)
 
     def _of_plan(self, trace: IdsTrace) -> IdsTrace:

@@ -86,7 +86,7 @@ def write_rows(
     with RowsReader(checkpoint / last.name, last.nbytes, last.sha256) as reader:
         widths = reader.header.slots
     rows = [
-        _of_shard(spec, slots, states.get(spec.name), file.shard, plan.shards, keep_slots)
+        _of_shard(spec, slots, states.get(spec.name), file.shard, plan.row_shards, keep_slots)
         for spec, slots in zip(plan.tables, widths, strict=True)
     ]
     header = RowsHeader(

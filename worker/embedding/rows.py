@@ -69,6 +69,12 @@ class RowsNeeded:
             if cuts[shard] < cuts[shard + 1]
         }
 
+    def with_slices(self, slices: int) -> RowsNeeded:
+        """Returns the same for more shards, which follow and have no rows."""
+        if not slices:
+            return self
+        return RowsNeeded(self.ids, tuple((*cuts, *cuts[-1:] * slices) for cuts in self.cuts))
+
     def split(self, values: Sequence[RowValues], shards: int) -> tuple[dict[int, Rows], ...]:
         """Splits ``values``, one array ``[n or more, width]`` per table, by shard: views, by the
         index of the table."""

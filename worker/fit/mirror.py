@@ -222,7 +222,7 @@ def _write(
     files = []
     for shard, state in enumerate(states):
         (file,) = (file for file in manifest.files if file.shard == shard)
-        if manifest.plan.tables:
+        if manifest.plan.tables_on(shard):
             file = rows(file, temporary)
         written = write_shard_file(
             temporary / shard_file_name(shard, manifest.plan.shards),

@@ -162,9 +162,11 @@ class Job:
             of their gradients, for one update (async). See docs/devices.md.
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
             Otherwise it is refused.
-        dense: Where the parameters are updated. ``shards``: in processes of their own.
-            ``allreduce``: in the workers, each of which hosts at most one slice (sync, no
-            embedding tables); see docs/devices.md. The results have the same bits.
+        dense: Where dense parameters are updated. ``shards``: in processes of their own.
+            ``allreduce``: in the workers, each of which hosts at most one slice (sync); rows of
+            embedding tables stay on shards. See docs/devices.md. The results have the same bits.
+        slices: Number of slices with ``dense="allreduce"``, at most as many as workers. None is 1
+            with embedding tables, and as many as ``--shards`` says without.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
             shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
             values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards
@@ -225,6 +227,7 @@ class Job:
     sum_devices: bool = False
     soft_placement: bool = False
     dense: Dense = "shards"
+    slices: int | None = None
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
     topk: float = 0.01
@@ -239,7 +242,7 @@ class Job:
             checks.check_integer(name, getattr(self, name), 1)
         checks.check_integer("seed", self.seed, 0, (1 << 64) - 1)
         checks.check_checkpoint_every(self.checkpoint_every)
-        for name in ("replicas", "intra_op_threads", "then_after"):
+        for name in ("replicas", "intra_op_threads", "then_after", "slices"):
             if getattr(self, name) is not None:
                 checks.check_integer(name, getattr(self, name), 1)
         checks.check_choice("mode", self.mode, MODES)

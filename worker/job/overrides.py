@@ -116,6 +116,7 @@ FIELDS: dict[str, _Kind | None] = {
     "sum_devices": _BOOLEAN,
     "soft_placement": _BOOLEAN,
     "dense": _NAME,
+    "slices": _or_none(_INTEGER),
     "wire_dtype": _NAME,
     "compression": _or_none(_NAME),
     "topk": _FLOAT,

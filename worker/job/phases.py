@@ -38,6 +38,8 @@ class PolicyFields(Protocol):
     @property
     def dense(self) -> str: ...
     @property
+    def slices(self) -> int | None: ...
+    @property
     def engine(self) -> str: ...
     @property
     def devices(self) -> object: ...
@@ -200,6 +202,11 @@ def _check_sum(job: PolicyFields, policies: list[Policy]) -> None:
 def _check_dense(job: PolicyFields, policies: list[Policy]) -> None:
     """Refuses what does not fit slices in workers, whose updates must have the bits of shards."""
     if job.dense == "shards":
+        if job.slices is not None:
+            raise InvalidSetting(
+                f"slices is {job.slices}, but dense is 'shards'; leave slices out (`coordinator up "
+                "--shards K` says how many shards there are), or say dense='allreduce'"
+            )
         return
     for policy in policies:
         check_dense(job.dense, policy)

@@ -72,7 +72,14 @@ class Replica:
         if not plan.tables:
             return None
         step = self.make_step(plan)
-        return IdFinder(step, plan.variables, plan.tables, plan.shards, training=training)
+        return IdFinder(
+            step,
+            plan.variables,
+            plan.tables,
+            plan.row_shards,
+            slices=plan.slices,
+            training=training,
+        )
 
     def num_seeds(self) -> int:
         """Returns the number of the model's seed generators."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,46 @@ def test_slices_need_as_many_workers() -> None:
         check_for_shards(hosted, 3, 2)
     assert not describe().hosted
     check_for_shards(describe(), 3, 2)
+
+
+TABLE = {
+    "name": "t",
+    "width": 2,
+    "vocabulary": None,
+    "initializer": {"class_name": "constant", "config": {"value": 0.0}},
+    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (3, 0)),
+        ({"tables": [TABLE]}, (3, 0)),
+        ({"dense": "allreduce"}, (3, 0)),
+        ({"dense": "allreduce", "slices": 2}, (2, 0)),
+        ({"dense": "allreduce", "tables": [TABLE]}, (4, 1)),
+        ({"dense": "allreduce", "tables": [TABLE], "slices": 2}, (5, 2)),
+    ],
+)
+def test_slices_follow_the_shards_that_have_rows(
+    fields: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    plan = describe(**fields).plan(3)
+    assert (plan.shards, plan.slices) == expected
+
+
+def test_the_number_of_slices_is_checked() -> None:
+    beside = describe(dense="allreduce", tables=[TABLE])
+    check_for_shards(beside, 3, 1)
+    several = replace(beside, slices=3)
+    with pytest.raises(InvalidJob, match=r"3 slices of .*\(slices\), and 2 workers .*slices=2$"):
+        check_for_shards(several, 1, 2)
+    with pytest.raises(InvalidJob, match="cannot use 3 slices: it has a norm; say slices=1"):
+        check_for_shards(replace(several, needs_single_shard="it has a norm"), 1)
+    check_for_shards(replace(beside, needs_single_shard="it has a norm"), 3)
+    alone = describe(dense="allreduce", slices=2)
+    for shards in (1, 2):
+        check_for_shards(alone, shards, 2)
+    with pytest.raises(InvalidJob, match=r"slices is 2 and --shards is 3: .* leave one of"):
+        check_for_shards(alone, 3)

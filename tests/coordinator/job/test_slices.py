@@ -18,6 +18,14 @@ from tests.coordinator.whole_coordinator import Coordinator, start
 
 SYNC = Policy(mode="sync", replicas=2)
 
+TABLE = {
+    "name": "t",
+    "width": 2,
+    "vocabulary": None,
+    "initializer": {"class_name": "constant", "config": {"value": 0.0}},
+    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
+}
+
 
 def hosted(folder: Path) -> Coordinator:
     return Coordinator(folder, 2, **job(SYNC, dense="allreduce"))
@@ -43,6 +51,28 @@ def test_a_shard_of_the_other_kind_is_refused(
     with pytest.raises(InvalidArgument, match=says):
         coordinator.engine.shards.register(shard)
     assert coordinator.job_run.members.places.shards[0].state == "missing"
+
+
+def test_shards_with_rows_stand_beside_slices_that_workers_host(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, 2, **job(SYNC, dense="allreduce", tables=[TABLE]))
+    engine, places = coordinator.engine, coordinator.job_run.members.places
+    assert len(places.shards) == 3
+    name = register(coordinator, 1)
+    assert engine.slices_to_host(name) == [2]
+    wrong = [
+        (2, 0, "shard 2 among them; start `pserver serve` for shards 0, 1 alone, which have the"),
+        (1, 1, "a worker offers to host a shard, and shard 1 is no slice"),
+        (3, 0, "this job has 2 shards, so --shard is 0 to 1;"),
+    ]
+    for index, worker, says in wrong:
+        with pytest.raises(InvalidArgument, match=says):
+            engine.shards.register(ShardRegistration(index, 9, "h:9", "h", 1, SOFTWARE, worker))
+    assert [shard.state for shard in places.shards] == ["missing"] * 3
+    for index, worker in ((0, 0), (1, 0), (2, 1)):
+        where = f"h:{index}", "h", 1
+        engine.shards.register(ShardRegistration(index, 10 + index, *where, SOFTWARE, worker))
+    assert engine.slices_to_host(name) == []
+    assert [shard.worker for shard in places.shards] == [0, 0, 1]
 
 
 def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ def test_workers_have_the_certificate_of_a_shard_while_they_host_the_parameters(
     shown = (own / "shard.crt").read_bytes()
     assert described(tmp_path, hosted) == ["worker-a"]
     assert (own / "shard.crt").read_bytes() == shown
+    beside = json.dumps({"description": {"dense": "allreduce", "tables": [{}]}})
+    assert described(tmp_path, beside) == list(MEMBERS)
+    assert (own / "shard.crt").read_bytes() == shown
     assert described(tmp_path, apart) == list(MEMBERS)
     assert not list(own.glob("shard*"))
     assert (own / "worker.key").exists()

@@ -13,6 +13,7 @@ class Cluster:
     def __init__(self, slices: int, last: dict[int, int] | None = None) -> None:
         self.now = 0.0
         self.places = ShardPlaces(slices, last=last)
+        self.places.hosted = range(slices)
         self.workers: dict[str, Worker] = {}
         self.hosts = SliceHosts(self.places, self.workers, self.now)
         self.streams: dict[int, int] = {}
@@ -55,14 +56,26 @@ def test_each_worker_hosts_one_slice_in_the_order_of_registration() -> None:
     assert cluster.look(1.0) == {"a": [0]}
     cluster.serve("a", 0)
     assert cluster.look(10 * RESTART_S) == {}
-    assert cluster.places.waiting_for() == "shard 1 to register"
-    cluster.places.hosted = True
     assert cluster.places.waiting_for() == "a worker to host shard 1, one each"
     cluster.join("b", "c")
     assert cluster.look() == {"b": [1]}
     why = [(news.shard, news.worker) for news in cluster.hosts.news()]
     assert why == [(0, "a"), (1, "b")]
     assert cluster.hosts.news() == []
+
+
+def test_slices_beside_shards_with_rows_are_given_and_no_shard_is() -> None:
+    cluster = Cluster(3)
+    cluster.places.hosted = range(2, 3)
+    cluster.join("a", "b")
+    assert cluster.look() == {"a": [2]}
+    waits = "shards 0, 1 to register; a worker to host shard 2, one each"
+    assert cluster.places.waiting_for() == waits
+    cluster.serve("a", 2)
+    # A shard is served by whoever starts its process, how ever long that takes.
+    assert cluster.look(10 * RESTART_S) == {}
+    cluster.end(2)
+    assert cluster.look(STARTING_S + 0.1) == {"b": [2]}
 
 
 def test_a_lost_slice_goes_to_a_worker_that_hosts_none_and_not_back_to_its_process() -> None:

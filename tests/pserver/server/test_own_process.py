@@ -6,14 +6,21 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pserver.client.client import ShardClient
+from pserver.core.table_ids import RowsWanted
 from pserver.engine.gate import RoundWaits
 from pserver.server.own_process import OwnProcess
 from pserver.server.server import ShardServer
 from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoded
 from psrpc.core.errors import AccessDenied, NotReady, ShardUnreachable, StaleGeneration
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
+from psrpc.v1 import types_pb2 as types
+from psrpc.wire.commands import to_batch
 from tests.pserver.shards import (
     INCARNATION,
     INITIAL,
@@ -25,6 +32,7 @@ from tests.pserver.shards import (
     plan_of,
     served,
     session_of,
+    signed,
     whole,
 )
 
@@ -90,6 +98,35 @@ def test_a_worker_has_a_copy_of_the_values_of_its_slice() -> None:
             for array in into.values():
                 assert (array == 5.0).all()
                 array.fill(6.0)
+
+
+def test_a_slice_takes_gradients_in_several_buffers_or_without_a_part_of_an_arena() -> None:
+    variables = [
+        VariableSpec("dense/kernel", (96,), "float32", "trainable"),
+        VariableSpec("norm/mean", (5,), "float32", "state"),
+    ]
+    # The state variable is on the second slice alone.
+    plan = make_plan(variables, 2, "cut")
+    assert [plan.arenas[1].shard_length(shard) for shard in range(2)] == [0, 5]
+    engine = engine_of(plan, replicas=1)
+    with served(engine, transport="own process") as client:
+        fence, given = fence_of(client), whole(plan, 2.0)
+        client.initialize(fence, whole(plan), INITIAL)
+        given["float32.trainable"][10:] = 1.0
+        pieces = tuple(given["float32.trainable"][at] for at in (slice(10), slice(10, 48)))
+        gradient = {
+            "float32.trainable": Encoded("plain", pieces),
+            "float32.state": Encoded("plain", ()),
+        }
+        batch = BatchId(0, 0, 10)
+        client.push(fence, leased("worker-1", batch, 1, 0, gradient))
+        attempt = types.Attempt(batch=to_batch(batch), attempt=1)
+        decision = signed(types.Decision(generation=1, round=0, attempts=[attempt]))
+        rows = RowsWanted({}, {})
+        values = whole(plan)
+        assert client.pull(fence, 1, values, decision, rows).version == 1
+        expected = -given["float32.trainable"][:48]
+        np.testing.assert_array_equal(values["float32.trainable"][:48], expected)
 
 
 def test_a_push_without_the_grant_of_its_lease_is_refused() -> None:

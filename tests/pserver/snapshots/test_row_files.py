@@ -45,6 +45,20 @@ def test_a_chain_of_parts_restores_into_any_number_of_shards(tmp_path: Path, bef
         assert found == job.everything()
 
 
+def test_rows_go_from_shards_to_shards_beside_slices_and_back(tmp_path: Path) -> None:
+    jobs = [Job(tmp_path / str(slices), 2, slices=slices) for slices in (0, 2)]
+    for job in jobs:
+        job.train(20, ids=20)
+        base = job.checkpoint()
+        job.train(2, ids=4)
+        base = job.checkpoint(base)
+        assert job.parts(base) == [2, 2, *[0] * job.slices]
+        for after, slices in ((2, 0), (2, 1), (3, 2), (1, 0)):
+            found = merged(map(everything, job.restored(base, after, slices)))
+            assert found == job.everything()
+    assert jobs[0].everything() == jobs[1].everything()
+
+
 def test_files_written_whole_and_in_parts_are_the_same(tmp_path: Path) -> None:
     job = Job(tmp_path, 2)
     job.train(20, ids=20)

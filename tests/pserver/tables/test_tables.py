@@ -9,6 +9,7 @@ from pserver.tables.tables import TableFigures, Tables
 from psrpc.core.errors import InvalidArgument, ResourceExhausted
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec
+from psrpc.core.tables import shard_of
 from tests.pserver.tables.table_cases import gradients, ids_of, spec
 
 DENSE = VariableSpec("dense", (4,), "float32", "trainable")
@@ -42,10 +43,23 @@ def test_each_gets_its_own() -> None:
 
 def test_a_table_that_there_is_not_and_one_named_twice() -> None:
     tables = two()
-    with pytest.raises(InvalidArgument, match="table 2 is unknown; the plan has 2"):
+    with pytest.raises(InvalidArgument, match="table 2 is unknown; this shard has 2"):
         tables.check({2: gradients([1])})
     with pytest.raises(InvalidArgument, match="table 'users' is named more than once"):
         tables.check_ids([(1, ids_of(1)), (0, ids_of(1)), (1, ids_of(2))])
+
+
+def test_a_slice_has_no_rows_of_any_table() -> None:
+    plan = make_plan([DENSE], 3, "cut", [spec(), spec(name="users", width=2)], 1)
+    tables = Tables(plan, 2)
+    assert (tables.specs, tables.figures(), tables.version) == ((), [], 0)
+    with pytest.raises(InvalidArgument, match="table 0 is unknown; this shard has 0"):
+        tables.check_ids([(0, ids_of(1))])
+    parts = [Tables(plan, shard) for shard in range(2)]
+    ids = np.arange(100)
+    own = [ids[shard_of(ids, 2) == shard] for shard in range(2)]
+    for mine, there in zip(parts, own, strict=True):
+        mine.check_ids([(0, there)])
 
 
 def test_a_table_without_memory_leaves_all_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,45 @@ def test_another_layout_has_another_hash() -> None:
     specs = [VariableSpec("w", (64,), "float32", "trainable")]
     hashes = {make_plan(specs, shards, "cut").hash for shards in (1, 2, 3)}
     assert len(hashes) == 3
+
+
+SGD = {"class_name": "SGD", "config": {"learning_rate": 0.1}}
+ZERO = {"class_name": "constant", "config": {"value": 0.0}}
+TABLE = TableSpec("t", 2, None, ZERO, SGD)
+
+
+@pytest.mark.parametrize("placement", ["cut", "whole"])
+def test_slices_have_all_arenas_and_no_rows(placement: Placement) -> None:
+    specs = [VariableSpec(f"v{i}", (100 + i,), "float32", "trainable") for i in range(4)]
+    plan = make_plan(specs, 5, placement, [TABLE], 2)
+    alone = make_plan(specs, 2, placement)
+    assert plan.row_shards == 3
+    assert [plan.tables_on(shard) for shard in range(5)] == [(TABLE,)] * 3 + [()] * 2
+    (arena,), (expected,) = plan.arenas, alone.arenas
+    assert arena.cuts == (0, 0, 0, *expected.cuts)
+    assert (arena.order, arena.starts) == (expected.order, expected.starts)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.hash != make_plan(specs, 5, placement, [TABLE]).hash
+    # Plans of before have no such key, and keep their hash.
+    assert b"slices" not in alone.to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slices": 3}, "of its 3 shards 3 are slices"),
+        ({"slices": 4}, "of its 3 shards 4 are slices"),
+        ({"slices": 2}, "has elements on shards that have rows only"),
+        ({"slices": -1}, "slices is -1"),
+    ],
+)
+def test_a_plan_with_impossible_slices_is_refused(change: dict[str, int], message: str) -> None:
+    specs = [VariableSpec("w", (64,), "float32", "trainable")]
+    plan = json.loads(make_plan(specs, 3, "cut", [TABLE]).to_json()) | change
+    with pytest.raises(InvalidJob, match=message):
+        Plan.from_json(json.dumps(plan).encode())
+    with pytest.raises(InvalidJob, match="slices is 3; expected fewer than the 3 shards"):
+        make_plan(specs, 3, "cut", [TABLE], 3)
 
 
 @pytest.mark.parametrize(

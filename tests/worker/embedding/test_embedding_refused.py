@@ -118,7 +118,7 @@ def test_impossible_tables_are_refused_when_the_job_is_described(
         ({"local_steps": 2}, "local_steps is 2, but the model has embedding tables"),
         (
             {"dense": "allreduce", "mode": "sync", "replicas": 2},
-            "dense is 'allreduce', but the model has embedding tables.*say dense='shards'",
+            "dense is 'allreduce', but the model has embedding tables alone.*say dense='shards'",
         ),
         ({"delay_compensation": "constant"}, "delay_compensation is 'constant', but the model"),
         ({"optimizer": keras.optimizers.Lion()}, "Lion.*the job's optimizer: give layer 'rows'"),

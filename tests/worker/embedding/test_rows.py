@@ -56,6 +56,15 @@ def test_each_place_is_that_of_its_id_and_each_shard_has_its_own_ascending(shard
             assert (shard_of(mine, shards) == shard).all()
 
 
+def test_slices_beside_the_shards_have_no_rows() -> None:
+    calls = [Call(0, IdRule("x"))]
+    needed, _, _ = find_rows([table()], calls, [ids(3, 1, 4, 1, 5)], 2)
+    more = needed.with_slices(2)
+    assert [more.on_shard(shard) for shard in range(2)] == [needed.on_shard(k) for k in range(2)]
+    assert [more.on_shard(shard) for shard in (2, 3)] == [{}, {}]
+    assert needed.with_slices(0) is needed
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize(
     "edge", [(2**31 - 2, 2**31 - 1), (2**31 - 1, 2**31), (-1, 0), (-(2**63), 2**63 - 1)]

@@ -163,6 +163,11 @@ def test_what_does_not_fit_slices_in_workers_is_refused(field: str, value: Any, 
     assert str(raised.value).endswith("dense='shards'")
 
 
+def test_slices_without_allreduce_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="slices is 2, but dense is 'shards'; leave slices out"):
+        make_job(slices=2).policy()
+
+
 def test_a_job_file_can_be_checked_without_tensorflow() -> None:
     code = "import sys; from worker import Job, Npz, Function, Csv, TfRecords, Arrays; "
     code += "import worker.job.overrides, worker.job.loader, worker.data.permutation; "
