@@ -132,7 +132,7 @@ class JobDescription:
         """Returns how many shards, of which ``--shards`` are ``shards``, have dense parameters."""
         if not self.hosted:
             return shards
-        return self.slices or (1 if self.tables else shards)
+        return self.slices or (1 if self.tables else max(1, shards))
 
     def plan(self, shards: int) -> Plan:
         """Returns the plan if ``--shards`` is ``shards``: with embedding tables and slices, so many
@@ -171,9 +171,16 @@ REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_
 def check_for_shards(description: JobDescription, shards: int, workers: int | None = None) -> None:
     """Raises InvalidJob if the job's update cannot run on so many shards, or if ``workers``, where
     they are known, are too few to host them."""
+    if shards < 1 and (description.tables or not description.hosted):
+        what = "rows of embedding tables" if description.hosted else "parameters"
+        otherwise = "" if description.tables else ", or have workers host them: dense=allreduce"
+        raise InvalidJob(
+            f"--shards is {shards}, and the {what} need a shard; say --shards 1{otherwise}",
+            code="PS107",
+        )
     dense = description.dense_shards(shards)
     by_field = description.hosted and (description.slices is not None or bool(description.tables))
-    if by_field and not description.tables and shards not in (1, dense):
+    if by_field and not description.tables and shards not in (0, 1, dense):
         raise InvalidJob(
             f"slices is {dense} and --shards is {shards}: without embedding tables both are the "
             "number of slices; leave one of them out",

@@ -59,8 +59,8 @@ class ShardCalls:
                 )
             raise InvalidArgument(
                 "dense is 'allreduce', so workers host the parameters and no `pserver serve` "
-                "belongs to this job; start workers alone, or the coordinator with "
-                "--set dense=shards"
+                "belongs to this job; start workers alone (launchers: --shards 0), or the "
+                "coordinator with --set dense=shards"
             )
         if shard.worker and index not in run.hosted:
             why = f"shard {index} is no slice" if run.hosted else "dense is 'shards'"

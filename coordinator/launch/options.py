@@ -22,7 +22,9 @@ class LocalArguments(ListenerSecurityOptions):
     """The options of every command that runs clusters on this machine; None leaves a choice to the
     job."""
 
-    shards: int = option("default: 1", 1, metavar="K")
+    shards: int = option(
+        "default: 1; 0 if workers host all parameters (dense=allreduce)", 1, metavar="K"
+    )
     workers: int = option("default: 1", 1, metavar="N")
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
     replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")

@@ -187,10 +187,12 @@ def _check(args: argparse.Namespace) -> None:
 def check_local(args: argparse.Namespace | LocalArguments) -> None:
     """Raises InvalidArgument for options of a local cluster that are out of range."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
+        value, least = getattr(args, name), 0 if name == "shards" else 1
+        if value is not None and value < least:
             flag = name.replace("_", "-")
-            raise InvalidArgument(f"--{flag} is {value}; expected a whole number of at least 1")
+            raise InvalidArgument(
+                f"--{flag} is {value}; expected a whole number of at least {least}"
+            )
     check_counts(args.shards, args.workers)
     if args.max_restarts < 0:
         raise InvalidArgument(

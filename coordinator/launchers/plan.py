@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.policy import MODES
-from psrpc.options.declaration import gpu_choice, option, positive, run_path
-from psrpc.options.job_source import look_at_settings, setting_pair
+from psrpc.options.declaration import gpu_choice, natural, option, positive, run_path
+from psrpc.options.job_source import look_at_settings
 from psrpc.options.settings import GPUS, SecurityOptions
 
 _LAST_PORT = 65_535
@@ -28,7 +26,12 @@ class ClusterOptions(SecurityOptions):
         "a directory that all nodes see; the same command again goes on with its run",
         convert=run_path,
     )
-    shards: int = option("default: 1", 1, metavar="K", convert=positive)
+    shards: int = option(
+        "default: 1; 0 if workers host all parameters (dense=allreduce)",
+        1,
+        metavar="K",
+        convert=natural,
+    )
     workers: int = option("default: 1", 1, metavar="N", convert=positive)
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
     replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")
@@ -125,8 +128,8 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
     """
     if not (elsewhere or job.is_file()):
         raise InvalidJob(f"there is no job file {str(job)!r}", code="PS102")
-    tree = None if elsewhere else look_at_settings(job, options.overrides)[0]
-    _check_dense(tree, dict(map(setting_pair, options.overrides)))
+    if not elsewhere:
+        look_at_settings(job, options.overrides)
     if options.port is not None and options.port > _LAST_PORT:
         raise InvalidArgument(f"--port is {options.port}; expected 1 to {_LAST_PORT}")
     if options.certs and options.insecure:
@@ -145,18 +148,3 @@ def plan_of(job: Path, options: ClusterOptions, *, elsewhere: bool = False) -> L
     certs, token = options.certs and options.certs.absolute(), options.token_file
     options = replace(options, certs=certs, token_file=token and token.absolute())
     return LaunchPlan(job if elsewhere else job.absolute(), options)
-
-
-def _check_dense(tree: ast.Module | None, settings: Mapping[str, str]) -> None:
-    """Refuses a job whose workers host the parameters, as far as its settings and its file, parsed,
-    show it: launchers start shards, which such a job does not take."""
-    said: object = settings.get("dense")
-    if said is None and tree is not None:
-        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-        found = (word.value for call in calls for word in call.keywords if word.arg == "dense")
-        said = next((each.value for each in found if isinstance(each, ast.Constant)), None)
-    if said == "allreduce":
-        raise InvalidArgument(
-            "dense is 'allreduce', which launchers do not start: they give each job shards; say "
-            "--set dense=shards, or start coordinator and workers by hand"
-        )

@@ -172,7 +172,8 @@ def batch_script(plan: LaunchPlan, batch: BatchOptions, directory: Path) -> str:
         requeues=REQUEUES,
         unseen="PS141",
         needed=shlex.join([str(directory), sys.executable, str(plan.job), *certs]),
-        shard_ranks=" | ".join(str(rank) for rank in range(1, options.shards + 1)),
+        # Without shards, a pattern that no rank matches.
+        shard_ranks=" | ".join(str(rank) for rank in range(1, options.shards + 1)) or "''",
     )
 
 

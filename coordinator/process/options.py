@@ -37,9 +37,11 @@ class ServeOptions(CoordinatorOptions):
         return self.resumption == "auto"
 
     def __post_init__(self) -> None:
-        for name, value in (("shards", self.shards), ("replicas", self.replicas)):
-            if value is not None and value < 1:
-                raise InvalidArgument(f"--{name} is {value}; expected a whole number of at least 1")
+        for name, value, least in (("shards", self.shards, 0), ("replicas", self.replicas, 1)):
+            if value is not None and value < least:
+                raise InvalidArgument(
+                    f"--{name} is {value}; expected a whole number of at least {least}"
+                )
         parse_address(self.bind, default_port=5000)
         if self.dashboard is not None:
             parse_address(self.dashboard, default_port=DASHBOARD_PORT)

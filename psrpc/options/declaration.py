@@ -37,6 +37,13 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """Converts a whole number of at least 0."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def gpu_choice(text: str) -> str:
     """Checks a choice of GPUs and returns it."""
     indices = text.split(",")

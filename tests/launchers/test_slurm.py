@@ -102,11 +102,17 @@ def ended(log: Path) -> list[str]:
     return re.findall(r"(?m)^ended with status (\d+)", log.read_text())
 
 
-def test_a_killed_task_costs_no_batch(tmp_path: Path, engine: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("role", "more"), [("pserver", ()), ("worker", ("--shards", "0", "--set", "dense=allreduce"))]
+)
+def test_a_killed_task_costs_no_batch(
+    tmp_path: Path, engine: Mapping[str, str], role: str, more: tuple[str, ...]
+) -> None:
     run = tmp_path / "run"
-    number = submitted(launch(run, "--insecure", "--mode", "sync", **engine))
+    number = submitted(launch(run, "--insecure", "--mode", "sync", *more, **engine))
     until(lambda: epochs(run) > 0, "the first epoch")
-    os.kill(members(run, "pserver")[0], signal.SIGKILL)
+    assert bool(members(run, "pserver")) == (role == "pserver")
+    os.kill(members(run, role)[0], signal.SIGKILL)
     begin_again_soon(number, engine)
     until(lambda: not state(number, engine), "the batch job to end")
     log = run / f"slurm-{number}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 from coordinator.launchers.plan import LaunchPlan
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.declaration import duration_s, option, positive
+from psrpc.options.job_source import setting_pair
 from psrpc.security.identity import Role
 
 RUNS, JOBS, CERTS, DATA = "/runs", "/job", "/certs", "/data"
@@ -111,6 +113,17 @@ class KubernetesOptions:
                 raise InvalidArgument(f"--{name} is {value!r}; expected a form like {example}")
 
 
+def said_dense(plan: LaunchPlan, *, in_image: bool) -> bool:
+    """Whether the settings of a job say ``dense="allreduce"``, or else its file, where it is
+    here."""
+    settings = dict(map(setting_pair, plan.options.overrides))
+    if in_image or "dense" in settings:
+        return settings.get("dense") == "allreduce"
+    calls = (n for n in ast.walk(ast.parse(plan.job.read_bytes())) if isinstance(n, ast.Call))
+    found = (word.value for call in calls for word in call.keywords if word.arg == "dense")
+    return any(isinstance(each, ast.Constant) and each.value == "allreduce" for each in found)
+
+
 @dataclass(frozen=True)
 class KubernetesCluster:
     """A cluster for Kubernetes; its run directory is a path within the claim.
@@ -127,7 +140,14 @@ class KubernetesCluster:
     part_of: str = ""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for names that Kubernetes refuses."""
+        """Raises InvalidArgument for names that Kubernetes refuses, and for a job whose workers
+        host parameters, as far as its file and its settings show it."""
+        plan = self.plan
+        if plan.options.shards < 1 or said_dense(plan, in_image=self.options.in_image):
+            raise InvalidArgument(
+                "workers that host parameters (--shards 0, dense=allreduce) need a shard's "
+                "certificate, which their pods do not have; say --shards 1 --set dense=shards"
+            )
         path = self.plan.options.run_dir
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise InvalidArgument(

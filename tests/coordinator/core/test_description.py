@@ -183,3 +183,14 @@ def test_the_number_of_slices_is_checked() -> None:
         check_for_shards(alone, shards, 2)
     with pytest.raises(InvalidJob, match=r"slices is 2 and --shards is 3: .* leave one of"):
         check_for_shards(alone, 3)
+
+
+def test_only_workers_that_host_all_parameters_need_no_shard() -> None:
+    hosted = describe(dense="allreduce")
+    check_for_shards(hosted, 0, 1)
+    assert hosted.plan(0) == hosted.plan(1)
+    check_for_shards(replace(hosted, slices=2), 0, 2)
+    with pytest.raises(InvalidJob, match=r"parameters need .* --shards 1, or have workers host"):
+        check_for_shards(describe(), 0)
+    with pytest.raises(InvalidJob, match=r"is 0, and the rows .* need a shard; say --shards 1$"):
+        check_for_shards(describe(dense="allreduce", tables=[TABLE]), 0)

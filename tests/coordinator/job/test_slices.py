@@ -39,7 +39,7 @@ def register(coordinator: Coordinator, incarnation: int, *, hosts: bool = True) 
 @pytest.mark.parametrize(
     ("dense", "worker", "says"),
     [
-        ("allreduce", 0, "no `pserver serve` belongs to this job; start workers alone, or the"),
+        ("allreduce", 0, "no `pserver serve` belongs to this job; start workers alone"),
         ("shards", 1, "a worker offers to host a shard, and dense is 'shards'"),
     ],
 )

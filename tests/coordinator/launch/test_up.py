@@ -42,7 +42,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--shards", "0"], "PS110: --shards is 0; expected a whole number of at least 1"),
+        (["--shards", "-1"], "PS110: --shards is -1; expected a whole number of at least 0"),
         (["--workers", "-1"], "PS110: --workers is -1; expected a whole number of at least 1"),
         (["--replicas", "0"], "PS110: --replicas is 0; expected a whole number of at least 1"),
         (

@@ -42,6 +42,17 @@ def test_the_script_of_awkward_names_is_bash(tmp_path: Path) -> None:
     assert words[-2:] == ["--bind", f"n1:{plan.port}"]
 
 
+def test_workers_that_host_the_parameters_need_no_shard(tmp_path: Path) -> None:
+    plan = plan_of(JOB, options(tmp_path, shards=0, insecure=True, overrides=("dense=allreduce",)))
+    path = write_script(plan, BatchOptions(), tmp_path)
+    subprocess.run(["bash", "-n", path], check=True)
+    script = path.read_text()
+    assert "#SBATCH --ntasks=4\n" in script
+    assert "  '')\n" in script
+    words = _line(script, "coordinator.cli").split()
+    assert words[words.index("--shards") + 1] == "0"
+
+
 def _line(script: str, module: str) -> str:
     [line] = [line for line in script.splitlines() if f"-m {module}" in line]
     return line.removesuffix(" ;;")

@@ -398,7 +398,7 @@ def test_a_port_in_use_is_found_before_the_job_is_described(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"shards": 0}, "--shards is 0"),
+        ({"shards": -1}, "--shards is -1"),
         ({"replicas": 0}, "--replicas is 0"),
         ({"bind": "host:many"}, "port 'many'"),
     ],
@@ -424,9 +424,9 @@ def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_logs")
 def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--job", "x.py", "--shards", "0"]) == 2
+    assert cli.main(["serve", "--job", "x.py", "--shards", "-1"]) == 2
     assert capsys.readouterr().err == (
-        "error PS110: --shards is 0; expected a whole number of at least 1\n"
+        "error PS110: --shards is -1; expected a whole number of at least 0\n"
     )
 
 

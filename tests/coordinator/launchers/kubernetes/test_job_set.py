@@ -15,7 +15,7 @@ from coordinator.cli.__main__ import main
 from coordinator.launchers.kubernetes.cluster import KubernetesCluster, KubernetesOptions
 from coordinator.launchers.kubernetes.job_set import MOST_JOB_BYTES, objects, printed, secrets
 from coordinator.launchers.plan import ClusterOptions, plan_of
-from psrpc.core.errors import InvalidJob, PsError
+from psrpc.core.errors import InvalidArgument, InvalidJob, PsError
 from tests.e2e.cluster import EXAMPLES
 from tests.psrpc.options.test_completion import PARSERS
 
@@ -38,6 +38,17 @@ def jobs_of(described: KubernetesCluster) -> dict[str, Any]:
 def container(job: Any) -> Any:
     [found] = job["template"]["spec"]["containers"]
     return found
+
+
+@pytest.mark.parametrize(
+    "more", [{"shards": 0}, {"overrides": ("dense=allreduce",)}, {"job": "dense='allreduce'"}]
+)
+def test_workers_that_host_parameters_are_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(f"from pserver import Job\njob = Job({more.pop('job', '')})\n")
+    with pytest.raises(InvalidArgument, match=r"say --shards 1 --set dense=shards$"):
+        cluster(job, **more)
+    cluster(job, overrides=("dense=shards",))
 
 
 def test_the_commands_of_all_pods_can_be_read(tmp_path: Path) -> None:
