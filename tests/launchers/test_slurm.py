@@ -102,20 +102,21 @@ def ended(log: Path) -> list[str]:
     return re.findall(r"(?m)^ended with status (\d+)", log.read_text())
 
 
-@pytest.mark.parametrize(
-    ("role", "more"), [("pserver", ()), ("worker", ("--shards", "0", "--set", "dense=allreduce"))]
-)
+@pytest.mark.parametrize("more", [(), ("--shards", "0", "--set", "dense=allreduce")])
 def test_a_killed_task_costs_no_batch(
-    tmp_path: Path, engine: Mapping[str, str], role: str, more: tuple[str, ...]
+    tmp_path: Path, engine: Mapping[str, str], more: tuple[str, ...]
 ) -> None:
+    """A shard, or a worker that hosts the parameters."""
     run = tmp_path / "run"
     number = submitted(launch(run, "--insecure", "--mode", "sync", *more, **engine))
     until(lambda: epochs(run) > 0, "the first epoch")
-    assert bool(members(run, "pserver")) == (role == "pserver")
-    os.kill(members(run, role)[0], signal.SIGKILL)
+    log = run / f"slurm-{number}.log"
+    assert bool(members(run, "pserver")) == (not more)
+    host = re.search(r"shard registered .*pid=(\d+)", log.read_text())
+    assert host
+    os.kill(int(host[1]), signal.SIGKILL)
     begin_again_soon(number, engine)
     until(lambda: not state(number, engine), "the batch job to end")
-    log = run / f"slurm-{number}.log"
     killed, *late = ended(log)
     assert killed == "137"
     # The end of the first start may reach the second one, since the wait between them is cut short.
