@@ -44,16 +44,25 @@ _SERIAL = re.compile(r"[0-9a-f]{1,40}")
 
 
 def add_member(
-    directory: Path, role: Role, name: str, now: datetime, days: int = LEAF_DAYS
+    directory: Path,
+    role: Role,
+    name: str,
+    now: datetime,
+    days: int = LEAF_DAYS,
+    *,
+    host: bool = False,
 ) -> Path:
     """Makes the directory ``ROLE-NAME`` in ``directory``: exactly the files that the machine called
-    ``name`` needs, to be copied there.
+    ``name`` needs, to be copied there; as a ``host`` of parameters, a worker needs the certificate
+    of a shard as well.
 
     Raises:
-        InvalidArgument: it exists and was not revoked, the name is invalid, or the authority's key
-            is missing.
+        InvalidArgument: it exists and was not revoked, the name is invalid, a ``host`` is no
+            worker, or the authority's key is missing.
     """
     check_days(days)
+    if host and role is not Role.WORKER:
+        raise InvalidArgument(f"--host is for a worker, which hosts parameters, not for a {role}")
     if not _NAME.fullmatch(name) or name in set(Role):
         raise InvalidArgument(
             f"certificate name {name!r}; expected 1 to 63 lower-case letters, digits and hyphens, "
@@ -75,8 +84,9 @@ def add_member(
             for file in (CA_CERTIFICATE, CRL):
                 if (directory / file).exists():
                     write_private(made / file, read_pem_file(directory / file))
-            identity = Identity(job_of(authority), role)
-            write_leaf(made, identity, authority, key, now, days, name, directory)
+            for own in (role, Role.SHARD) if host else (role,):
+                identity = Identity(job_of(authority), own)
+                write_leaf(made, identity, authority, key, now, days, name, directory)
             if target.exists():
                 shutil.rmtree(target)
             made.rename(target)
@@ -223,11 +233,13 @@ def describe_certificates(directory: Path, now: datetime) -> str:
 
 
 def _members(directory: Path) -> Iterator[tuple[Role, Path]]:
-    """Yields role and directory of each machine that has a certificate of its own."""
+    """Yields role and directory of each certificate of a single machine."""
     for role in Role:
         for path in sorted(directory.glob(f"{role}-*")):
-            if (path / certificate_name(role)).is_file():
-                yield role, path
+            # A worker that hosts parameters has two.
+            for own in (role, Role.SHARD) if role is Role.WORKER else (role,):
+                if (path / certificate_name(own)).is_file():
+                    yield own, path
 
 
 def _named(directory: Path, name: str, now: datetime) -> list[str]:

@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_directory(add)
     add.add_argument("role", metavar="ROLE", choices=ROLES, help=", ".join(ROLES))
     add.add_argument("name", metavar="NAME", help="the machine's, in lower case")
+    add.add_argument(
+        "--host",
+        action="store_true",
+        help="worker: with a shard's certificate, too, to host parameters (dense=allreduce)",
+    )
     for command in (init, renew, add):
         command.add_argument(
             "--days",
@@ -112,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
         _say(f"{directory}: new certificates of job {job}, for {counted(args.days, 'day')}")
         _note(directory, now, "certs renew", days=args.days)
     elif args.action == "add":
-        made = add_member(directory, Role(args.role), args.name, now, args.days)
+        role = Role(args.role)
+        made = add_member(directory, role, args.name, now, args.days, host=args.host)
         _say(f"{made}: a certificate for {args.name} alone, for {counted(args.days, 'day')}")
         _say(f"copy it there, and use it with --certs {made.name}")
         _note(directory, now, "certs add", certificate=args.name, of=args.role, days=args.days)

@@ -68,6 +68,20 @@ def test_a_machine_gets_a_certificate_of_its_own(mine: Path) -> None:
         assert status(channel) == grpc.StatusCode.OK
 
 
+def test_a_worker_that_hosts_parameters_has_two_that_end_together(mine: Path) -> None:
+    made = add_member(mine, Role.WORKER, "gpu-7", NOW, days=9, host=True)
+    names = ["ca.crt", "shard.crt", "shard.key", "worker.crt", "worker.key"]
+    assert sorted(path.name for path in made.iterdir()) == names
+    both = [peer_in(made, role) for role in (Role.WORKER, Role.SHARD)]
+    assert [peer.name for peer in both] == ["gpu-7"] * 2
+    renew_all(mine, NOW)
+    assert earliest_end(mine) > NOW + timedelta(days=9)
+    new = [peer_in(made, role) for role in (Role.WORKER, Role.SHARD)]
+    assert set(revoke(mine, "gpu-7", NOW)) == {peer.serial for peer in both + new}
+    with pytest.raises(InvalidArgument, match=r"--host is for a worker, .* not for a shard"):
+        add_member(mine, Role.SHARD, "gpu-7", NOW, host=True)
+
+
 @pytest.mark.parametrize("name", ["worker", "reader", "", "-a", "a/b", "../x", "A", "x" * 64])
 def test_names_that_no_machine_may_have(mine: Path, name: str) -> None:
     with pytest.raises(InvalidArgument, match="certificate name"):
