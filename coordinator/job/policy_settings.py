@@ -12,7 +12,7 @@ from psrpc.core.policy import SETTINGS, Policy, check_dense, check_prefetch, fit
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
-OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")
+OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after", "dense", "slices")
 """Settings of a job that look like those of its policy. They cannot change while it runs."""
 
 OF_THE_RUN = ("batch_size", "local_steps", "seed")

@@ -93,6 +93,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
         (["mode=sync", "replicas=5"], "5 micro-batches .replicas. has 20 records, and train hol"),
         (["local_steps=4"], "says what the batches .* a new run with --set local_steps=4"),
         (["optimizer.learning_rate=1"], "belongs to the job"),
+        (["dense=allreduce"], "stop it and go on with --resume --set dense=allreduce"),
         (["dc_lambda=nan", "delay_compensation=constant"], "dc_lambda is 'nan'; expected a number"),
     ],
 )
