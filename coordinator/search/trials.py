@@ -97,7 +97,7 @@ class TrialRecord:
         verdict: the `TrialEnd` to record once the run of a running trial has ended; empty if not
             decided.
         reason: why it failed or was pruned.
-        seconds: for how long it ran, without pauses; None before the end.
+        seconds: for how long it ran, without pauses; None before its first end or stop.
     """
 
     number: int

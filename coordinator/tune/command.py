@@ -21,9 +21,10 @@ from coordinator.launch.shared_forks import SharedForks
 from coordinator.launch.up import check_local
 from coordinator.launch.warm_start import WarmStart
 from coordinator.process.describing import DescribeFailed
-from coordinator.search.trials import StudyMetric, TrialRecord, best_trial
+from coordinator.search.trials import StudyMetric, TrialRecord, best_trial, read_metric
 from coordinator.tune.directory import (
     RESULTS,
+    STUDY,
     StudyDirectory,
     mend_journal,
     new_study_directory,
@@ -77,17 +78,22 @@ def run_study(
         if args.dashboard not in (None, ANYWHERE):
             check_address(args.dashboard, is_insecure(args))
         asked = from_arguments(Role.OPERATOR, args)
-        print(reading(job), flush=True)  # noqa: T201
-        prepared = prepare_study(options, job, warm_start, elsewhere=engine_of is not None)
         with ExitStack() as held:
+            directory = None
+            if options.run_dir is not None and (options.run_dir / STUDY).exists():
+                # Before the job is read, so that another command hears of this one at once.
+                directory = held.enter_context(StudyDirectory(options.run_dir))
+            print(reading(job), flush=True)  # noqa: T201
+            prepared = prepare_study(options, job, warm_start, elsewhere=engine_of is not None)
             engine = None
             if engine_of is not None:
                 if warm_start is not None:
                     # Has served the checks; the trials have servers of their own.
                     warm_start.stop()
                 engine = held.enter_context(engine_of(job, options))
-            path = options.run_dir or new_study_directory(Path(job).stem)
-            directory = held.enter_context(StudyDirectory(path))
+            if directory is None:
+                path = options.run_dir or new_study_directory(Path(job).stem)
+                directory = held.enter_context(StudyDirectory(path))
             directory.settle(prepared.identity)
             study = StudySetting(options, job, prepared, directory, asked, args.dashboard)
             return _run(study, warm_start, engine)
@@ -116,6 +122,8 @@ def reading(job: str) -> str:
 def check_study(options: TuneArguments) -> None:
     """Checks what needs no job. Raises InvalidArgument."""
     check_local(options)
+    if options.metric:
+        read_metric(options.metric)
     if options.max_failures < 0:
         raise InvalidArgument(
             f"--max-failures is {options.max_failures}; expected a whole number of at least 0"
@@ -224,7 +232,7 @@ def _engine(
 def conclusion(
     records: Sequence[TrialRecord], metric: StudyMetric, directory: StudyDirectory
 ) -> list[str]:
-    """Returns the lines to print at the end of a study: its results, best trial and journal."""
+    """Returns the lines to print at the end of a study: its results, best trial and page."""
     path = directory.path
     lines = [f"results {path / RESULTS}"]
     best = best_trial(records, metric)
@@ -234,5 +242,4 @@ def conclusion(
             f"{settings_words(best.point)}",
             f"best model  {export_words(directory, best.number)}",
         ]
-    journal = shlex.quote(str(directory.journal))
-    return [*lines, f"in a browser  optuna-dashboard {journal}"]
+    return [*lines, f"in a browser  coordinator dashboard --run-dir {shlex.quote(str(path))}"]

@@ -72,7 +72,7 @@ class StudyScreen(Protocol):
 
     def note(self, line: str) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, records: Sequence[TrialRecord]) -> None: ...
 
 
 Launcher = Callable[[int, Point, int], tuple[TrialRun, Path]]
@@ -132,8 +132,9 @@ class StudyEngine:
             status, reason = self._go()
             self._stop_all()
         finally:
-            self._screen.close()
-            self._changed(self._records())
+            records = self._records()
+            self._screen.close(records)
+            self._changed(records)
         return status, reason
 
     def _records(self) -> list[TrialRecord]:

@@ -228,7 +228,8 @@ def _record(frozen: Any) -> TrialRecord:
 def _seconds(frozen: Any) -> float | None:
     """Returns for how long a trial has run; for one of an older study, with its pauses."""
     if frozen.duration is None:
-        return None
+        # Of one that was stopped, or None.
+        return frozen.user_attrs.get(_SECONDS)  # type: ignore[no-any-return]
     return float(frozen.user_attrs.get(_SECONDS, frozen.duration.total_seconds()))
 
 

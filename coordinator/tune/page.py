@@ -100,6 +100,6 @@ class PagedScreen:
         """See :class:`coordinator.tune.engine.StudyScreen`."""
         self._screen.note(line)
 
-    def close(self) -> None:
+    def close(self, records: Sequence[TrialRecord]) -> None:
         """See :class:`coordinator.tune.engine.StudyScreen`."""
-        self._screen.close()
+        self._screen.close(records)

@@ -51,7 +51,8 @@ def headline(records: Sequence[TrialRecord], metric: StudyMetric, limits: StudyL
 def time_left_s(records: Sequence[TrialRecord], limits: StudyLimits) -> float | None:
     """Returns the time for the remaining trials in seconds, if they take as long as those that have
     ended; None if none has ended, or none remains."""
-    took = [each.seconds for each in records if each.seconds is not None]
+    ended = (each for each in records if each.phase not in ("running", "stopped"))
+    took = [each.seconds for each in ended if each.seconds is not None]
     left = limits.trials - len(took)
     return sum(took) / len(took) * left / limits.parallel if took and left > 0 else None
 
@@ -105,7 +106,7 @@ class StudyLines(_Screen):
             self._said = str(ended)
             self.note(self._head(records))
 
-    def close(self) -> None:
+    def close(self, records: Sequence[TrialRecord]) -> None:
         """See :class:`coordinator.tune.engine.StudyScreen`."""
 
 
@@ -129,6 +130,12 @@ class StudyTable(_Screen):
         if now - self._drawn < DRAW_S:
             return
         self._drawn = now
+        self._live.start()
+        self._live.update(self._table(records, running, now), refresh=True)
+
+    def _table(
+        self, records: Sequence[TrialRecord], running: Sequence[RunningTrial], now: float
+    ) -> Group:
         table = Table("trial", "state", "epoch", self._metric.name, "seconds", "settings")
         for trial in running:
             status = trial.run.status
@@ -148,12 +155,12 @@ class StudyTable(_Screen):
             value = figure(each.value or 0.0)
             settings = settings_words(each.point)
             table.add_row(str(each.number), each.phase, epoch, value, seconds, settings)
-        self._live.start()
-        self._live.update(Group(Text(self._head(records)), table), refresh=True)
+        return Group(Text(self._head(records)), table)
 
-    def close(self) -> None:
-        """See :class:`coordinator.tune.engine.StudyScreen`."""
+    def close(self, records: Sequence[TrialRecord]) -> None:
+        """See :class:`coordinator.tune.engine.StudyScreen`: the best trials stay."""
         self._live.stop()
+        self._console.print(self._table(records, (), time.monotonic()))
 
 
 def open_study_screen(console: Console, metric: StudyMetric, limits: StudyLimits) -> StudyScreen:

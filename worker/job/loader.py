@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 import sysconfig
@@ -35,7 +36,9 @@ _COMPILED = re.compile(
     r"|numpy\(\) is only available when eager execution is enabled"
 )
 """Messages of TensorFlow and Keras about a tensor that has no value yet."""
-_NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
+_PACKAGES = ("coordinator", "pserver", "psrpc", "worker")
+_OURS = (f"{Path(__file__).parents[2] / name}{os.sep}" for name in _PACKAGES)
+_NOT_THE_USERS = (*_OURS, sysconfig.get_path("stdlib"), "<frozen ")
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Screen:
     def note(self, line: str) -> None:
         self.lines.append(line)
 
-    def close(self) -> None:
+    def close(self, records: Sequence[TrialRecord]) -> None:
         pass
 
 

@@ -101,7 +101,10 @@ def test_the_screen_shows_trials_that_end(terminal: bool) -> None:
     screen.show(RECORDS, [trial])
     screen.evaluated(4, TrialValue(1, 0.5))
     screen.ended(RECORDS[3])
-    screen.close()
+    before = out.tell()
+    screen.close(RECORDS)
+    stays = out.getvalue()[before:]
+    assert bool(re.search(r"0 +. complete .* 0\.75", stays)) is terminal
     assert "trial 3 is failed: out of memory" in out.getvalue()
     assert "4 of 8 trials, 1 running" in out.getvalue()
     assert ("trial 4 epoch 1: accuracy 0.5000" in out.getvalue()) is not terminal
