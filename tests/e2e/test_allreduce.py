@@ -1,5 +1,5 @@
-"""Clusters whose workers host the parameters: they outlive what is killed, drained or resumed, and
-end in the bits of shards in processes of their own."""
+"""Clusters whose workers host the parameters: they outlive what is killed or drained, and end in
+the bits of shards in processes of their own. With embedding tables: tests/e2e/test_tables.py."""
 
 from __future__ import annotations
 
@@ -11,19 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.load import load_variables
 from tests.e2e.cluster import LIMIT_S, Gate, Process, Run, by_hand, codes, members, up
-from tests.e2e.test_recovery import (
-    COMMON,
-    EPOCHS,
-    GATED,
-    Faulty,
-    assert_all_counted_once,
-    faulty,
-)
-from tests.e2e.test_tables import RATED, SLOTS
-from tests.e2e.test_tables import assert_same_bits as assert_same_rows
+from tests.e2e.test_recovery import COMMON, GATED, assert_all_counted_once, faulty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
@@ -61,38 +51,6 @@ def test_training_outlives_killed_hosts_and_ends_in_the_bits_of_shards(
     assert sum(n for name, n in restarts.items() if name.startswith("worker")) == 2
     assert run.summary["generation"] == generation == 3
     assert_same_bits(run, expected)
-
-
-def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_kinds_of_hosts(
-    tmp_path: Path,
-) -> None:
-    whole = up(RATED, tmp_path / "whole", *COMMON, *SYNC)
-    run_dir = tmp_path / "run"
-    args: tuple[str | Path, ...] = ("up", RATED, *COMMON, *SYNC, "--run-dir", run_dir)
-    with by_hand(tmp_path) as hand:
-        for gate_at, more in ((5, ()), (EPOCHS - 1, ("--resume", *HOSTED, "--set", "slices=2"))):
-            folder = tmp_path / f"gate-{gate_at}"
-            folder.mkdir()
-            with closing(Gate(folder, epoch=gate_at)) as gate:
-                cluster = hand.start("up", "coordinator", *args, *more, **gate.environment)
-                cluster.wait_for(r"training  epoch \d+/12 ")
-                assert len(members(run_dir, "pserver")) == 2
-                if more:
-                    with Faulty(run_dir, cluster, gate) as harmed:
-                        generation = harmed.until_trained(after=0)
-                        for role in ("worker", "pserver"):
-                            harmed.kill(role)
-                            generation = harmed.until_trained(after=generation)
-                else:
-                    cluster.wait_for(rf"training  epoch {gate_at}/12 ")
-                cluster.kill(signal.SIGINT)
-                assert cluster.wait() == 130, cluster.text()
-                plan = read_manifest(Run(run_dir, 130, "", "").checkpoint).plan
-                assert (plan.shards, plan.slices) == ((4, 2) if more else (2, 0))
-    run = up(RATED, run_dir, *COMMON, *SYNC, "--resume")
-    assert_all_counted_once(run)
-    assert_same_bits(run, load_variables(whole.checkpoint))
-    assert_same_rows(run, whole, SLOTS)
 
 
 def test_a_drained_host_hands_its_slice_to_another_worker_in_a_cluster_by_hand(
