@@ -58,7 +58,7 @@ def check_plan(document: Any) -> None:
     if sorted(i for arena in arenas for i in arena["order"]) != list(range(len(variables))):
         raise ValueError(f"its arenas do not have each of its {len(variables)} variables once")
     rows_only = document["shards"] - document.get("slices", 0)
-    if rows_only < 0 or (rows_only == 0 and document.get("tables")):
+    if rows_only < 1:
         raise ValueError(f"of its {document['shards']} shards {document['slices']} are slices")
     if len({arena["name"] for arena in arenas}) != len(arenas):
         raise ValueError("two of its arenas have one name")

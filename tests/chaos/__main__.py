@@ -213,6 +213,7 @@ def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:
         say(f"  and {len(result.wrong) - SHOWN} more")
     say(f"  logs: {folder}")
     flag = " --tensorflow" if schedule.options.tensorflow else ""
+    flag = " --allreduce" if schedule.options.hosted else flag
     say(f"  again: {sys.executable} -m tests.chaos --schedules 1 --first {result.seed}{flag}")
 
 

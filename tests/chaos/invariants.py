@@ -68,7 +68,7 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
     if choice.manifest.global_step != options.total_steps:
         found.append(f"the last checkpoint is of step {choice.manifest.global_step}")
     plan = choice.manifest.plan
-    states = [load_state(choice.directory, plan, shard) for shard in range(options.shards)]
+    states = [load_state(choice.directory, plan, shard) for shard in range(plan.shards)]
     for shard, state in enumerate(states):
         found += _check_applied(options, shard, state)
     if options.tensorflow:
@@ -92,7 +92,7 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
             found.append(f"shard {shard} never had batches {sorted(missing)[:8]}")
     if options.fixed:
         reference_run = Reference(options)
-        found += _compare(states, reference_run.run())
+        found += _compare(states[options.slices :], reference_run.run())
         for shard, expected_rows in enumerate(reference_run.tables()):
             held = _load_tables(choice.directory, options, shard)
             found += _compare_tables(f"shard {shard}", held, expected_rows)
@@ -105,7 +105,7 @@ def check_cuts(run: Path, options: Options) -> list[str]:
     found = []
     for directory in sorted((run / "checkpoints").glob("step-*")):
         for shard in range(options.shards):
-            state = load_state(directory, options.plan, shard)
+            state = load_state(directory, options.plan, options.slices + shard)
             recorded = _batches(options, state, "applied") - _batches(options, state, "skipped")
             ones = state.values[WITNESS][: options.total_batches]
             held = set(np.flatnonzero(ones).tolist())
@@ -121,6 +121,10 @@ def check_cuts(run: Path, options: Options) -> list[str]:
                 found.append(f"{who}: parameters and applied-set differ in batches {odd}")
             if not fewest <= iterations <= updates:
                 found.append(f"{who}: {iterations} updates by its slots, {updates} by its values")
+            if options.slices:
+                beside = load_state(directory, options.plan, shard)
+                if _batches(options, beside, "applied") != _batches(options, state, "applied"):
+                    found.append(f"{who}: its slice has applied other batches than its rows")
             if options.rows:
                 found += _check_tables(who, directory, options, shard, ones != 0)
     return found

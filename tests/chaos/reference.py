@@ -43,8 +43,9 @@ def _run(options: Options) -> tuple[list[ShardState], list[Tables]]:
     updates = 0
     engines = []
     for shard in range(options.shards):
-        engine = NumpyEngine(optimizer_config(options.optimizer), plan, shard)
-        cuts = {a.name: slice(a.cuts[shard], a.cuts[shard + 1]) for a in plan.arenas}
+        place = options.slices + shard
+        engine = NumpyEngine(optimizer_config(options.optimizer), plan, place)
+        cuts = {a.name: slice(a.cuts[place], a.cuts[place + 1]) for a in plan.arenas}
         engine.load({name: v[cuts[name]].copy() for name, v in initial_values(options).items()})
         engines.append(engine)
     for round_number in range(options.total_steps):

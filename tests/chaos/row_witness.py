@@ -54,10 +54,11 @@ def every_row(options: Options) -> RowsNeeded:
     absent."""
     found = shard_ids(options.shards, options.total_batches)
     ids = [[shard.growing for shard in found], [shard.fixed for shard in found]]
-    return RowsNeeded(
+    needed = RowsNeeded(
         tuple(np.concatenate(of) for of in ids),
         tuple((0, *np.cumsum([len(part) for part in of]).tolist()) for of in ids),
     )
+    return needed.with_slices(options.slices)
 
 
 def row_gradients(options: Options, batch: int, shard: int) -> dict[int, Rows]:

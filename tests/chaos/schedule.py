@@ -110,7 +110,9 @@ def _hosted_schedule(rng: random.Random, seed: int, disk: bool) -> Schedule:
     if policy.taken == 4 or policy.backups:
         options = replace(options, poisoned=None)
     shards = min(options.shards, options.workers)
-    options = replace(options, policy=policy, shards=shards, hosted=True)
+    rows = random.Random(f"hosted tables {seed}").random() < TABLES
+    data = rows and random.Random(f"data {seed}").random() < DATA
+    options = replace(options, policy=policy, shards=shards, hosted=True, rows=rows, data=data)
     options = _with_devices(rng, options)
     return Schedule(seed, options, _with_drains(rng, _faults(rng, options, disk)))
 

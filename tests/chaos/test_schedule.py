@@ -71,9 +71,11 @@ def test_schedules_are_of_every_kind_and_keep_to_their_time() -> None:
     hosted = [make_schedule(seed, hosted=True) for seed in range(100)]
     for options in (schedule.options for schedule in hosted):
         assert options.policy.rounds
-        assert (options.shard_names, options.rows) == ([], False)
+        assert len(options.shard_names) == options.slices == options.shards * options.rows
         assert options.shards <= options.workers
         assert options == Options.from_json(options.to_json())
+    assert 20 < sum(schedule.options.rows for schedule in hosted) < 60
+    assert any(schedule.options.rows for schedule in hosted[:3])
     for schedule in schedules + hosted:
         assert sum(fault.after_s + fault.lasts_s for fault in schedule.faults) < LONGEST_S
         places = {"coordinator", *schedule.options.shard_names, *schedule.options.worker_names}

@@ -1,6 +1,6 @@
 """A model whose parameters say which batches they are made of.
 
-It has two variables. Each shard has an equal piece of both:
+It has two variables. Each shard, or slice, has an equal piece of both:
 
 * of ``witness``, float32: one element for each batch of the job, then some of ``DRIFT``. The
   gradient of batch i moves element i, and no other, to 1. The drifting elements' gradients depend
@@ -62,7 +62,7 @@ class Options:
         sums: workers push the sums of their gradients (async).
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
-        hosted: workers host the shards, as slices.
+        hosted: workers host the shards, as slices; with ``rows`` as many slices beside the shards.
     """
 
     policy: Policy
@@ -93,6 +93,7 @@ class Options:
         devices += " (sums)" if self.sums else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         shards = "slices" if self.hosted else "shards"
+        shards = "shards and slices" if self.slices else shards
         tcp = "data connections" if self.data else "tcp"
         return (
             f"{self.policy}{change} {self.shards} {shards} {self.workers} workers{devices} "
@@ -118,7 +119,14 @@ class Options:
     @property
     def shard_names(self) -> list[str]:
         """``shard-0`` …; none where workers host them."""
-        return [] if self.hosted else [f"shard-{shard}" for shard in range(self.shards)]
+        alone = self.hosted and not self.rows
+        return [] if alone else [f"shard-{shard}" for shard in range(self.shards)]
+
+    @property
+    def slices(self) -> int:
+        """Slices beside the shards: piece k of the variables is on slice k, which follows them, and
+        the rows that go with it are on shard k."""
+        return self.shards if self.hosted and self.rows else 0
 
     @property
     def worker_names(self) -> list[str]:
@@ -128,7 +136,8 @@ class Options:
     @property
     def plan(self) -> Plan:
         """Where the variables are."""
-        return make_plan(self.variables, self.shards, "cut", self.tables)
+        total = self.shards + self.slices
+        return make_plan(self.variables, total, "cut", self.tables, self.slices)
 
     @property
     def variables(self) -> tuple[VariableSpec, ...]:
@@ -196,6 +205,7 @@ def description(options: Options) -> dict[str, Any]:
         checkpoint_every=options.checkpoint_every,
         total_updates=options.total_steps,
         dense="allreduce" if options.hosted else "shards",
+        slices=options.slices or None,
     )
 
 

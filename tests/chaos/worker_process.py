@@ -124,9 +124,13 @@ class WitnessSource(FakeSource):
         pieces = self._current[WITNESS].reshape(options.shards, options.piece)
         found = [gradient(options, given, shard, piece) for shard, piece in enumerate(pieces)]
         parts = [one for one in found if one is not None]
+        if parts:
+            # Beside slices, shards have rows alone.
+            nothing = {name: array[:0] for name, array in parts[0].items()}
+            parts = [nothing] * options.slices + parts
         gradients = tuple({name: plain(a) for name, a in part.items()} for part in parts)
         rows = tuple(
-            row_gradients(options, given, shard) if options.rows else {}
+            row_gradients(options, given, shard) if options.rows and shard < options.shards else {}
             for shard in range(len(gradients))
         )
         return FakeResult(gradients, float(given), bool(gradients), rows)

@@ -1,5 +1,5 @@
-"""Clusters whose workers host the parameters: they outlive what is killed, drained or resumed, and
-end in the bits of shards in processes of their own."""
+"""Clusters whose workers host the parameters: they outlive what is killed or drained, and end in
+the bits of shards in processes of their own. With embedding tables: tests/e2e/test_tables.py."""
 
 from __future__ import annotations
 
@@ -50,28 +50,6 @@ def test_training_outlives_killed_hosts_and_ends_in_the_bits_of_shards(
     assert restarts["coordinator"] == 1
     assert sum(n for name, n in restarts.items() if name.startswith("worker")) == 2
     assert run.summary["generation"] == generation == 3
-    assert_same_bits(run, expected)
-
-
-def test_a_run_goes_from_shards_to_workers_and_back(
-    tmp_path: Path, expected: dict[str, npt.NDArray[np.generic]]
-) -> None:
-    run_dir = tmp_path / "run"
-    args = (*COMMON, *SYNC, "--run-dir", str(run_dir))
-    starts: tuple[tuple[int, tuple[str, ...]], ...] = ((5, ()), (10, ("--resume", *HOSTED)))
-    with by_hand(tmp_path) as hand:
-        for gate_at, more in starts:
-            folder = tmp_path / f"gate-{gate_at}"
-            folder.mkdir()
-            with closing(Gate(folder, epoch=gate_at)) as gate:
-                said: tuple[str | Path, ...] = ("up", GATED, *args, *more)
-                cluster = hand.start("up", "coordinator", *said, **gate.environment)
-                cluster.wait_for(rf"training  epoch {gate_at}/12 ")
-                assert len(members(run_dir, "pserver")) == (0 if more else 2)
-                cluster.kill(signal.SIGINT)
-                assert cluster.wait() == 130, cluster.text()
-    run = up(GATED, run_dir, *COMMON, *SYNC, "--resume")
-    assert_all_counted_once(run)
     assert_same_bits(run, expected)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from tests.e2e.cluster import JOBS, Run, ended, up
-from tests.e2e.test_recovery import COMMON, EPOCHS, assert_all_counted_once, faulty
+from tests.e2e.cluster import JOBS, LIMIT_S, Gate, Run, by_hand, ended, members, up
+from tests.e2e.test_recovery import COMMON, EPOCHS, Faulty, assert_all_counted_once, faulty
 from worker.step.feed import SHORT_DEPTH
 
 pytestmark = pytest.mark.slow
@@ -158,3 +159,41 @@ def test_ssp_workers_do_not_run_away_from_one_that_is_held_and_then_killed(
     assert_in_every_batch_once(run, loop)
     restarts = run.summary["restarts"]
     assert [name.partition("-")[0] for name in restarts] == ["worker"]
+
+
+@pytest.mark.timeout(3 * LIMIT_S)
+def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_kinds_of_hosts(
+    tmp_path: Path, whole: Run
+) -> None:
+    hosted = ("--set", "dense=allreduce", "--set", "slices=2")
+    run_dir = tmp_path / "run"
+    sync = (*COMMON, "--mode", "sync", *EVERY)
+    with by_hand(tmp_path) as hand:
+        for gate_at, more in ((5, ()), (EPOCHS - 1, ("--resume", *hosted))):
+            folder = tmp_path / f"gate-{gate_at}"
+            folder.mkdir()
+            with closing(Gate(folder, epoch=gate_at)) as gate:
+                cluster = hand.start(
+                    *("up", "coordinator", "up", RATED, *sync, "--run-dir", run_dir, *more),
+                    **gate.environment,
+                )
+                cluster.wait_for(r"training  epoch \d+/12 ")
+                assert len(members(run_dir, "pserver")) == 2
+                if more:
+                    with Faulty(run_dir, cluster, gate) as harmed:
+                        generation = harmed.until_trained(after=0)
+                        for role in ("worker", "pserver"):
+                            harmed.kill(role)
+                            generation = harmed.until_trained(after=generation)
+                else:
+                    cluster.wait_for(rf"training  epoch {gate_at}/12 ")
+                cluster.kill(signal.SIGINT)
+                assert cluster.wait() == 130, cluster.text()
+                plan = read_manifest(Run(run_dir, 130, "", "").checkpoint).plan
+                assert (plan.shards, plan.slices) == ((4, 2) if more else (2, 0))
+    run = up(RATED, run_dir, *sync, "--resume")
+    assert_all_counted_once(run)
+    assert_same_bits(run, whole, SLOTS)
+    expected = load_variables(whole.checkpoint)
+    for name, value in load_variables(run.checkpoint).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)

@@ -85,11 +85,12 @@ class FanOut:
         self,
         call: Callable[[int], Result],
         *,
+        shards: range | None = None,
         finishing: bool = False,
         report_wait: bool = True,
         others: str = "",
     ) -> list[Result]:
-        """Runs ``call`` for each shard; no call is in flight on return.
+        """Runs ``call`` for each shard, or for ``shards`` alone; no call is in flight on return.
 
         Args:
             finishing: as for :meth:`WorkerSession.check`.
@@ -106,16 +107,18 @@ class FanOut:
             self.abort.set()
         self._why.clear()
         self._others = others
-        self._pending.update(self._shards)
-        self._unsent = set(self._shards if report_wait else ())
+        shards = self._shards if shards is None else shards
+        own = self.own if self.own in shards else shards[0]
+        self._pending.update(shards)
+        self._unsent = set(shards if report_wait else ())
         with self._standing.waits.on(self.awaited):
-            peers = [shard for shard in self._shards if shard != self.own]
+            peers = [shard for shard in shards if shard != own]
             futures = [self._pool.submit(self._one, call, shard) for shard in peers]
             results: list[Result] = []
             errors: list[BaseException] = []
             try:
                 try:
-                    results.append(self._one(call, self.own))
+                    results.append(self._one(call, own))
                 except PsError as error:
                     errors.append(error)
                 errors += [failed for each in futures if (failed := each.exception())]
@@ -125,7 +128,8 @@ class FanOut:
                     self._standing.check()
                     raise min(errors, key=lambda e: isinstance(e, PsError) and e.retryable)
                 answers = [each.result() for each in futures]
-                return [*answers[: self.own], *results, *answers[self.own :]]
+                at = shards.index(own)
+                return [*answers[:at], *results, *answers[at:]]
             finally:
                 self._standing.hurry(False)
                 if report_wait:

@@ -180,16 +180,21 @@ class Router:
                 clock=clock,
             )
 
+        # Slices have no rows, so one that has nothing to hear either is not called.
+        alone = into is None and decision is None and not staged
+        shards = range(self.plan.row_shards if alone else self.count)
         self._pulling = True
         try:
             with span("pull", source=source):
                 # A pull of rows alone may overlap with the computation of a gradient.
-                pulled = self._calls.call(pull, report_wait=into is not None, others=others)
+                pulled = self._calls.call(
+                    pull, shards=shards, report_wait=into is not None, others=others
+                )
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
         if rows is not None:
-            rows.versions = tuple(versions)
+            rows.versions = (*versions, *self._versions[len(versions) :])
         # Snapshots are for evaluations, which may come in the middle of a round.
         if into is not None and not isinstance(source, str):
             self._versions = versions

@@ -17,7 +17,6 @@ from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import Store
 from coordinator.records.stored_values import ENDED, GENERATION, POLICIES, SINCE
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, InvalidSetting
-from psrpc.core.placement import make_plan
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.options.settings import Resumption
 from tests.coordinator.builders import describe
@@ -31,7 +30,7 @@ def settled(
     description = describe(**changes)
     resumption: Resumption = "always" if resume else "never"
     wanted = ServeOptions(Path("tiny.py"), shards, run_dir=path, resumption=resumption, **options)
-    plan = make_plan(description.variables, shards, description.placement)
+    plan = description.plan(shards)
     with RunDirectory(path, wanted.resume) as directory, Store(path / LEDGER) as opened:
         run = settle(wanted, description, plan, directory, opened)
         keys = ("identity", ENDED, GENERATION)
@@ -58,6 +57,16 @@ def test_shards_that_hold_nothing_are_a_warning(tmp_path: Path) -> None:
     assert crowded.remarks == (
         "4 of 9 shards hold no parameters: the model is too small for so many; say fewer, such as "
         "--shards 5",
+    )
+    # Beside slices a shard may have rows, and a slice has none.
+    zero = {"class_name": "constant", "config": {"value": 0.0}}
+    sgd = {"class_name": "SGD", "config": {"learning_rate": 0.1}}
+    table = {"name": "t", "width": 2, "vocabulary": None, "initializer": zero, "optimizer": sgd}
+    changes = {"dense": "allreduce", "slices": 9, "tables": [table]}
+    beside, _ = settled(tmp_path / "beside", shards=2, changes=changes)
+    assert beside.remarks == (
+        "4 of 9 slices hold no parameters: the model is too small for so many; say fewer, such as "
+        "slices=5",
     )
 
 

@@ -23,6 +23,7 @@ from pserver.client.lookup import RowReader
 from pserver.server.server import ShardServer
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument, NotReady, ShardUnreachable
+from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan
 from psrpc.core.tables import IdKind, TableSpec, hashed
 from psrpc.security.credentials import Security
@@ -40,6 +41,9 @@ def of_kind(kind: IdKind) -> Plan:
 
 
 PLAN = of_kind("both")
+
+BESIDE = make_plan(PLAN.variables, 3, "cut", PLAN.tables, 1)
+"""With a slice after the shards."""
 
 
 class Cluster(FakeCoordinator):
@@ -62,29 +66,37 @@ class Cluster(FakeCoordinator):
 
 
 @pytest.fixture
+def plan(request: pytest.FixtureRequest) -> Plan:
+    """Of two shards with rows."""
+    return getattr(request, "param", PLAN)
+
+
+@pytest.fixture
 def model() -> Model:
     return Model(PLAN)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, model: Model) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, model: Model, plan: Plan) -> Iterator[Cluster]:
     with ExitStack() as stack:
         addresses = []
         for shard in range(2):
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
-            server.open(engine_of(PLAN, shard))
+            server.open(engine_of(plan, shard))
             addresses.append(f"127.0.0.1:{server.port}")
-            with ShardClient(addresses[-1], INCARNATION, PLAN, shard) as client:
+            with ShardClient(addresses[-1], INCARNATION, plan, shard) as client:
                 fence = fence_of(client)
-                client.initialize(fence, counting(PLAN), INITIAL)
+                client.initialize(fence, counting(plan), INITIAL)
                 rows = gradients_of(shard, 12, shard, 2)
-                client.push(fence, push_of(PLAN, BatchId(0, 0, 5), rows, shard=shard))
+                client.push(fence, push_of(plan, BatchId(0, 0, 5), rows, shard=shard))
                 model.subtract(rows)
-        found = Cluster(tmp_path, PLAN, addresses)
+        # A slice has no rows, so nobody calls it.
+        found = Cluster(tmp_path, plan, [*addresses, *["127.0.0.1:1"] * plan.slices])
         stack.enter_context(running(found))
         yield found
 
 
+@pytest.mark.parametrize("plan", [PLAN, BESIDE], indirect=True)
 def test_rows_come_in_the_order_asked_with_what_is_present(cluster: Cluster, model: Model) -> None:
     ids = np.random.default_rng(1).integers(0, 1000, 500)
     with RowReader(cluster.address) as reader:

@@ -18,6 +18,7 @@ from psrpc.core.encoding import Gradient
 from psrpc.core.errors import NotReady, RoundPassed, ShardUnreachable, StaleGeneration
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import Plan, VariableSpec, aligned_empty
+from psrpc.core.tables import TableSpec
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import INITIAL, part, signed
 from tests.worker.shards import Shards, pushes, serve_shards, standing_alone
@@ -194,6 +195,38 @@ def test_rows_by_themselves_are_fetched_in_silence() -> None:
         told.clear()
         router.pull(None, None, rows=ReceivedRows(RowsNeeded((), ()), ()))
     assert told == []
+
+
+def test_rows_alone_are_pulled_from_the_shards_that_have_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dense = [VariableSpec("w", (16,), "float32", "trainable")]
+    zero = {"class_name": "constant", "config": {"value": 0.5}}
+    sgd = {"class_name": "SGD", "config": {"learning_rate": 0.5}}
+    plan = make_plan(dense, 3, "cut", [TableSpec("t", 2, None, zero, sgd)], 2)
+    asked: list[int] = []
+    pull = ShardEngine.pull
+
+    def noted(engine: ShardEngine, *request: Any) -> Any:
+        asked.append(engine.identity.shard)
+        return pull(engine, *request)
+
+    monkeypatch.setattr(ShardEngine, "pull", noted)
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing, connect=hosting(served, 1)) as router,
+    ):
+        router.initialize(arrays(plan, 1), INITIAL)
+        needed = RowsNeeded((np.arange(3),), ((0, 3),)).with_slices(plan.slices)
+        rows = ReceivedRows(needed, (np.empty((3, 2), np.float32),))
+        router.pull(None, None, rows=rows)
+        assert (asked, rows.versions) == ([0], (0, 0, 0))
+        assert (rows.values[0] == 0.5).all()
+        into = arrays(plan, 0)
+        router.pull(None, into, rows=rows)
+        assert sorted(asked) == [0, 0, 1, 2]
+        np.testing.assert_array_equal(into["float32.trainable"], np.arange(1, 17))
 
 
 def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
