@@ -134,16 +134,23 @@ def start_server(kind: str, environment: Mapping[str, str]) -> ForkClient:
 
 
 def fork_without_tensorflow(
-    client: ForkClient,
     command: Sequence[str],
-    environment: Mapping[str, str],
     stdout: int,
     stderr: int,
+    environment: Mapping[str, str],
+    client: ForkClient | None = None,
 ) -> Fork:
     """Starts a module and its arguments, as ``python -m`` does and with no more imported than that
-    imports, by the client of a server ``serve-light`` of the same environment."""
-    request = ForkRequest.of(module_command(*command), environment, attended=True)
-    return Fork(client.ask(request, stdout, stderr))
+    imports. ``client`` is that of a server ``serve-light`` of the same environment; by default of
+    one that all tests share."""
+    full = child_environment(environment)
+    request = ForkRequest.of(module_command(*command), full, attended=True)
+    return Fork((client or _light_client()).ask(request, stdout, stderr))
+
+
+@cache
+def _light_client() -> ForkClient:
+    return start_server("serve-light", child_environment(os.environ))
 
 
 def serve(kind: str) -> None:

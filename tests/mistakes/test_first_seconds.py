@@ -69,7 +69,7 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Say:
     def run(*command: str) -> tuple[int, str]:
         with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
             outputs = (stdout.fileno(), stderr.fileno())
-            process = fork_without_tensorflow(client, command, environment, *outputs)
+            process = fork_without_tensorflow(command, *outputs, environment, client)
             status = process.wait(LIMIT_S)
             stdout.seek(0)
             stderr.seek(0)
