@@ -53,6 +53,10 @@ demo: $(INSTALLED)
 # On two cores: clusters of tests wait for over a third of their time, for processes and deadlines.
 TEST_PROCESSES ?= 3
 
+# Keeps bytecode, whatever the environment says: all test processes load all test modules, and hundreds
+# of commands our packages.
+test: export PYTHONDONTWRITEBYTECODE =
+
 # tests/conftest.py has the order: by default files with few tests come last, and they are slow.
 test: $(INSTALLED)
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 30

@@ -39,6 +39,9 @@ SERVER = "worker.cli.fork_server"
 COORDINATOR = ("coordinator.launch.up", "coordinator.process.serve")
 """Modules that commands of the coordinator import, and a fork server does not."""
 
+WITHOUT_TENSORFLOW = (*COORDINATOR, "pserver.process.shard", "worker.process.run")
+"""Modules that commands import before TensorFlow."""
+
 _BEGUN = dict(os.environ)
 _IMPORTS = ("GRPC_", "HDF5_", "TF_", "TF2_", "TPU_")
 """Variables that TensorFlow, h5py and our commands set."""
@@ -110,15 +113,19 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _client() -> ForkClient:
-    """Starts the server, which ends with this process."""
+    return start_server("serve", _environment(os.environ))
+
+
+def start_server(kind: str, environment: Mapping[str, str]) -> ForkClient:
+    """Starts a server, ``serve`` or ``serve-light``, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client = ForkClient(ours)
     with theirs, Path(os.devnull).open("w") as null:
         handles = (theirs.fileno(), null.fileno())
         server = subprocess.Popen(
-            module_command(__name__, "serve", *map(str, handles)),
+            module_command(__name__, kind, *map(str, handles)),
             stdin=subprocess.DEVNULL,
-            env=_environment(os.environ),
+            env=environment,
             pass_fds=handles,
         )
     atexit.register(server.wait)
@@ -126,13 +133,35 @@ def _client() -> ForkClient:
     return client
 
 
-def serve() -> None:
+def fork_without_tensorflow(
+    command: Sequence[str],
+    stdout: int,
+    stderr: int,
+    environment: Mapping[str, str],
+    client: ForkClient | None = None,
+) -> Fork:
+    """Starts a module and its arguments, as ``python -m`` does and with no more imported than that
+    imports. ``client`` is that of a server ``serve-light`` of the same environment; by default of
+    one that all tests share."""
+    full = child_environment(environment)
+    request = ForkRequest.of(module_command(*command), full, attended=True)
+    return Fork((client or _light_client()).ask(request, stdout, stderr))
+
+
+@cache
+def _light_client() -> ForkClient:
+    return start_server("serve-light", child_environment(os.environ))
+
+
+def serve(kind: str) -> None:
     """Serves the descriptors of the command line."""
     from worker.cli import fork_server
 
     requests, status = map(int, sys.argv[2:])
-    modules = (*fork_server.PRELOADED, *COORDINATOR)
     die_with_parent()
+    if kind == "serve-light":
+        fork_server.run_server(requests, status, lambda: None, WITHOUT_TENSORFLOW)
+    modules = (*fork_server.PRELOADED, *COORDINATOR)
     fork_server.run_server(requests, status, fork_server.load, modules)
 
 
@@ -223,8 +252,8 @@ def _fork_coordinator(
 
 if __name__ == "__main__":
     _, module, *arguments = sys.argv
-    if module == "serve":
-        serve()
+    if module in ("serve", "serve-light"):
+        serve(module)
     sys.argv = ["", *arguments]
     if module == "coordinator.cli" and arguments[:1] == ["serve"]:
         _offers_a_server()

@@ -1,14 +1,21 @@
-"""Mistakes that need no TensorFlow are said before any process imports it."""
+"""Mistakes that need no TensorFlow are said before any process imports it.
+
+The commands are forks of a process that has imported what they import before TensorFlow.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
+
+from psrpc.ops.process import child_environment
+from tests.e2e.cluster import LIMIT_S
+from tests.e2e.warm import fork_without_tensorflow, start_server
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -44,29 +51,43 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("broken.py").write_text("job = Job(\n")
     Path("job.ipynb").write_text('{"cells": []}')
     Path("data.npz").write_bytes(b"PK\x03\x04\x00")
+
+
+Say = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def say(tmp_path_factory: pytest.TempPathFactory) -> Say:
+    """Runs a command where TensorFlow cannot be imported; returns its exit status and output."""
+    refused = tmp_path_factory.mktemp("refused")
     for module in ("tensorflow", "keras"):
-        Path(f"refused/{module}").mkdir(parents=True)
-        Path(f"refused/{module}/__init__.py").write_text(
-            f"raise SystemExit('{module} was asked for')"
-        )
+        (refused / module).mkdir()
+        (refused / module / "__init__.py").write_text(f"raise SystemExit('{module} was asked for')")
+    environment = child_environment({**os.environ, "PYTHONPATH": str(refused)})
+    client = start_server("serve-light", environment)
+
+    def run(*command: str) -> tuple[int, str]:
+        with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+            outputs = (stdout.fileno(), stderr.fileno())
+            process = fork_without_tensorflow(command, *outputs, environment, client)
+            status = process.wait(LIMIT_S)
+            stdout.seek(0)
+            stderr.seek(0)
+            return status, stdout.read() + stderr.read()
+
+    return run
 
 
-def say(*command: str) -> tuple[int, str]:
-    """Runs a command where TensorFlow cannot be imported; returns its output."""
-    environment = {**os.environ, "PYTHONPATH": str(Path("refused").absolute())}
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+def test_tensorflow_cannot_be_imported_there(say: Say) -> None:
+    assert say("worker.runtime.quiet") == (0, "")
+    assert say("worker.step.arenas")[1] == "tensorflow was asked for\n"
 
 
 @pytest.mark.parametrize("command", [UP, SERVE, DESCRIBE], ids=["up", "serve", "describe"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_the_job_is_said_first(command: tuple[str, ...], mistake: str) -> None:
+def test_a_mistake_in_the_job_is_said_first(
+    command: tuple[str, ...], mistake: str, say: Say
+) -> None:
     file, settings, code, words = MISTAKES[mistake]
     status, said = say(*command, file, *settings)
     assert (status, "was asked for" in said) == (2, False), said
@@ -79,7 +100,7 @@ def test_a_mistake_in_the_job_is_said_first(command: tuple[str, ...], mistake: s
 
 
 @pytest.mark.parametrize("file", ["gone.py", "broken.py"])
-def test_a_worker_says_so_of_its_own_copy(file: str) -> None:
+def test_a_worker_says_so_of_its_own_copy(file: str, say: Say) -> None:
     status, said = say(*WORKER, "--job", file)
     assert (status, "was asked for" in said) == (2, False), said
     assert said.splitlines()[-1].startswith("error PS10")
@@ -95,7 +116,7 @@ def test_a_worker_says_so_of_its_own_copy(file: str) -> None:
     ],
     ids=["serve", "dashboard", "metrics", "shard"],
 )
-def test_a_port_that_is_taken_is_said_first(command: tuple[str, ...]) -> None:
+def test_a_port_that_is_taken_is_said_first(command: tuple[str, ...], say: Say) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         status, said = say(*(word.format(taken=taken) for word in command))

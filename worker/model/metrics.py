@@ -187,8 +187,9 @@ class TrainingMetrics:
             UserCodeFailed: a metric raised; the message names it.
         """
         if self._metrics is None:
-            # Makes variables outside of the traced graph.
-            with tf.init_scope():
+            # Makes variables outside of the traced graph, and of the function that is traced: one
+            # that makes variables is traced twice.
+            with tf.init_scope(), tf.variable_creator_scope(_as_outside):
                 self._make(batch[1], outputs)
         assert self._metrics is not None
         states = [scope.get_current_value(variable) for variable in self.trackers()]
@@ -220,6 +221,11 @@ class TrainingMetrics:
                 metric.update_state(y_true, y_pred)
             metric.reset_state()
             self._initial.append([variable.numpy() for variable in metric.variables])
+
+
+def _as_outside(create: Callable[..., Any], **options: Any) -> Any:
+    """Makes a variable that does not count as one of the ``tf.function`` that is being traced."""
+    return create(**options | {"experimental_enable_variable_lifting": False})
 
 
 def _zeros(y_true: Any, y_pred: Any) -> tuple[Any, Any]:

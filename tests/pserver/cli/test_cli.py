@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,21 +21,53 @@ from pserver.client.client import ShardClient
 from psrpc.core.errors import JobDone, RemoteFailure
 from psrpc.net.channel import open_channel
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.e2e.warm import fork_without_tensorflow
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import INITIAL, fence_of, plan_of, whole
 
 pytestmark = pytest.mark.slow
 
 PLAN = plan_of()
-COMMAND = (sys.executable, "-m", "pserver.cli")
+
+
+class Forked:
+    """The command as a fork of a process that has imported what it imports."""
+
+    def __init__(self, *arguments: str) -> None:
+        source, sink = os.pipe()
+        self.stderr = open(source)  # noqa: PTH123, SIM115
+        with open(sink, "wb") as errors, open(os.devnull, "wb") as null:  # noqa: PTH123
+            outputs = (null.fileno(), errors.fileno())
+            self._fork = fork_without_tensorflow(("pserver.cli", *arguments), *outputs, os.environ)
+        self.pid, self.returncode = self._fork.pid, -1
+        self.poll, self.send_signal = self._fork.poll, self._fork.send_signal
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        """Reads the errors to their end, and waits for the process."""
+        errors = self.stderr.read()
+        self.returncode = self._fork.wait(timeout)
+        return None, errors
+
+    def end(self) -> None:
+        """Kills it if the test has not seen its end."""
+        self.send_signal(signal.SIGKILL)
+        self._fork.wait(WAIT_S)
+        self.stderr.close()
 
 
 @contextmanager
-def shard(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        (*COMMAND, "serve", "--shard", "0", *arguments), stderr=subprocess.PIPE, text=True
-    )
-    with process:
+def shard(*arguments: str) -> Iterator[Forked]:
+    process = Forked("serve", "--shard", "0", *arguments)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+@contextmanager
+def fresh_shard(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = (sys.executable, "-m", "pserver.cli", "serve", "--shard", "0", *arguments)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -47,14 +80,14 @@ def coordinator(tmp_path: Path) -> Iterator[FakeCoordinator]:
         yield fake
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+def ended(process: Forked | subprocess.Popen[str]) -> tuple[int, list[str]]:
     _, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, errors.splitlines()
 
 
 def test_it_ends_with_its_job(coordinator: FakeCoordinator) -> None:
     arguments = ("--coordinator", coordinator.address, "--log-format", "json")
-    with shard(*arguments, "--die-with-parent") as process:
+    with fresh_shard(*arguments, "--die-with-parent") as process:
         registered = coordinator.registered.get(timeout=WAIT_S)
         assert (registered.shard, registered.pid) == (0, process.pid)
         coordinator.ready.get(timeout=WAIT_S)
@@ -129,7 +162,6 @@ def test_it_leaves_while_it_waits_for_the_coordinator(tmp_path: Path) -> None:
     with running(FakeCoordinator(tmp_path, PLAN)) as fake:
         pass
     with shard("--coordinator", fake.address) as process:
-        assert process.stderr is not None
         assert "listening" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         code, _ = ended(process)
@@ -165,7 +197,6 @@ def test_it_can_be_looked_into(coordinator: FakeCoordinator) -> None:
     """Where its metrics are is the first thing that it says; they, and what its services look like,
     can be had from the beginning."""
     with shard("--coordinator", coordinator.address, "--log-format", "json") as process:
-        assert process.stderr is not None
         listening = json.loads(process.stderr.readline())
         with urlopen(f"http://{listening['metrics']}/metrics", timeout=WAIT_S) as answer:
             assert b'pserver_ready{shard="0"} 0.0\n' in answer.read()
