@@ -170,7 +170,7 @@ class Evaluator:
 
         def run(
             arenas: tuple[tf.Tensor, ...],
-            _seeds: tf.Tensor,
+            seeds: tf.Tensor,  # noqa: ARG001
             batch: Batch,
             places: tuple[tf.Tensor, ...],
             _orders: tuple[()],
