@@ -64,6 +64,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "evaluate_every_epoch": False,
         "intra_op_threads": None,
         "dense": "shards",
+        "slices": None,
         "wire_dtype": "float32",
         "prefetch_rows": False,
         "compression": None,
