@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from itertools import groupby, zip_longest
@@ -74,6 +75,12 @@ def own_signals() -> Iterator[None]:
     """A command takes signals over for the rest of its process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
+    before = signal.set_wakeup_fd(-1)
     yield
+    # The command would still hear of a signal that a later test sends, and a worker leaves some
+    # seconds after it, with this process.
+    heard = signal.set_wakeup_fd(before)
+    if heard != -1:
+        os.close(heard)
     for number, handler in handlers.items():
         signal.signal(number, handler)
