@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan, VariableSpec
-from psrpc.core.tables import TableSpec
 from worker.data.source import Batch, map_arrays
 from worker.embedding.lookups import FetchedRows, LookUpCall, LookUps, NoRows
 from worker.embedding.rows import ByRow, Call, Places, RowsNeeded, find_rows
@@ -79,22 +78,10 @@ class IdFinder:
     that do not lead to ids.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        variables: Sequence[VariableSpec],
-        tables: Sequence[TableSpec],
-        shards: int,
-        *,
-        slices: int = 0,
-        training: bool = True,
-    ) -> None:
-        """``variables`` and ``tables`` are the plan's. ``shards`` have rows, ``slices``, which
-        follow them, have none. ``training`` is passed to the model."""
+    def __init__(self, model: Model, plan: Plan, *, training: bool = True) -> None:
+        """``training`` is passed to the model."""
         self._model = model
-        self._variables = variables
-        self._tables = tables
-        self._shards, self._slices = shards, slices
+        self._plan = plan
         self._training = training
         self._traces: dict[object, IdsTrace] = {}
 
@@ -112,19 +99,21 @@ class IdFinder:
         if trace is None:
             with TRACING:
                 trace = trace_ids(
-                    self._model, self._variables, seeds, batch, training=self._training
+                    self._model, self._plan.variables, seeds, batch, training=self._training
                 )
             self._traces[signature] = trace = self._of_plan(trace)
         with tf.device(HOST):
             ids = trace.find(tf.nest.flatten((seeds, batch), expand_composites=True))
         found = [np.asarray(memoryview(each)) for each in ids]
-        needed, places, orders = find_rows(self._tables, trace.calls, found, self._shards)
-        needed = needed.with_slices(self._slices)
+        needed, places, orders = find_rows(
+            self._plan.tables, trace.calls, found, self._plan.row_shards
+        )
+        needed = needed.with_slices(self._plan.slices)
         return FoundIds(needed, trace.calls, trace.shapes, places, orders)
 
     def _of_plan(self, trace: IdsTrace) -> IdsTrace:
         """Returns ``trace`` with tables by their index in the plan."""
-        planned = {table.name: index for index, table in enumerate(self._tables)}
+        planned = {table.name: index for index, table in enumerate(self._plan.tables)}
         calls = []
         for call in trace.calls:
             name = trace.tables[call.table].name
@@ -135,7 +124,7 @@ class IdFinder:
                 )
             calls.append(Call(planned[name], call.rule))
         used = {trace.tables[call.table].name for call in trace.calls}
-        planned_tables = [table for table in self._tables if table.name in used]
+        planned_tables = [table for table in self._plan.tables if table.name in used]
         if different := same_tables(trace.tables, planned_tables):
             raise InvalidJob(f"this model differs from the job's description: {different}")
         return IdsTrace(trace.tables, tuple(calls), trace.shapes, trace.find)

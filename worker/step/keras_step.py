@@ -18,8 +18,8 @@ from worker.data.source import Batch
 from worker.embedding.lookups import FetchedRows, LookUps, look_up
 from worker.model.build import layer_metrics, loss_trackers
 from worker.model.loss_scale import divided, finite
-from worker.model.metrics import TrainingMetrics
 from worker.model.placement import where_the_forward_pass_ran
+from worker.model.training_metrics import TrainingMetrics
 from worker.model.variables import derived
 from worker.step.step_graph import compiled_apart
 

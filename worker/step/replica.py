@@ -17,8 +17,8 @@ from worker.job.loader import user_code
 from worker.model.build import build_loss
 from worker.model.compiled import complete
 from worker.model.loss_scale import loss_scale
-from worker.model.metrics import TrainingMetrics
 from worker.model.placement import place_layers
+from worker.model.training_metrics import TrainingMetrics
 from worker.model.variables import derive, model_variables, seed_variables
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
@@ -71,15 +71,7 @@ class Replica:
         """Makes the finder of a batch's ids for the plan's tables; None without tables."""
         if not plan.tables:
             return None
-        step = self.make_step(plan)
-        return IdFinder(
-            step,
-            plan.variables,
-            plan.tables,
-            plan.row_shards,
-            slices=plan.slices,
-            training=training,
-        )
+        return IdFinder(self.make_step(plan), plan, training=training)
 
     def num_seeds(self) -> int:
         """Returns the number of the model's seed generators."""
