@@ -200,7 +200,7 @@ def settle(
 def _of_empty_shards(plan: Plan) -> list[str]:
     """Returns a remark on shards without parameters; where there are tables, a shard may have rows,
     but a slice has none."""
-    count = plan.slices or plan.shards
+    count = plan.dense_shards
     empty = sum(not plan.shard_nbytes(plan.shards - 1 - index) for index in range(count))
     if not empty or (plan.tables and not plan.slices):
         return []

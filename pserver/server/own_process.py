@@ -74,7 +74,8 @@ class OwnProcess(WorkerTransport):
 @dataclass(frozen=True, slots=True)
 class _Lent(Arrival):
     """The worker's own arrays with the gradient to push. An arena has one for each buffer that the
-    slice's part of it lies in, and none if the slice has no part of it."""
+    slice's part of it lies in, and none if the slice has no part of it. Their sizes were checked
+    with the header."""
 
     gradient: Gradient
 

@@ -77,13 +77,11 @@ class KerasEngine:
                 f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow"
             )
         if (chosen := keras.config.floatx()) != "float32":
-            # A job file that sets this changes a shard only if a worker hosts it.
-            raise InvalidJob(
-                f"keras.config.floatx() is {chosen}, in which the update would have other bits; "
-                "leave set_floatx out, or say engine='numpy'"
-            )
+            # Set by the job file in a worker that hosts the shard.
+            what = "updates would have other bits; leave set_floatx out, or say engine='numpy'"
+            raise InvalidJob(f"keras.config.floatx() is {chosen}, in which {what}")
         reason = needs_single_shard(optimizer)
-        if reason and plan.shards > 1:
+        if reason and plan.dense_shards > 1:
             raise InvalidJob(reason)
         if placement_for(optimizer, plan.variables) == "whole" and plan.placement == "cut":
             raise InvalidJob(
@@ -105,9 +103,8 @@ class KerasEngine:
         self._whole = plan.placement == "whole"
         self._wire = wire
         self._spares = Spares()
-        self._on_cpu: Callable[[], AbstractContextManager[Any]] = (
-            (lambda: tf.device(DEVICE)) if hosted else nullcontext
-        )
+        self._on_cpu: Callable[[], AbstractContextManager[Any]]
+        self._on_cpu = (lambda: tf.device(DEVICE)) if hosted else nullcontext
         self._steps: dict[tuple[bool, tuple[np.dtype[Any], ...]], FlatFunction] = {}
         """(whether the learning rate is scaled, gradient dtypes) -> compiled step."""
 

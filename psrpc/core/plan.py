@@ -139,6 +139,11 @@ class Plan:
         """Over how many shards, the first ones, the rows of tables are spread."""
         return self.shards - self.slices
 
+    @property
+    def dense_shards(self) -> int:
+        """Over how many shards, the last ones, the arenas are divided."""
+        return self.slices or self.shards
+
     def tables_on(self, shard: int) -> tuple[TableSpec, ...]:
         """Returns the tables of which ``shard`` may have rows."""
         return self.tables if shard < self.row_shards else ()

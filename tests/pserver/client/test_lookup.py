@@ -90,7 +90,7 @@ def cluster(tmp_path: Path, model: Model, plan: Plan) -> Iterator[Cluster]:
                 rows = gradients_of(shard, 12, shard, 2)
                 client.push(fence, push_of(plan, BatchId(0, 0, 5), rows, shard=shard))
                 model.subtract(rows)
-        # A slice has no rows, so nobody calls it.
+        # A slice has no rows, so it is not called.
         found = Cluster(tmp_path, plan, [*addresses, *["127.0.0.1:1"] * plan.slices])
         stack.enter_context(running(found))
         yield found

@@ -16,7 +16,13 @@ from pserver.server.own_process import OwnProcess
 from pserver.server.server import ShardServer
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoded
-from psrpc.core.errors import AccessDenied, NotReady, ShardUnreachable, StaleGeneration
+from psrpc.core.errors import (
+    AccessDenied,
+    InvalidArgument,
+    NotReady,
+    ShardUnreachable,
+    StaleGeneration,
+)
 from psrpc.core.placement import make_plan
 from psrpc.core.plan import VariableSpec
 from psrpc.v1 import types_pb2 as types
@@ -119,6 +125,9 @@ def test_a_slice_takes_gradients_in_several_buffers_or_without_a_part_of_an_aren
             "float32.state": Encoded("plain", ()),
         }
         batch = BatchId(0, 0, 10)
+        cut = gradient | {"float32.trainable": Encoded("plain", pieces[:1])}
+        with pytest.raises(InvalidArgument, match=r"announces 40 bytes of arena .* expected 192"):
+            client.push(fence, leased("worker-1", batch, 1, 0, cut))
         client.push(fence, leased("worker-1", batch, 1, 0, gradient))
         attempt = types.Attempt(batch=to_batch(batch), attempt=1)
         decision = signed(types.Decision(generation=1, round=0, attempts=[attempt]))

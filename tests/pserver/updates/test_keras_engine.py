@@ -28,6 +28,7 @@ from tests.pserver.engine_cases import (
     odd_shards,
     serialized,
 )
+from tests.pserver.rows_cases import tables
 
 pytestmark = pytest.mark.slow
 
@@ -254,6 +255,14 @@ def test_in_a_worker_the_engine_leaves_devices_alone_and_updates_on_the_cpu() ->
         engine.apply(gradient, scale)
     bits = engine.snapshot()[NAME].tobytes().hex()
     assert run.stdout == f"{{'CPU:0'}}\n0,1 0\n{bits}\n", run.stderr
+
+
+def test_shards_with_rows_do_not_count_for_an_update_that_needs_one_shard() -> None:
+    variables = [VariableSpec("w", (100,), "float32", "trainable")]
+    document = serialized("SGD", global_clipnorm=1.0)
+    make_engine("keras", document, make_plan(variables, 2, "cut", tables(), 1), 1)
+    with pytest.raises(InvalidJob, match="global_clipnorm"):
+        make_engine("keras", document, make_plan(variables, 3, "cut", tables(), 2), 2)
 
 
 def test_another_float_type_of_keras_is_refused() -> None:
