@@ -51,7 +51,7 @@ class ShardCalls:
     def _check_host(self, shard: ShardRegistration) -> None:
         run, index = self._job_run.run, shard.shard
         if index in run.hosted and not shard.worker:
-            if rows := run.plan.row_shards if run.plan.slices else 0:
+            if rows := run.hosted.start:
                 raise InvalidArgument(
                     f"dense is 'allreduce', so workers host the dense parameters, shard {index} "
                     f"among them; start `pserver serve` for {in_words(range(rows))} alone, which "

@@ -10,7 +10,7 @@ from typing import Literal
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.policy import MODES
 from psrpc.options.config import add_options
-from psrpc.options.declaration import cpu_devices, gpu_choice, option, run_path
+from psrpc.options.declaration import SHARDS, cpu_devices, gpu_choice, option, run_path
 from psrpc.options.settings import GPUS, TRACE_HELP, ListenerSecurityOptions
 
 ANYWHERE = "127.0.0.1:0"
@@ -22,9 +22,7 @@ class LocalArguments(ListenerSecurityOptions):
     """The options of every command that runs clusters on this machine; None leaves a choice to the
     job."""
 
-    shards: int = option(
-        "default: 1; 0 if workers host all parameters (dense=allreduce)", 1, metavar="K"
-    )
+    shards: int = option(SHARDS, 1, metavar="K")
     workers: int = option("default: 1", 1, metavar="N")
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
     replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")

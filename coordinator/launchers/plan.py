@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.policy import MODES
-from psrpc.options.declaration import gpu_choice, natural, option, positive, run_path
+from psrpc.options.declaration import SHARDS, gpu_choice, natural, option, positive, run_path
 from psrpc.options.job_source import look_at_settings
 from psrpc.options.settings import GPUS, SecurityOptions
 
@@ -26,12 +26,7 @@ class ClusterOptions(SecurityOptions):
         "a directory that all nodes see; the same command again goes on with its run",
         convert=run_path,
     )
-    shards: int = option(
-        "default: 1; 0 if workers host all parameters (dense=allreduce)",
-        1,
-        metavar="K",
-        convert=natural,
-    )
+    shards: int = option(SHARDS, 1, metavar="K", convert=natural)
     workers: int = option("default: 1", 1, metavar="N", convert=positive)
     mode: str | None = option("overrides the job's mode", None, choices=MODES)
     replicas: int | None = option("sync: micro-batches of one round", None, metavar="K")

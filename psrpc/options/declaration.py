@@ -29,6 +29,10 @@ def run_path(text: str) -> Path:
     return Path(text)
 
 
+SHARDS = "default: 1; 0 if workers host all parameters (dense=allreduce)"
+"""Help of ``--shards``."""
+
+
 def positive(text: str) -> int:
     """Converts a whole number of at least 1."""
     value = int(text) if text.isdecimal() else 0

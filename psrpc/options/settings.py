@@ -14,6 +14,7 @@ from typing import Literal
 
 from psrpc.core.policy import MODES
 from psrpc.options.declaration import (
+    SHARDS,
     cpu_devices,
     duration_s,
     factor,
@@ -129,9 +130,7 @@ class CoordinatorOptions(ServerOptions):
     """The options of ``coordinator serve``; None leaves a choice to the job."""
 
     job: Path = option("the job file", metavar="FILE")
-    shards: int = option(
-        "default: 1; 0 if workers host all parameters (dense=allreduce)", 1, metavar="K"
-    )
+    shards: int = option(SHARDS, 1, metavar="K")
     workers: int | None = option(
         "how many workers there will be, if that is known; fewer than slices are refused "
         "(dense=allreduce)",

@@ -65,6 +65,16 @@ def description_json(**changes: Any) -> dict[str, Any]:
     }
 
 
+TABLE = {
+    "name": "t",
+    "width": 2,
+    "vocabulary": None,
+    "initializer": {"class_name": "constant", "config": {"value": 0.0}},
+    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
+}
+"""An embedding table, as a description has it."""
+
+
 def describe(**changes: Any) -> JobDescription:
     """The description as the coordinator reads it."""
     return parse_description(json.dumps(description_json(**changes)))

@@ -500,7 +500,7 @@ def velocity_of(slots: Mapping[str, Mapping[str, NDArray]]) -> NDArray | None:
 
 def _counted(shard: int, applied: Sequence[Any]) -> list[Any]:
     """The applied-set of a shard with the totals of the first alone: one that began from another
-    plan's checkpoint has those of that moment for ever, and nobody reads them."""
+    plan's checkpoint keeps those of that moment, which are not read."""
     if not shard:
         return list(applied)
     return [{key: of for key, of in epoch.items() if key != "totals"} for epoch in applied]

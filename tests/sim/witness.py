@@ -77,7 +77,7 @@ def witness_plan(
 
 @dataclass(frozen=True)
 class Places:
-    """What the shards of ``plan`` have."""
+    """The parts of arenas and the rows on each shard of ``plan``."""
 
     plan: Plan
 

@@ -156,17 +156,14 @@ class Job:
             bits only where this is pinned; None leaves it to TensorFlow.
         devices: Devices of a worker that layers of a Keras model compute on, with their gradients:
             ``{"block1/*": 0, "block2/*": 1}`` by the names of layers (the first pattern that fits
-            counts, others are on device 0); ``"columns"`` cuts each ``keras.layers.Dense``, of
-            whose units all devices compute a share. See docs/devices.md.
-        sum_devices: Whether a worker with a micro-batch on each of several devices pushes the sum
-            of their gradients, for one update (async). See docs/devices.md.
+            counts, others are on device 0); ``"columns"`` cuts the units of each
+            ``keras.layers.Dense``. See docs/devices.md.
+        sum_devices: Whether a worker pushes the sum of its devices' gradients for one update
+            (async). See docs/devices.md.
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
-            Otherwise it is refused.
         dense: Where dense parameters are updated. ``shards``: in processes of their own.
-            ``allreduce``: in the workers, each of which hosts at most one slice (sync); rows of
-            embedding tables stay on shards. See docs/devices.md. The results have the same bits.
-        slices: Number of slices with ``dense="allreduce"``, at most as many as workers. None is 1
-            with embedding tables, and as many as ``--shards`` says without.
+            ``allreduce``: in the workers (sync), with the same bits; see docs/devices.md.
+        slices: Number of slices (``allreduce``); None is ``--shards``, or 1 if there are tables.
         wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
             shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
             values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards

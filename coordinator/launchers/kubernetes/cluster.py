@@ -113,7 +113,7 @@ class KubernetesOptions:
                 raise InvalidArgument(f"--{name} is {value!r}; expected a form like {example}")
 
 
-def said_dense(plan: LaunchPlan, *, in_image: bool) -> bool:
+def _says_allreduce(plan: LaunchPlan, *, in_image: bool) -> bool:
     """Whether the settings of a job say ``dense="allreduce"``, or else its file, where it is
     here."""
     settings = dict(map(setting_pair, plan.options.overrides))
@@ -143,12 +143,12 @@ class KubernetesCluster:
         """Raises InvalidArgument for names that Kubernetes refuses, and for a job whose workers
         host parameters, as far as its file and its settings show it."""
         plan = self.plan
-        if plan.options.shards < 1 or said_dense(plan, in_image=self.options.in_image):
+        if plan.options.shards < 1 or _says_allreduce(plan, in_image=self.options.in_image):
             raise InvalidArgument(
                 "workers that host parameters (--shards 0, dense=allreduce) need a shard's "
                 "certificate, which their pods do not have; say --shards 1 --set dense=shards"
             )
-        path = self.plan.options.run_dir
+        path = plan.options.run_dir
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise InvalidArgument(
                 f"--run-dir is {str(path)!r}; expected a directory in the claim, such as "

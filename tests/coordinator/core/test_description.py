@@ -17,7 +17,7 @@ from coordinator.process.describing import DescribeFailed, describe_command, des
 from psrpc.checkpoint.checkpoint_every import SaveInterval
 from psrpc.core.errors import InvalidJob
 from psrpc.core.policy import Policy
-from tests.coordinator.builders import describe, description_json
+from tests.coordinator.builders import TABLE, describe, description_json
 
 
 def test_a_description_is_read() -> None:
@@ -140,15 +140,6 @@ def test_slices_need_as_many_workers() -> None:
         check_for_shards(hosted, 3, 2)
     assert not describe().hosted
     check_for_shards(describe(), 3, 2)
-
-
-TABLE = {
-    "name": "t",
-    "width": 2,
-    "vocabulary": None,
-    "initializer": {"class_name": "constant", "config": {"value": 0.0}},
-    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
-}
 
 
 @pytest.mark.parametrize(

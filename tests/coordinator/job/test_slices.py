@@ -12,19 +12,11 @@ from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.policy import Policy
 from psrpc.core.shard_reports import ShardRegistration
-from tests.coordinator.builders import SHA
+from tests.coordinator.builders import SHA, TABLE
 from tests.coordinator.switching_job import job
 from tests.coordinator.whole_coordinator import Coordinator, start
 
 SYNC = Policy(mode="sync", replicas=2)
-
-TABLE = {
-    "name": "t",
-    "width": 2,
-    "vocabulary": None,
-    "initializer": {"class_name": "constant", "config": {"value": 0.0}},
-    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
-}
 
 
 def hosted(folder: Path) -> Coordinator:

@@ -72,7 +72,7 @@ def test_slices_beside_shards_with_rows_are_given_and_no_shard_is() -> None:
     waits = "shards 0, 1 to register; a worker to host shard 2, one each"
     assert cluster.places.waiting_for() == waits
     cluster.serve("a", 2)
-    # A shard is served by whoever starts its process, how ever long that takes.
+    # A shard is served by a process of its own, however late that starts.
     assert cluster.look(10 * RESTART_S) == {}
     cluster.end(2)
     assert cluster.look(STARTING_S + 0.1) == {"b": [2]}
