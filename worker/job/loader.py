@@ -38,7 +38,8 @@ _COMPILED = re.compile(
 """Messages of TensorFlow and Keras about a tensor that has no value yet."""
 _PACKAGES = ("coordinator", "pserver", "psrpc", "worker")
 _OURS = (f"{Path(__file__).parents[2] / name}{os.sep}" for name in _PACKAGES)
-_NOT_THE_USERS = (*_OURS, sysconfig.get_path("stdlib"), "<frozen ")
+# The code of a dataclass's own methods has the file "<string>".
+_NOT_THE_USERS = (*_OURS, sysconfig.get_path("stdlib"), "<frozen ", "<string>")
 
 
 @dataclass(frozen=True)

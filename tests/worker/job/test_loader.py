@@ -124,6 +124,14 @@ def test_a_syntax_error_is_shown_where_it_is(tmp_path: Path) -> None:
     assert "loader.py" not in raised.value.user_traceback
 
 
+def test_no_frame_of_ours_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text("from pserver import space\nsearch = space.integers(3, 1)\n")
+    with pytest.raises(UserCodeFailed, match="is reversed") as raised:
+        load_job(path)
+    assert raised.value.user_traceback.count("  File ") == 1
+
+
 def test_a_file_that_exits_or_imports_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserCodeFailed, match="raised SystemExit: 3"):
         load_job(write(tmp_path, "import sys\nsys.exit(3)\n"))
