@@ -17,7 +17,6 @@ from worker.embedding.row_sets import ReceivedRows
 from worker.loop.joined import Joined
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
-from worker.loop.sums import sum_gradients
 from worker.protocol import actions as does
 from worker.step.gradient_source import GradientResult, GradientSource
 
@@ -97,7 +96,7 @@ class GradientSender:
         others = _BEHIND if clock else ""
         pushes = self._pushes(action, here)
         if action.summed:
-            summed = self._summed(action, pushes, here)
+            summed = self._summed(action, pushes)
             if summed is None:
                 return (does.Pushed(one_by_one=True),) * (1 + len(action.summed))
             pushes = summed
@@ -117,18 +116,17 @@ class GradientSender:
         return (pushed, *self._pushed_beside(action, pushed, results)) if action.summed else pushed
 
     def _summed(
-        self, action: does.PushPull, pushes: Sequence[GradientPush], here: Joined
+        self, action: does.PushPull, pushes: Sequence[GradientPush]
     ) -> list[GradientPush] | None:
         """Returns ``pushes`` with the gradients of all ``summed`` attempts added; None if a sum is
         not finite."""
         batches = [from_batch(attempt.batch) for attempt in action.summed]
         results = [self.results[batch][0] for batch in (action.batch, *batches)]
+        totals = self._source.add(results)
+        if not totals:
+            return None
         made = []
-        for shard, push in enumerate(pushes):
-            parts = [result.gradients[shard] for result in results]
-            total = sum_gradients(here.shards.plan, parts)
-            if total is None:
-                return None
+        for shard, (push, total) in enumerate(zip(pushes, totals, strict=True)):
             others = tuple(
                 SummedBatch(
                     Attempt(batch, attempt.attempt),
