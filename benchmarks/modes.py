@@ -92,7 +92,7 @@ ROWS = (
     Row("dense_1x64MB", 2, shards=2, epochs=3, systems=("sync", "allreduce")),
     Row("rows_and_64MB", 2, epochs=3, systems=HYBRID),
     Row("rows_and_64MB", 2, shards=2, epochs=3, systems=HYBRID),
-    Row("movielens", 2, systems=HYBRID, more=("network=towers", "data=synthetic")),
+    Row("movielens", 2, epochs=40, systems=HYBRID, more=("network=towers", "data=synthetic")),
 )
 
 TARGETS: dict[tuple[str, str], float] = {
