@@ -105,7 +105,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 # leave.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
-        kept = kept_settings(options.run_dir, settings_said(options))
+        earlier = newest_run(options.job.stem) if options.resume or options.auto_resume else None
+        kept = kept_settings(options.run_dir or earlier, settings_said(options))
         options = replace(options, overrides=(*options.overrides, *kept.overrides))
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
