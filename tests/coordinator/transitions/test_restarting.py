@@ -57,6 +57,10 @@ def test_a_job_finishes_its_round_and_is_saved_before_its_processes_end(tmp_path
         restart(engine, dense="allreduce", slices="2")
     worker.commit(first)
     worker.commit(worker.round())
+    for shard in coordinator.shards:
+        shard.obey()
+    assert phase(coordinator) == "training", "the checkpoint is not committed yet"
+    assert str(coordinator.job_run.changes) == "the change to dense=allreduce: saving"
     coordinator.settle()
     job_run = coordinator.job_run
     assert (job_run.phase, job_run.reason) == ("restarting", "stopped for dense=allreduce")
