@@ -96,9 +96,9 @@ def settle(
     shards may still be alive. A run that ended before its first checkpoint begins anew, since
     nothing is trained before that. A run that has ended, or continues as another job, is resumed.
     Its last policy stays, unless it is resumed with another one than it was started with. With
-    ``auto_resume`` the state of the run selects among these. ``kept`` are
-    settings among ``options`` that the user did not say: a run that was saved for a start with them
-    is resumed.
+    ``auto_resume`` the state of the run selects among these. ``kept`` settings are among
+    ``options`` though the user did not say them; a run that was saved for a start with them is
+    resumed.
 
     Raises:
         JobDone: the run is done; only with ``auto_resume``.
@@ -146,15 +146,15 @@ def settle(
         generation = max(generation, _highest_generation(directory.path, storage))
         twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
-        wanted = description.policy
+        asked = description.policy
         if (
             known
             and known.get("policy") not in (None, identity["policy"])
-            and (wanted != stands.settings)
+            and (asked != stands.settings)
         ):
             followed = Followed(
                 stands.number + 1,
-                wanted,
+                asked,
                 chosen.restored.global_step,
                 chosen.batches,
                 stands.rate,
@@ -166,10 +166,10 @@ def settle(
         check_dense(description.dense, now)
         if now != stands.settings:
             remarks.append(f"the run goes on as {now}; it was {stands.settings}")
-        elif now != wanted:
+        elif now != asked:
             remarks.append(
                 f"the run goes on as {now}, which it was changed to while it ran, and not as "
-                f"{wanted}; `coordinator set` changes it back"
+                f"{asked}; `coordinator set` changes it back"
             )
         if kept.settings and not kept.pending:
             remarks.append(
