@@ -173,7 +173,7 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
         folder.mkdir()
     with (
         by_hand(tmp_path) as hand,
-        closing(Gate(folders[0], epoch=5)) as first,
+        closing(Gate(folders[0], epoch=1)) as first,
         closing(Gate(folders[1], epoch=EPOCHS - 1)) as last,
     ):
         both = {k: os.pathsep.join([v, last.environment[k]]) for k, v in first.environment.items()}
@@ -181,6 +181,7 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
         def change(cluster: Faulty, gate: Gate, settings: str) -> None:
             """The job is asked in the midst of training: workers wait at the gate at last, with
             batches that it has to finish."""
+            cluster.until(lambda status: status.phase == "training", "training")
             where = ("--run-dir", run_dir)
             asked = hand.start("set", "coordinator", "set", *settings.split(), *where)
             cluster.until(lambda status: settings in status.switching, "the change to begin")
@@ -190,7 +191,6 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
 
         up_again = hand.start("up", "coordinator", "up", RATED, *sync, **both)
         with Faulty(run_dir, up_again, last) as cluster:
-            cluster.until_trained(after=0)
             change(cluster, first, "dense=allreduce slices=2")
             generation = cluster.until_trained(after=1)
             for role in ("coordinator", "worker", "pserver"):
@@ -204,7 +204,6 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
             "up", "coordinator", "up", RATED, *sync, "--resume", **last.environment
         )
         with Faulty(run_dir, resumed, last) as cluster:
-            cluster.until_trained(after=generation)
             change(cluster, last, "dense=shards")
             run = cluster.end()
     assert (run.summary["shards"], run.summary.get("slices")) == (2, None)
