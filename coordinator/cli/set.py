@@ -61,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
     with CoordinatorClient(address, whereabouts.find_security(args)) as client:
         run_dir = whereabouts.find_run(args)
         check_way(client, run_dir)
+        if restarts:
+            announce_change(
+                f"{' '.join(args.settings)}: the coordinator describes the job with that"
+            )
         try:
             asked = client.set_policy(args.settings, *([DESCRIBE_S] if restarts else []))
         except CoordinatorUnreachable:

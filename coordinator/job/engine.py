@@ -15,6 +15,7 @@ from coordinator.core.description import JobDescription
 from coordinator.core.figures import Position, WorkerHeartbeat
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
+from coordinator.core.wording import in_words
 from coordinator.core.work import MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority
 from coordinator.job.job_run import JobRun
@@ -86,6 +87,8 @@ class Engine:
         cluster again with them."""
         self.job_run = job_run
         self._describe = describe
+        self._checked = ""
+        """The settings with which the job is being described, in words."""
         self.authority = authority or Authority()
         self.shards = ShardCalls(job_run)
         self.sessions = WorkerSessions(job_run, store, self.authority)
@@ -222,7 +225,13 @@ class Engine:
         changed = with_cluster(run.changed, asked)
         if changes.switch is None or changes.switch.changed != changed:
             changes.check_free("processes")
-            described = await self._describe(changed)
+            if self._checked:
+                raise NotReady(f"{self._checked} is being checked; try again after that")
+            self._checked = in_words(changed)
+            try:
+                described = await self._describe(changed)
+            finally:
+                self._checked = ""
             check_restart(run, described)
             if described.document == run.description.document:
                 return {}

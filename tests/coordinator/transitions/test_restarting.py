@@ -170,6 +170,25 @@ def test_a_job_that_does_not_train_is_not_described(tmp_path: Path) -> None:
         restart(offered(coordinator), dense="allreduce")
 
 
+def test_one_change_is_checked_at_a_time(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, **job(SYNC))
+    refused: list[NotReady] = []
+
+    async def described(_changed: Mapping[str, str]) -> JobDescription:
+        if not refused:
+            with pytest.raises(NotReady) as raised:
+                await engine.restart_with({"dense": "allreduce", "slices": "2"})
+            refused.append(raised.value)
+            raise InvalidJob("no such file")
+        return describe(**job(SYNC, dense="allreduce"))
+
+    engine = Engine(coordinator.job_run, coordinator.store, describe=described)
+    with pytest.raises(InvalidJob, match="no such file"):
+        restart(engine, dense="allreduce")
+    assert str(refused[0]) == "dense=allreduce is being checked; try again after that"
+    assert restart(engine, dense="allreduce") == HOSTED
+
+
 def test_the_way_back_says_no_number_of_slices(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(SYNC, dense="allreduce", slices=2))
     back = restart(offered(coordinator), dense="shards")
