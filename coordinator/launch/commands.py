@@ -132,7 +132,7 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
     if options.attended:
         command.append("--attended")
     else:
-        # An attendant counts batches of one coordinator.
+        # An attendant would take the end of the processes for that of the job.
         command.append("--starts-again")
     if options.dashboard is not None:
         command += ["--dashboard", options.dashboard]

@@ -254,7 +254,8 @@ class Supervisor:
     def _drain(self) -> Outcome:
         """Lets the coordinator end the job; it then tells the other processes."""
         begun = self._status.phase not in _UNTRAINED
-        what = "a checkpoint is written" if begun else "there is nothing to save yet"
+        none = "all is saved" if self._started_again else "there is nothing to save yet"
+        what = "a checkpoint is written" if begun else none
         self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
         self._fleet.terminate(COORDINATOR)
         deadline = time.monotonic() + DRAIN_S

@@ -17,6 +17,7 @@ from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store
 from coordinator.records.stored_values import CHANGED, IDENTITY, SAID
 from psrpc.core.errors import InvalidJob
+from psrpc.files.run_paths import newest_run
 
 _REFUSAL = re.compile(r"error(?: (PS\d{3}))?: (.*)")
 """The last line of a description that failed."""
@@ -57,6 +58,17 @@ def kept_settings(run_dir: Path | None, said: Mapping[str, str]) -> ChangedSetti
     if kept is None or any(said.get(k, before.get(k)) != before.get(k) for k in kept["settings"]):
         return none
     return ChangedSettings(kept["settings"], kept["pending"], said)
+
+
+def with_kept(
+    options: ServeOptions, said: Mapping[str, str]
+) -> tuple[ServeOptions, ChangedSettings]:
+    """Returns the options with the changed settings of the run that they go on with, and these."""
+    run_dir = options.run_dir
+    if run_dir is None and (options.resume or options.auto_resume):
+        run_dir = newest_run(options.job.stem)
+    kept = kept_settings(run_dir, said)
+    return replace(options, overrides=(*options.overrides, *kept.overrides)), kept
 
 
 async def describe_changed(options: ServeOptions, changed: Mapping[str, str]) -> JobDescription:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
-from coordinator.process.changed_settings import describe_changed, kept_settings
+from coordinator.process.changed_settings import describe_changed, with_kept
 from coordinator.process.describing import describe_patiently, known, wait_announcer
 from coordinator.process.disk_errors import disk_errors_named, hold_directory
 from coordinator.process.metrics import families
@@ -62,7 +61,8 @@ METRICS_S = 5.0
 """Deadline of a metrics request that waits for the job loop."""
 
 TELL_S = 1.0
-"""Most seconds that a drained coordinator stays for leaving shards, which ask every 0.2 s."""
+"""Most seconds that a drained coordinator stays for leaving shards, which ask every 0.2 s; and how
+long one stays whose cluster is to start again, to say so."""
 
 REFUSE_S = 15.0
 """Seconds for which a supervised coordinator that has no run stays and reports why: the processes
@@ -105,9 +105,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 # leave.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
-        earlier = newest_run(options.job.stem) if options.resume or options.auto_resume else None
-        kept = kept_settings(options.run_dir or earlier, settings_said(options))
-        options = replace(options, overrides=(*options.overrides, *kept.overrides))
+        options, kept = with_kept(options, settings_said(options))
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
@@ -265,6 +263,9 @@ async def _wait_until_over(job_run: JobRun) -> None:
         while not job_run.departures.all_told and await job_run.bell.wait(deadline):
             pass
         return
+    if job_run.phase == "restarting":
+        # `coordinator set` asks every 0.2 s.
+        await asyncio.sleep(TELL_S)
     deadline = loop.time() + LEAVE_S
     while not job_run.everyone_knows:
         # A tick detects members that are gone, and rings the bell.
