@@ -113,5 +113,6 @@ def of(have: int, of_all: int, noun: str, nouns: str) -> str:
 
 def in_words(changed: Mapping[str, str]) -> str:
     """Formats changed settings of a job: ``"dense=allreduce slices=2"``, without those that are
-    switched off."""
-    return " ".join(f"{key}={value}" for key, value in changed.items() if value != "none")
+    switched off beside others."""
+    on = {key: value for key, value in changed.items() if value != "none"} or changed
+    return " ".join(f"{key}={value}" for key, value in on.items())

@@ -218,11 +218,11 @@ class Engine:
         the settings ``asked``, shows nothing that speaks against it. Returns all settings that the
         run then has beside those of its start; empty if nothing would change. Raises InvalidJob,
         NotReady or JobFailed; nothing has changed then."""
-        changes, run = self.job_run.changes, self.run
+        changes = self.job_run.changes
         if self._describe is None:
             key, value = next(iter(asked.items()))
             raise refused_while_running(f"{key}={value}", key)
-        changed = with_cluster(run.changed, asked)
+        changed = with_cluster(self.run.changed, asked)
         if changes.switch is None or changes.switch.changed != changed:
             changes.check_free("processes")
             if self._checked:
@@ -232,8 +232,9 @@ class Engine:
                 described = await self._describe(changed)
             finally:
                 self._checked = ""
-            check_restart(run, described)
-            if described.document == run.description.document:
+            # The policy may have changed meanwhile.
+            check_restart(self.run, described)
+            if described.document == self.run.description.document:
                 return {}
         changes.ask_restart(changed)
         return changed

@@ -189,6 +189,21 @@ def test_one_change_is_checked_at_a_time(tmp_path: Path) -> None:
     assert restart(engine, dense="allreduce") == HOSTED
 
 
+def test_a_policy_that_has_changed_while_the_job_was_described_counts(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, **job(SYNC))
+
+    async def described(_changed: Mapping[str, str]) -> JobDescription:
+        ask(coordinator, "mode=async")
+        coordinator.settle()
+        assert coordinator.job_run.run.settings == ASYNC
+        return describe(**job(SYNC, dense="allreduce"))
+
+    engine = Engine(coordinator.job_run, coordinator.store, describe=described)
+    with pytest.raises(InvalidSetting, match="dense is 'allreduce', which is for mode sync"):
+        restart(engine, dense="allreduce")
+    assert str(coordinator.job_run.changes) == ""
+
+
 def test_the_way_back_says_no_number_of_slices(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(SYNC, dense="allreduce", slices=2))
     back = restart(offered(coordinator), dense="shards")
