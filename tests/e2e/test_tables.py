@@ -4,6 +4,7 @@ in the other modes every row has been in every batch that names it, once."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import closing
@@ -165,7 +166,7 @@ def test_ssp_workers_do_not_run_away_from_one_that_is_held_and_then_killed(
 def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_kinds_of_hosts(
     tmp_path: Path, whole: Run
 ) -> None:
-    """By `coordinator set`; what it has set outlives lost processes, and a resume without --set."""
+    """By `coordinator set`, in the midst of training; what it has set outlives the coordinator."""
     run_dir = tmp_path / "run"
     sync = (*COMMON, "--mode", "sync", *EVERY, "--run-dir", run_dir)
     folders = [tmp_path / name for name in ("first", "last")]
@@ -176,35 +177,36 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
         closing(Gate(folders[0], epoch=1)) as first,
         closing(Gate(folders[1], epoch=EPOCHS - 1)) as last,
     ):
-        both = {k: os.pathsep.join([v, last.environment[k]]) for k, v in first.environment.items()}
+        gates = {k: os.pathsep.join([v, last.environment[k]]) for k, v in first.environment.items()}
+        launched = hand.start("up", "coordinator", "up", RATED, *sync, **gates)
 
-        def change(cluster: Faulty, gate: Gate, settings: str) -> None:
-            """The job is asked in the midst of training: workers wait at the gate at last, with
-            batches that it has to finish."""
-            cluster.until(lambda status: status.phase == "training", "training")
-            where = ("--run-dir", run_dir)
-            asked = hand.start("set", "coordinator", "set", *settings.split(), *where)
-            cluster.until(lambda status: settings in status.switching, "the change to begin")
+        def change(
+            cluster: Faulty, gate: Gate, settings: str, plan: tuple[str, int | None]
+        ) -> None:
+            """Workers wait at the gate at last, with batches that are finished first."""
+            cluster.until(lambda s: s.phase == "training" and s.global_step > 0, "a first step")
+            asked = hand.start("set", "coordinator", "set", *settings.split(), "--run-dir", run_dir)
+            first_of = settings.split()[0]
+            cluster.until(
+                lambda status: settings in status.switching or first_of in status.changed,
+                "the change to begin",
+            )
             gate.open()
             assert asked.wait() == 0, asked.text()
-            asked.wait_for(rf"\n{settings}: the cluster starts again from step [1-9]\d*\n")
+            again = rf"{settings}: the cluster starts again from step [1-9]\d*\n"
+            asked.wait_for(again)
+            launched.wait_for(again)
+            cluster.until(lambda status: status.phase == "training", "training")
+            written = json.loads((run_dir / "job.json").read_text())["description"]
+            assert (written["dense"], written["slices"]) == plan
 
-        up_again = hand.start("up", "coordinator", "up", RATED, *sync, **both)
-        with Faulty(run_dir, up_again, last) as cluster:
-            change(cluster, first, "dense=allreduce slices=2")
+        with Faulty(run_dir, launched, last) as cluster:
+            change(cluster, first, "dense=allreduce slices=2", ("allreduce", 2))
             generation = cluster.until_trained(after=1)
             for role in ("coordinator", "worker", "pserver"):
                 cluster.kill(role)
                 generation = cluster.until_trained(after=generation)
-            up_again.kill(signal.SIGINT)
-            assert up_again.wait() == 130, up_again.text()
-        plan = read_manifest(Run(run_dir, 130, "", "").checkpoint).plan
-        assert (plan.shards, plan.slices) == (4, 2)
-        resumed = hand.start(
-            "up", "coordinator", "up", RATED, *sync, "--resume", **last.environment
-        )
-        with Faulty(run_dir, resumed, last) as cluster:
-            change(cluster, last, "dense=shards")
+            change(cluster, last, "dense=shards", ("shards", None))
             run = cluster.end()
     assert (run.summary["shards"], run.summary.get("slices")) == (2, None)
     assert_all_counted_once(run)
