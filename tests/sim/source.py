@@ -144,6 +144,10 @@ class Source(FakeSource):
     def sums(self) -> bool:
         return self._options.sums
 
+    @property
+    def exact(self) -> bool:
+        return self._options.exact
+
     def gradients(
         self, batches: Sequence[BatchId], _given: Sequence[BatchId], /
     ) -> Sequence[FakeResult]:
