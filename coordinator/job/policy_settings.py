@@ -10,11 +10,11 @@ from coordinator.core.description import JobDescription
 from coordinator.core.run import Run
 from coordinator.core.wording import in_words
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.core.policy import SETTINGS, Policy, check_dense, check_prefetch, fitting
+from psrpc.core.policy import SETTINGS, Policy, check_dense, check_exact, check_prefetch, fitting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
-OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")
+OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after", "exact")
 """Settings of a job that look like those of its policy. They cannot change while it runs."""
 
 OF_THE_RUN = ("batch_size", "local_steps", "seed")
@@ -151,6 +151,7 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
     if job.prefetch_rows:
         check_prefetch(policy)
     check_dense(job.dense, policy)
+    check_exact(job.exact, policy)
 
 
 def _value(text: str) -> Any:

@@ -21,7 +21,6 @@ from tests.worker.fakes import FakeResult, FakeSource
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.embedding.rows import RowsNeeded
-from worker.loop.sums import sum_gradients
 from worker.step.gradient_source import GradientResult, PullSnapshot
 
 if TYPE_CHECKING:
@@ -145,6 +144,10 @@ class Source(FakeSource):
     def sums(self) -> bool:
         return self._options.sums
 
+    @property
+    def exact(self) -> bool:
+        return self._options.exact
+
     def gradients(
         self, batches: Sequence[BatchId], _given: Sequence[BatchId], /
     ) -> Sequence[FakeResult]:
@@ -154,11 +157,8 @@ class Source(FakeSource):
         return [self._result(batch, None) for batch in batches]
 
     def add(self, results: Sequence[GradientResult], /) -> Sequence[Gradient]:
-        sums = [
-            sum_gradients(self.places.plan, [result.gradients[shard] for result in results])
-            for shard in range(self.places.plan.shards)
-        ]
-        return [each for each in sums if each is not None]
+        shards = zip(*[result.gradients for result in results], strict=True)
+        return [{ARENA: plain(sum(part[ARENA].parts[0] for part in parts))} for parts in shards]
 
     def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> FakeResult:
         self._compute()

@@ -81,6 +81,10 @@ class OneAtOnce:
     def sums(self) -> bool:
         return False
 
+    @property
+    def exact(self) -> bool:
+        return True
+
     def gradients(self, _batches: Any, _given: Any, /) -> Sequence[GradientResult]:
         raise AssertionError("gradient() computes one at a time")
 
@@ -114,6 +118,11 @@ class GradientSource(Protocol):
     def sums(self) -> bool:
         """Whether those computed at once are pushed as a sum (async). They are not compressed then,
         and have no row gradients."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether each gradient of a round is pushed by itself (sync). If not, none is
+        compressed."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""

@@ -67,6 +67,10 @@ class KerasSource(OneAtOnce):
         """See GradientSource, also for the other methods."""
         return self._made.spare.arrays
 
+    @property
+    def exact(self) -> bool:
+        return self._job.exact
+
     def build(self) -> None:
         self._replica = Replica(self._job, self._device.names)
 
