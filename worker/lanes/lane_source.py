@@ -104,6 +104,10 @@ class LaneSource(KerasSource):
     def sums(self) -> bool:
         return self._job.sum_devices
 
+    @property
+    def _adds(self) -> bool:
+        return self.sums or not self.exact
+
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         super().prepare(plan, workspace)
         for lane in self._lanes[1:]:
@@ -165,7 +169,7 @@ class LaneSource(KerasSource):
         device, lane = self._devices.each[index], self._lanes[index]
         if not device.is_host:
             given = StepInput(device.take(given.seeds), device.take(given.batch))
-        return lane.on_device(batch, given) if self.sums else lane.gradient(batch, given)
+        return lane.on_device(batch, given) if self._adds else lane.gradient(batch, given)
 
     def add(self, results: Sequence[GradientResult]) -> tuple[Gradient, ...]:
         assert self._sum is not None  # prepare makes it

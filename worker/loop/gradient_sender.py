@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pserver.client.client import PushResult, StagedEverywhere
@@ -19,6 +18,7 @@ from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
 from worker.loop.sums import RoundSum, sum_pushes, summed_attempts
 from worker.protocol import actions as does
+from worker.protocol.done import batch_totals
 from worker.step.gradient_source import GradientResult, GradientSource
 
 _BEHIND = "workers that are behind to catch up"
@@ -99,7 +99,7 @@ class GradientSender:
         others = _BEHIND if clock else ""
         pushes = self._pushes(action, here)
         if action.summed:
-            results_of = {b: (r, _totals(r, b.count)) for b, (r, _) in self.results.items()}
+            results_of = {batch: result for batch, (result, _) in self.results.items()}
             summed = sum_pushes(self._source.add, action, pushes, results_of)
             if summed is None:
                 return (does.Pushed(one_by_one=True),) * (1 + len(action.summed))
@@ -133,10 +133,16 @@ class GradientSender:
         return answers
 
     def add(
-        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None, here: Joined
+        self, results: Mapping[BatchId, GradientResult], used: ReceivedRows | None, here: Joined
     ) -> None:
-        """Adds a finite gradient to the sum that the next push of one of its batches carries."""
-        self._sum.add(here.shards.plan, batch, result, _totals(result, batch.count), used)
+        """Adds gradients that were computed at once to the sum that the next push of one of their
+        batches carries; keeps those that are not finite."""
+        finite = {batch: result for batch, result in results.items() if result.finite}
+        self.results.update((b, (r, used)) for b, r in results.items() if b not in finite)
+        # Devices add up what all of them have computed.
+        whole = len(finite) == len(results)
+        add = self._source.add if whole else lambda _results: ()
+        self._sum.add(here.shards.plan, finite, used, add)
 
     def _of_round(
         self, action: does.Push | does.PushNext, here: Joined
@@ -245,7 +251,7 @@ class GradientSender:
         if action.skip:
             return [GradientPush(batch, attempt, base, None, grant=grant) for base in bases]
         assert result is not None  # Compute comes first
-        totals = _totals(result, batch.count)
+        totals = batch_totals(batch, result.loss, result.metrics)
         return [
             GradientPush(
                 batch,
@@ -286,12 +292,6 @@ class GradientSender:
 def _refused(action: does.Push | does.PushNext) -> does.Pushed | tuple[does.Pushed, ...]:
     refused = does.Pushed(one_by_one=True)
     return (refused,) * (1 + len(action.summed)) if action.summed else refused
-
-
-def _totals(result: GradientResult, records: int) -> tuple[float, ...]:
-    """Returns what a batch adds to its epoch's totals; empty if any of it is not finite."""
-    totals = (result.loss * records, float(records), *result.metrics)
-    return totals if result.finite and all(map(math.isfinite, totals)) else ()
 
 
 def _before(number: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pserver.client.client import ShardClient
@@ -199,7 +199,8 @@ class Performer:
             result = self._source.gradient(action.batch, given, used)
         self._sizes.add(action.batch.count)
         self._took_to_compute()
-        return self._computed(action.batch, result, used, action.add)
+        (computed,) = self._computed({action.batch: result}, used, action.add)
+        return computed
 
     def _compute_at_once(self, batches: Sequence[BatchId], add: bool) -> tuple[does.Computed, ...]:
         times, position = self._times, pb.WorkerPosition
@@ -212,8 +213,7 @@ class Performer:
         results = self._source.gradients(batches, given)
         self._sizes |= sizes
         self._took_to_compute()
-        pairs = zip(batches, results, strict=True)
-        return tuple([self._computed(batch, result, None, add) for batch, result in pairs])
+        return self._computed(dict(zip(batches, results, strict=True)), None, add)
 
     def _took_to_compute(self) -> None:
         computed_s = self._times.took("compute")
@@ -222,18 +222,21 @@ class Performer:
             self._times.took("compute")
 
     def _computed(
-        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None, add: bool
-    ) -> does.Computed:
-        """Keeps the gradient of ``batch`` for its push, or adds it to the sum."""
+        self, results: Mapping[BatchId, GradientResult], used: ReceivedRows | None, add: bool
+    ) -> tuple[does.Computed, ...]:
+        """Keeps gradients that were computed at once for their pushes, or adds them to the sum."""
+        if add:
+            self._sender.add(results, used, self._here)
+        else:
+            self._sender.results.update((b, (r, used)) for b, r in results.items())
+        return tuple([self._described(batch, result) for batch, result in results.items()])
+
+    def _described(self, batch: BatchId, result: GradientResult) -> does.Computed:
         not_finite = "" if result.finite else self._source.not_finite(batch)
         if not result.finite:
             data = {"data": not_finite} if not_finite else {}
             text = "the gradient is NaN or infinite; the batch is skipped"
             log.warning(text, batch=str(batch), **data)
-        if add and result.finite:
-            self._sender.add(batch, result, used, self._here)
-        else:
-            self._sender.results[batch] = result, used
         return does.Computed(result.loss, result.finite, not_finite)
 
     def _take_back(self, action: does.TakeBack) -> None:

@@ -17,26 +17,33 @@ from psrpc.wire.commands import from_batch
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows
 from worker.protocol import actions as does
+from worker.protocol.done import batch_totals
 from worker.step.gradient_source import GradientResult
 
 BLOCK = 1 << 16
 """Elements that are added at a time, so that what is between stays in the cache."""
 
 
+Add = Callable[[Sequence[GradientResult]], Sequence[Gradient]]
+"""See :meth:`worker.step.gradient_source.GradientSource.add`."""
+
+
 def sum_pushes(
-    add: Callable[[Sequence[GradientResult]], Sequence[Gradient]],
+    add: Add,
     action: does.PushPull,
     pushes: Sequence[GradientPush],
-    results: Mapping[BatchId, tuple[GradientResult, tuple[float, ...]]],
+    results: Mapping[BatchId, GradientResult],
 ) -> list[GradientPush] | None:
     """Async: returns ``pushes`` with the gradients of all ``summed`` attempts added; None if a sum
-    is not finite. ``results`` have the totals of each; for ``add`` see
-    :class:`worker.step.gradient_source.GradientSource`."""
+    is not finite."""
     attempts = summed_attempts(action)
-    sums = add([results[batch][0] for batch in (action.batch, *[one.batch for one in attempts])])
+    sums = add([results[batch] for batch in (action.batch, *[one.batch for one in attempts])])
     if not sums:
         return None
-    totals = [results[one.batch][1] for one in attempts]
+    totals = [
+        batch_totals(one.batch, results[one.batch].loss, results[one.batch].metrics)
+        for one in attempts
+    ]
     return [
         replace(push, gradients=total, summed=_beside(action, attempts, shard, totals))
         for shard, (push, total) in enumerate(zip(pushes, sums, strict=True))
@@ -92,16 +99,34 @@ class RoundSum:
     def add(
         self,
         plan: Plan,
-        batch: BatchId,
-        result: GradientResult,
-        totals: tuple[float, ...],
+        results: Mapping[BatchId, GradientResult],
         used: ReceivedRows | None,
+        together: Add,
     ) -> None:
-        """Adds the finite, uncompressed gradient of ``batch``, in any order of batches: arenas of
-        integers get the values of the highest. For ``totals`` see
-        :class:`pserver.client.requests.GradientPush`."""
+        """Adds finite, uncompressed gradients that were computed at once, in any order of batches:
+        arenas of integers get the values of the highest. Those of batches of one size are added up
+        by ``together`` first."""
+        alike = len(results) > 1 and len({batch.count for batch in results}) == 1
+        sums = together([*results.values()]) if alike else ()
+        if sums:
+            self._add(plan, [*results], sums)
+        for batch, result in results.items():
+            if not sums:
+                self._add(plan, [batch], result.gradients, result.rows)
+            self._totals[batch] = batch_totals(batch, result.loss, result.metrics)
+        self.used = used
+
+    def _add(
+        self,
+        plan: Plan,
+        batches: Sequence[BatchId],
+        gradients: Sequence[Gradient],
+        rows_of: Sequence[Mapping[int, Rows]] = (),
+    ) -> None:
+        """Adds the sum of the gradients of ``batches``, which have equally many records."""
+        batch = max(batches)
         first, highest = not self._totals, batch > max(self._totals, default=batch)
-        for shard, gradient in enumerate(result.gradients):
+        for shard, gradient in enumerate(gradients):
             for arena in plan.arenas:
                 into = self._parts(shard, arena, gradient[arena.name])
                 dtype = wire_dtype(gradient[arena.name].encoding, arena.dtype)
@@ -110,12 +135,11 @@ class RoundSum:
                         _add(total, part.view(dtype), batch.count, first)
                     elif first or highest:
                         np.copyto(total, part)
-        for shard, tables in enumerate(result.rows):
+        for shard, tables in enumerate(rows_of):
             held = self._rows.setdefault(shard, {})
             for table, rows in tables.items():
                 before = [(np.float32(1), held[table])] if table in held else []
                 held[table] = weighted_sum([*before, (np.float32(batch.count), rows)])
-        self._totals[batch], self.used = totals, used
 
     def _parts(self, shard: int, arena: ArenaPlan, encoded: Encoded) -> list[Array]:
         key, sizes = (shard, arena.name), [part.size for part in encoded.parts]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from psrpc.core.batch import BatchId
@@ -86,3 +87,10 @@ def raise_shutdown(shutdown: pb.Shutdown) -> None:
     if shutdown.reason:
         raise Stopped(f"the job was {shutdown.reason}", INTERRUPTED)
     raise Stopped("the job is done")
+
+
+def batch_totals(batch: BatchId, loss: float, metrics: Sequence[float]) -> tuple[float, ...]:
+    """Returns what ``batch``, whose gradient is finite, adds to its epoch's totals; empty if any of
+    it is not finite."""
+    totals = (loss * batch.count, float(batch.count), *metrics)
+    return totals if all(map(math.isfinite, totals)) else ()

@@ -173,7 +173,7 @@ class GradientSource(Protocol):
     def add(self, results: Sequence[GradientResult], /) -> Sequence[Gradient]:
         """Returns, per shard, the sum of finite gradients of the last :meth:`gradients`: of
         replaced arenas the last value, as if they had been pushed one after the other. Empty if an
-        element of the sum is infinite. Only with :attr:`sums`."""
+        element of the sum is infinite. Only with :attr:`sums`, or without :attr:`exact`."""
 
     def swap(self, version: int) -> None:
         """Makes the spare parameters current; ``version`` is the newest among the shards' parts."""

@@ -77,6 +77,8 @@ where = {node.device[-5:] for node in nodes if node.op == "MatMul"}
 assert where == {"CPU:1"}, where
 
 # Gradients that are to be summed stay on their devices until they are asked for.
+source = made(mode="sync", replicas=4, exact=False)
+assert hasattr(source.gradients((A, B), [source.read(batch) for batch in (A, B)])[1], "buffers")
 source = made(sum_devices=True)
 given = [source.read(batch) for batch in (A, B)]
 results = source.gradients((A, B), given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from tests.worker.scripted_coordinator import attempt_at
 from worker.loop import sums
 from worker.loop.sums import RoundSum
 from worker.protocol.actions import Push
+from worker.step.gradient_source import GradientResult
 
 PLAN: Plan = make_plan(
     (
@@ -54,7 +55,7 @@ def added(
 ) -> RoundSum:
     total = into or RoundSum()
     for batch, result in results.items():
-        total.add(plan, batch, result, (float(batch.first),), None)
+        total.add(plan, {batch: result}, None, lambda _: ())
     return total
 
 
@@ -85,10 +86,10 @@ def test_the_mean_is_weighted_by_records_and_integers_are_of_the_highest_batch(
     for arena, found in zip(PLAN.arenas, values_of(push), strict=True):
         assert any(np.allclose(found, one, rtol=1e-6) for one in expected[arena.replaced])
     assert (push.batch, push.attempt, push.base_version, push.grant) == (THIRD, 17, 4, b"first")
-    assert push.totals == (16.0,)
+    assert push.totals == (2.0, 2.0)
     assert [(one.attempt, one.totals) for one in push.summed] == [
-        (Attempt(FIRST, 1), (0.0,)),
-        (Attempt(SECOND, 9), (8.0,)),
+        (Attempt(FIRST, 1), (8.0, 8.0)),
+        (Attempt(SECOND, 9), (8.0, 8.0)),
     ]
     # Another shard keeps no totals.
     two = make_plan((VariableSpec("w", (32,), "float32", "trainable"),), 2, "cut")
@@ -97,6 +98,28 @@ def test_the_mean_is_weighted_by_records_and_integers_are_of_the_highest_batch(
     action = Push(FIRST, 1, ahead=True, summed=(attempt_at(THIRD, 2),))
     _, second = total.pushes(two, action, [4, 4]) or []
     assert (second.totals, second.summed[0].totals) == ((), ())
+
+
+def test_what_devices_have_computed_at_once_they_add_up() -> None:
+    asked = []
+
+    def together(results: Sequence[GradientResult]) -> Sequence[Gradient]:
+        asked.append([*results])
+        return (gradient_of(3, 30, 200),) if len(asked) == 1 else ()
+
+    one, two = FakeResult((gradient_of(1, 10, 100),)), FakeResult((gradient_of(2, 20, 200),))
+    total = RoundSum()
+    # Batches of two sizes have two weights.
+    total.add(PLAN, {FIRST: one, THIRD: two}, None, together)
+    assert not asked
+    total.clear()
+    total.add(PLAN, {FIRST: one, SECOND: two}, None, together)
+    assert asked == [[one, two]]
+    assert [found[0] for found in values_of(pushed(total, SECOND, FIRST))] == [1.5, 15.0, 200.0]
+    # What they cannot add up is added here.
+    total.clear()
+    total.add(PLAN, {FIRST: one, SECOND: two}, None, together)
+    assert [found[0] for found in values_of(pushed(total, SECOND, FIRST))] == [1.5, 15.0, 200.0]
 
 
 def test_a_sum_is_a_copy_and_the_next_one_begins_anew() -> None:
