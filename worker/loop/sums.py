@@ -82,10 +82,12 @@ def _sum(same: Sequence[Encoded]) -> Encoded | None:
     encoding = same[0].encoding
     parts = []
     for pieces in zip(*[each.parts for each in same], strict=True):
-        dtype = pieces[0].dtype if encoding == "plain" else np.float32
+        # TensorFlow hands rounded elements over as whole numbers of 16 bits.
+        wire = wire_dtype(encoding, pieces[0].dtype)
+        dtype = wire if encoding == "plain" else np.float32
         # An infinite element is an answer here, not a surprise.
         with np.errstate(over="ignore"):
-            part = reduce(np.add, [piece.astype(dtype, copy=False) for piece in pieces])
+            part = reduce(np.add, [piece.view(wire).astype(dtype, copy=False) for piece in pieces])
         if not np.isfinite(part).all():
             return None
         parts.append(part if encoding == "plain" else round_to(part, encoding))

@@ -73,7 +73,9 @@ def test_rounded_gradients_are_added_in_float32_and_rounded_once(
 ) -> None:
     values: npt.NDArray[np.float32] = np.array([1, 3e-3, 60000], np.float32)
     rounded = round_to(values, encoding)
-    gradient = {**gradient_of(0, 0, 0), PLAN.arenas[0].name: Encoded(encoding, (rounded,))}
+    # TensorFlow hands them over as whole numbers of 16 bits.
+    of_tensorflow = Encoded(encoding, (rounded.view(np.uint16),))
+    gradient = {**gradient_of(0, 0, 0), PLAN.arenas[0].name: of_tensorflow}
     total = sum_gradients(PLAN, (gradient, gradient, gradient))
     assert total is not None
     (part,) = total[PLAN.arenas[0].name].parts
