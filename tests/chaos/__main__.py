@@ -70,6 +70,7 @@ def main() -> int:
         f"{len(several)} have workers of several devices, of which "
         f"{sum(one.sums for one in several)} push sums"
     )
+    say(f"{sum(not s.options.exact for s in schedules)} have workers that push sums of a round")
     if not failed and not options.keep:
         shutil.rmtree(folder)
     return 1 if failed else 0

@@ -97,6 +97,7 @@ def make_schedule(
         options = _with_policies(policies, options)
         options = replace(options, rows=random.Random(f"tables {seed}").random() < TABLES)
         options = _with_devices(random.Random(f"devices {seed}"), options)
+        options = _with_sums(random.Random(f"exact {seed}"), options)
     options = replace(options, data=random.Random(f"data {seed}").random() < DATA)
     faults = _with_change(policies, options, _faults(rng, options, disk))
     return Schedule(seed, options, _with_drains(random.Random(f"drains {seed}"), faults))
@@ -113,7 +114,7 @@ def _hosted_schedule(rng: random.Random, seed: int, disk: bool) -> Schedule:
     rows = random.Random(f"hosted tables {seed}").random() < TABLES
     data = rows and random.Random(f"data {seed}").random() < DATA
     options = replace(options, policy=policy, shards=shards, hosted=True, rows=rows, data=data)
-    options = _with_devices(rng, options)
+    options = _with_sums(random.Random(f"exact {seed}"), _with_devices(rng, options))
     return Schedule(seed, options, _with_drains(rng, _faults(rng, options, disk)))
 
 
@@ -191,6 +192,14 @@ def _with_devices(rng: random.Random, options: Options) -> Options:
         return options
     sums = "async" in modes and options.optimizer == "sgd"
     return replace(options, devices=rng.choice((2, 3)), sums=sums and rng.random() < 0.6)
+
+
+def _with_sums(rng: random.Random, options: Options) -> Options:
+    """The same cluster, often with sums of a round, where a sum has the bits of its summands."""
+    policy = options.policy
+    if policy != Policy(mode="sync", replicas=2) or options.change is not None:
+        return options
+    return replace(options, exact=rng.random() < 0.3)
 
 
 def _varied(rng: random.Random, policy: Policy) -> Policy:

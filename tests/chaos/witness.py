@@ -60,6 +60,8 @@ class Options:
         rows: it has embedding tables, see :mod:`tests.chaos.row_witness`.
         devices: batches that each worker computes at once.
         sums: workers push the sums of their gradients (async).
+        exact: workers push each gradient of a round by itself (sync), else the sum of theirs. Of
+            rounds of two that has the same bits, since only powers of two are multiplied.
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
         hosted: workers host the shards, as slices; with ``rows`` as many slices beside the shards.
@@ -81,6 +83,7 @@ class Options:
     rows: bool = False
     devices: int = 1
     sums: bool = False
+    exact: bool = True
     change: Policy | None = None
     change_step: int = 0
     hosted: bool = False
@@ -90,7 +93,7 @@ class Options:
         model = "TensorFlow" if self.tensorflow else self.optimizer
         tables = " with tables" if self.rows else ""
         devices = f" of {self.devices} devices" if self.devices > 1 else ""
-        devices += " (sums)" if self.sums else ""
+        devices += " (sums)" if self.sums or not self.exact else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         shards = "slices" if self.hosted else "shards"
         shards = "shards and slices" if self.slices else shards
@@ -204,6 +207,7 @@ def description(options: Options) -> dict[str, Any]:
         optimizer=optimizer_config(options.optimizer),
         checkpoint_every=options.checkpoint_every,
         total_updates=options.total_steps,
+        exact=options.exact,
         dense="allreduce" if options.hosted else "shards",
         slices=options.slices or None,
     )

@@ -98,6 +98,10 @@ class WitnessSource(FakeSource):
     def sums(self) -> bool:
         return self._options.sums
 
+    @property
+    def exact(self) -> bool:
+        return self._options.exact
+
     def gradients(
         self, batches: Sequence[BatchId], given: Sequence[int], /
     ) -> Sequence[FakeResult]:

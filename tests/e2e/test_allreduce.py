@@ -17,7 +17,7 @@ from tests.e2e.test_recovery import COMMON, GATED, assert_all_counted_once, faul
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
-SYNC = ("--mode", "sync", "--set", "checkpoint_every=20")
+SYNC = ("--mode", "sync", "--replicas", "4", "--set", "checkpoint_every=20")
 HOSTED = ("--set", "dense=allreduce")
 
 
@@ -33,10 +33,19 @@ def assert_same_bits(run: Run, expected: dict[str, npt.NDArray[np.generic]]) -> 
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+def assert_close(run: Run, expected: dict[str, npt.NDArray[np.generic]]) -> None:
+    """Sums in another order differ by rounding, which 190 steps with momentum amplify."""
+    for name, value in load_variables(run.checkpoint).items():
+        found, exact = value.astype(np.float64), expected[name].astype(np.float64)
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "sums"])
 def test_training_outlives_killed_hosts_and_ends_in_the_bits_of_shards(
-    tmp_path: Path, expected: dict[str, npt.NDArray[np.generic]]
+    tmp_path: Path, expected: dict[str, npt.NDArray[np.generic]], exact: bool
 ) -> None:
-    with faulty(tmp_path, *SYNC, *HOSTED) as cluster:
+    """With sums of a round it ends near them, and every batch counts once all the same."""
+    with faulty(tmp_path, *SYNC, *HOSTED, "--set", f"exact={exact}") as cluster:
         generation = cluster.until_trained(after=0)
         assert not members(cluster.run_dir, "pserver")
         cluster.kill("worker")
@@ -50,7 +59,7 @@ def test_training_outlives_killed_hosts_and_ends_in_the_bits_of_shards(
     assert restarts["coordinator"] == 1
     assert sum(n for name, n in restarts.items() if name.startswith("worker")) == 2
     assert run.summary["generation"] == generation == 3
-    assert_same_bits(run, expected)
+    (assert_same_bits if exact else assert_close)(run, expected)
 
 
 def test_a_drained_host_hands_its_slice_to_another_worker_in_a_cluster_by_hand(

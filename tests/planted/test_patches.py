@@ -38,7 +38,7 @@ def test_names_catchers_that_exist(planted: Planted) -> None:
     for catcher in planted.catchers:
         if catcher.startswith("sim "):
             *flags, seeds = catcher.split()[1:]
-            assert set(flags) <= {"--allreduce", "--attended"}
+            assert set(flags) <= {"--allreduce", "--attended", "--sums"}
             first, _, last = seeds.partition("..")
             assert int(first) < int(last)
             continue

@@ -28,7 +28,15 @@ from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
-from tests.sim.run import Verdict, run_attended, run_hosted, run_options, run_seed, silenced
+from tests.sim.run import (
+    Verdict,
+    run_attended,
+    run_hosted,
+    run_options,
+    run_seed,
+    run_summed,
+    silenced,
+)
 from tests.sim.schedule import Process, Schedule
 from tests.sim.store import StoreFile
 from tests.sim.table_witness import Recent
@@ -115,6 +123,28 @@ def test_many_clusters_whose_workers_host_the_parameters(first: int) -> None:
     """Slices go through all that there is."""
     seen = _all_hosted_hold(range(first, first + 50))
     assert {what for what in HOSTED if not seen[what]} == set()
+
+
+@pytest.mark.parametrize("first", range(0, 4, 2))
+def test_clusters_whose_workers_sum_gradients_of_a_round(first: int) -> None:
+    _sums_hold(range(first, first + 2))
+
+
+@pytest.mark.slow
+def test_many_clusters_whose_workers_sum_gradients_of_a_round() -> None:
+    """Sums are pushed while all kinds of things go wrong, to shards and to slices."""
+    seen = _sums_hold(range(4, 44))
+    wanted = ("sums pushed", "worker restarts", "shards restored", "slices hosted", "changes made")
+    assert {what for what in wanted if not seen[what]} == set()
+
+
+def _sums_hold(seeds: range) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        verdict = run_summed(seed)
+        assert not verdict.failure, str(verdict)
+        seen += verdict.counts
+    return seen
 
 
 HOSTED = (
