@@ -143,7 +143,7 @@ def measure(run: int, case: HostCase, link: Link, peers: Path) -> Iterator[HostS
             try:
                 with Processes(link, Path(folder)) as processes:
                     if who == "TF":
-                        figure = run_peer_parts(case, processes, peers)
+                        figure = run_peer_parts(case.parts, case.peer, processes, peers)
                     else:
                         figure = run_ours(case, ENCODINGS[who], processes, Path(folder))
             except (RunFailed, TooShort) as error:
@@ -183,19 +183,22 @@ def run_ours(case: HostCase, encoding: Sequence[str], processes: Processes, fold
     return rate_of(step_ms(read_steps(folder / "steps"), WARMUP), len(workers))
 
 
-def run_peer_parts(case: HostCase, processes: Processes, peers: Path) -> Figure:
-    """Runs the parts of TensorFlow's script on the hosts where ours are.
+def run_peer_parts(
+    parts: Sequence[tuple[str, str]], case: str, processes: Processes, peers: Path
+) -> Figure:
+    """Runs the ``parts`` of a peer's script, each on its host; the last one prints the figure of
+    ``case``.
 
     Raises:
         RunFailed: a part failed.
     """
     if not peers.is_dir():
         raise RunFailed(f"no {peers}")
-    for host, part in case.parts:
-        command = module_command("benchmarks.split_peer", str(peers), part, case.peer)
+    for host, part in parts:
+        command = module_command("benchmarks.split_peer", str(peers), part, case)
         last = processes.start(host, command)
     processes.wait([last])
-    return read_figure(processes.text(last), processes.said(last), case.peer)
+    return read_figure(processes.text(last), processes.said(last), case)
 
 
 def rate_of(ms: float, workers: int) -> Figure:

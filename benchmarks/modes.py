@@ -15,10 +15,13 @@ from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.peers import Figure, run_peer
 from benchmarks.steps import TooShort, steps_per_s
 from benchmarks.table import markdown, number, verdict
-from benchmarks.workloads import DENSE, JOBS, MNIST, WARMUP
+from benchmarks.workloads import JOBS, MNIST, WARMUP
 
 LEAST_S = 5.0
 """A rate over less than this says little."""
+
+HYBRID = ("sync", "allreduce")
+"""For jobs with tables: all on shards, or rows alone."""
 
 OURS = ("async", "ssp", "sync", "sync8", "allreduce")
 
@@ -43,6 +46,8 @@ class Row:
     shards: int = 1
     epochs: int = 1
     systems: tuple[str, ...] = OURS
+    more: tuple[str, ...] = ()
+    """Further settings of the job."""
 
     @property
     def name(self) -> str:
@@ -53,7 +58,7 @@ class Row:
     def job(self) -> Path:
         """The job file that trains it here."""
         own = ROOT / "examples" / f"{self.workload}.py"
-        return JOBS / f"{self.workload}.py" if self.workload in {**MNIST, **DENSE} else own
+        return own if own.exists() and self.workload not in MNIST else JOBS / f"{self.workload}.py"
 
     def settings(self, system: str) -> tuple[str, ...]:
         """The settings of one of our modes."""
@@ -62,13 +67,13 @@ class Row:
             "ssp": ("mode=ssp", "staleness=2"),
             "sync": ("mode=sync", f"replicas={self.workers}"),
             "sync8": ("mode=sync", "replicas=8"),
-            # Slices in the workers, as many as the row has shards.
+            # As many slices as shards, which have the rows if there are any.
             "allreduce": (
                 *("mode=sync", f"replicas={self.workers}"),
-                *("dense=allreduce", "engine=numpy"),
+                *("dense=allreduce", f"slices={self.shards}", "engine=numpy"),
             ),
         }
-        return (*modes[system], f"epochs={self.epochs}")
+        return (*modes[system], f"epochs={self.epochs}", *self.more)
 
     def case(self, system: str) -> str:
         """The workload as the script of a peer calls it."""
@@ -85,6 +90,9 @@ ROWS = (
         "dense_1x64MB", 2, epochs=3, systems=("async", "sync", "allreduce", "tf_mwms", "torch_ddp")
     ),
     Row("dense_1x64MB", 2, shards=2, epochs=3, systems=("sync", "allreduce")),
+    Row("rows_and_64MB", 2, epochs=3, systems=HYBRID),
+    Row("rows_and_64MB", 2, shards=2, epochs=3, systems=HYBRID),
+    Row("movielens", 2, epochs=40, systems=HYBRID, more=("network=towers", "data=synthetic")),
 )
 
 TARGETS: dict[tuple[str, str], float] = {

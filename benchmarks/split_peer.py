@@ -1,4 +1,4 @@
-"""Runs one part of a TensorFlow peer on one of two hosts, by the functions of its own script.
+"""Runs one part of a peer on one of two hosts, by the functions of its own script.
 
     python -m benchmarks.split_peer PEERS PART CASE
 
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import sync_dense
 from benchmarks.link import HOSTS
+from benchmarks.workloads import DENSE
 
 SPEC = {
     "ps": [f"{HOSTS['near']}:6001"],
@@ -62,19 +66,37 @@ class Reported:
         self._script.report("tf_mwms", self._case, 1e3 / rate, steps_per_s=round(rate, 1))
 
 
+class DenseReported:
+    """Takes the seconds of a round of :mod:`benchmarks.sync_dense` and reports the rate."""
+
+    def __init__(self, case: str) -> None:
+        self._case = case
+
+    def put(self, round_s: float) -> None:
+        """Prints the JSON line."""
+        sync_dense.report(self._case, round_s, len(RING))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the part until it ends, or is ended."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.split_peer", description=__doc__)
     parser.add_argument("peers", help="folder of the scripts")
-    parser.add_argument("part", choices=["ps", "worker", "chief", "ring0", "ring1"])
+    parts = ["ps", "worker", "chief", "ring0", "ring1", "ddp0", "ddp1"]
+    parser.add_argument("part", choices=parts)
     parser.add_argument("case")
     options = parser.parse_args(argv)
     sys.path.insert(0, options.peers)
+    name, index = options.case.rpartition("_")[0], options.part[-1]
+    if name in DENSE and index in "01":
+        system = "torch_ddp" if options.part.startswith("ddp") else "tf_mwms"
+        # By default gloo takes the address of the machine's name, which is the same on both hosts.
+        [link] = [name for _, name in socket.if_nameindex() if name != "lo"]
+        os.environ["GLOO_SOCKET_IFNAME"] = link
+        sync_dense.member(system, DENSE[name], RING, int(index), DenseReported(options.case))
+        return
     if options.part.startswith("ring"):
         script = importlib.import_module("sync_tf")
-        name = options.case.rpartition("_")[0]
-        out = Reported(script, options.case)
-        script.train(name, len(RING), int(options.part[-1]), RING, out)
+        script.train(name, len(RING), int(index), RING, Reported(script, options.case))
         return
     script = importlib.import_module("tf_ps")
     if options.part == "chief":

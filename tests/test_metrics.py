@@ -241,5 +241,5 @@ def test_alerts_know_every_phase_in_which_a_job_should_train() -> None:
     """In the others no batch is trained: what is left is evaluated or saved, or the job is over."""
     found = re.search(r'phase=~"([a-z|]+)"', alerts()["JobMakesNoProgress"])
     assert found is not None
-    rest = {"finishing", "stopping", "done", "failed"}
+    rest = {"finishing", "stopping", "restarting", "done", "failed"}
     assert set(found[1].split("|")) == set(get_args(Phase)) - rest

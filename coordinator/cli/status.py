@@ -145,7 +145,7 @@ def watch(
         CoordinatorUnreachable: the coordinator has not answered for a minute.
     """
     from coordinator.client.patience import Patience
-    from coordinator.core.lifecycle import ENDED
+    from coordinator.core.lifecycle import OVER
 
     patience = Patience(client, AWAY_S, _say)
     clear = CLEAR if sys.stdout.isatty() and not as_json else ""
@@ -153,7 +153,7 @@ def watch(
         print(f"{clear}{_written(status, as_json)}", flush=True)  # noqa: T201
         if not as_json and not clear:
             print(flush=True)  # noqa: T201
-        if status.phase in ENDED:
+        if status.phase in OVER:
             return
         pause(EVERY_S)
         status = patience.persist(client.get_job_status)

@@ -153,8 +153,10 @@ class CoordinatorClient:
         """Returns the worker's leases to the coordinator."""
         return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, deadline_s)
 
-    def set_policy(self, settings: Iterable[str]) -> pb.SetPolicyResponse:
-        """Changes the policy of the running job; ``key=value``.
+    def set_policy(
+        self, settings: Iterable[str], deadline_s: float = CALL_S
+    ) -> pb.SetPolicyResponse:
+        """Changes the policy of the running job, or its processes; ``key=value``.
 
         Raises:
             InvalidJob: settings that do not fit the mode, each other or the job.
@@ -162,7 +164,7 @@ class CoordinatorClient:
             JobFailed: the job has ended, or has nothing more to train.
         """
         request = pb.SetPolicyRequest(settings=settings)
-        return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
+        return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, deadline_s)
 
     def await_hold(self, after: int, deadline_s: float = POLL_S) -> pb.AwaitHoldResponse:
         """Waits a few seconds for an attended job to hold, or to be over; see the proto.

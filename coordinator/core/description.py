@@ -56,6 +56,7 @@ class JobDescription:
         rows_nbytes: bytes of the rows that a batch needs, roughly.
         first_rows: the checkpoint with the initial rows of the tables; empty for none.
         slots: the names of the optimizer's state in checkpoints; None if unknown.
+        exact: whether each gradient of a round is pushed by itself, and no worker pushes a sum.
         dense: whether the dense parameters are in processes of their own, or in slices that workers
             host.
         slices: the number of slices, if the job says one.
@@ -98,6 +99,7 @@ class JobDescription:
     reduce_lr: ReduceLr | None = None
     evaluate_every_epoch: bool = False
     unsummed_metrics: tuple[str, ...] = ()
+    exact: bool = True
     dense: Dense = "shards"
     slices: int | None = None
 

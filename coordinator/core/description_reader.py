@@ -99,6 +99,7 @@ def read_description(document: Any) -> JobDescription:
         reduce_lr=_on_plateau(ReduceLr, read.checked("reduce_lr", REDUCE_LR)),
         unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),
         evaluate_every_epoch=read.checked("evaluate_every_epoch", maybe(flag)) or False,
+        exact=read.checked("exact", maybe(flag)) is not False,
         dense=read.choice("dense", get_args(Dense), absent=True) or "shards",
         slices=read.checked("slices", maybe(whole(1))),
         slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),

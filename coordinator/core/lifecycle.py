@@ -6,16 +6,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal[
-    "waiting", "recovering", "initializing", "training", "finishing", "stopping", "done", "failed"
+    "waiting",
+    "recovering",
+    "initializing",
+    "training",
+    "finishing",
+    "stopping",
+    "restarting",
+    "done",
+    "failed",
 ]
 
-ENDED: tuple[Phase, ...] = ("done", "failed")
+ENDED: tuple[Phase, ...] = ("restarting", "done", "failed")
+"""Phases in which the processes of the job end. ``restarting``: the run goes on, with other
+processes (:data:`STOPPED_FOR`)."""
 
 FORMING: tuple[Phase, ...] = ("waiting", "recovering")
 """Phases in which a generation is being formed: no worker trains."""
 
+OVER: tuple[Phase, ...] = ("done", "failed")
+"""Phases in which the run has ended, too."""
+
 STOPPED = "stopped by a signal"
 """The reason of a job that a user has stopped. It is not a failure of any process."""
+
+STOPPED_FOR = "stopped for "
+"""How the reason of a job begins that ends so that its cluster starts again; settings follow."""
 
 ENDED_EARLY = "stopped early on request"
 """The reason of a job that is done by request, with what it has trained."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,8 @@ class Run:
         remarks: remarks for the user on the settings.
         counted_twice: batches that may have counted twice on parts of the parameters, since the run
             was resumed with another number of shards.
+        changed: settings of the job that were changed while the run went on; among the
+            ``overrides``, too.
     """
 
     run_id: str
@@ -135,6 +137,7 @@ class Run:
     first: Policy | None = None
     remarks: tuple[str, ...] = ()
     counted_twice: int = 0
+    changed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hosted(self) -> range:

@@ -109,3 +109,10 @@ def shards(indices: Iterable[int]) -> str:
 def of(have: int, of_all: int, noun: str, nouns: str) -> str:
     """Formats a count: ``"0 of 1 task"`` or ``"1 of 2 tasks"``."""
     return f"{have} of {of_all} {noun if of_all == 1 else nouns}"
+
+
+def in_words(changed: Mapping[str, str]) -> str:
+    """Formats changed settings of a job: ``"dense=allreduce slices=2"``, without those that are
+    switched off beside others."""
+    on = {key: value for key, value in changed.items() if value != "none"} or changed
+    return " ".join(f"{key}={value}" for key, value in on.items())

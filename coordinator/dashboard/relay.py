@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.core.lifecycle import ENDED
+from coordinator.core.lifecycle import OVER
 from coordinator.dashboard.snapshots import PAGE, Subscribers
 from coordinator.display.status_page import status_as_json
 from psrpc.core.errors import CoordinatorUnreachable, PsError
@@ -40,7 +40,7 @@ class Relay:
     def ended(self) -> bool:
         """Whether the job was over when the coordinator answered last."""
         with self._lock:
-            return self._told.status.phase in ENDED
+            return self._told.status.phase in OVER
 
     def status(self) -> dict[str, Any]:
         """Returns the same as ``DashboardSnapshots.status``, by the coordinator's clock. Raises

@@ -8,16 +8,24 @@ method has a synchronous twin that does everything except wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.core.description import JobDescription
 from coordinator.core.figures import Position, WorkerHeartbeat
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.run import Run
+from coordinator.core.wording import in_words
 from coordinator.core.work import MetricVariable, Report, Wait, Work
 from coordinator.job.authority import Authority
 from coordinator.job.job_run import JobRun
-from coordinator.job.policy_settings import changed_policy, parse_settings
+from coordinator.job.policy_settings import (
+    changed_policy,
+    check_restart,
+    parse_settings,
+    refused_while_running,
+    with_cluster,
+)
 from coordinator.job.shard_calls import ShardCalls
 from coordinator.job.worker_sessions import WorkerSessions
 from coordinator.membership.members import Shard
@@ -68,8 +76,19 @@ class Engine:
         sessions: the sessions of workers.
     """
 
-    def __init__(self, job_run: JobRun, store: Store, authority: Authority | None = None) -> None:
+    def __init__(
+        self,
+        job_run: JobRun,
+        store: Store,
+        authority: Authority | None = None,
+        describe: Callable[[Mapping[str, str]], Awaitable[JobDescription]] | None = None,
+    ) -> None:
+        """``describe`` describes the job with other settings; None if nothing would start the
+        cluster again with them."""
         self.job_run = job_run
+        self._describe = describe
+        self._checked = ""
+        """The settings with which the job is being described, in words."""
         self.authority = authority or Authority()
         self.shards = ShardCalls(job_run)
         self.sessions = WorkerSessions(job_run, store, self.authority)
@@ -193,6 +212,32 @@ class Engine:
         values = parse_settings(settings)
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.job_run.changes.ask(policy), policy
+
+    async def restart_with(self, asked: Mapping[str, str]) -> Mapping[str, str]:
+        """Requests that the cluster starts again with other processes, once the job, described with
+        the settings ``asked``, shows nothing that speaks against it. Returns all settings that the
+        run then has beside those of its start; empty if nothing would change. Raises InvalidJob,
+        NotReady or JobFailed; nothing has changed then."""
+        changes = self.job_run.changes
+        if self._describe is None:
+            key, value = next(iter(asked.items()))
+            raise refused_while_running(f"{key}={value}", key)
+        changed = with_cluster(self.run.changed, asked)
+        if changes.switch is None or changes.switch.changed != changed:
+            changes.check_free("processes")
+            if self._checked:
+                raise NotReady(f"{self._checked} is being checked; try again after that")
+            self._checked = in_words(changed)
+            try:
+                described = await self._describe(changed)
+            finally:
+                self._checked = ""
+            # The policy may have changed meanwhile.
+            check_restart(self.run, described)
+            if described.document == self.run.description.document:
+                return {}
+        changes.ask_restart(changed)
+        return changed
 
     async def await_hold(self, after: int) -> JobHold | None:
         """Waits a while for a hold, or the end of the job; see :meth:`Holding.look`."""

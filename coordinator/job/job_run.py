@@ -18,7 +18,6 @@ from coordinator.membership.members import WorkerSilent
 from coordinator.membership.recovery import went_back
 from coordinator.records.curves import Curves
 from coordinator.records.store import Store
-from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.gauges import read_gauges
 from coordinator.training.job_state import JobState
 from coordinator.transitions.changes import Changes
@@ -68,7 +67,7 @@ class JobRun(JobState):
         )
         self.departures = Departures(self, run.plan.shards, self.advance)
         self.stuck = Stuck(self, self.departures.dismiss)
-        self.changes = Changes(self, self.advance, self.waiting_for)
+        self.changes = Changes(self, self.advance, self.waiting_for, self.fail)
         self.assignments = Assignments(self, self.stuck, self.waiting_for)
         self.stopping: Stopping | None = None
 
@@ -291,7 +290,7 @@ class JobRun(JobState):
             self.training.epochs.history.write()
             self._at_end()
             try:
-                self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})
+                self._store.put(*self.changes.end(phase))
             except sqlite3.Error as error:
                 self.warnings.add(f"that the job has ended cannot be stored: {error}")
             self.streams.send(self.end())

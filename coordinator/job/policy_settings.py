@@ -7,16 +7,73 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coordinator.core.description import JobDescription
-from psrpc.core.errors import InvalidSetting
-from psrpc.core.policy import SETTINGS, Policy, check_dense, check_prefetch, fitting
+from coordinator.core.run import Run
+from coordinator.core.wording import in_words
+from psrpc.core.errors import InvalidJob, InvalidSetting
+from psrpc.core.policy import SETTINGS, Policy, check_dense, check_exact, check_prefetch, fitting
 from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
-OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after", "dense", "slices")
+OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after", "exact")
 """Settings of a job that look like those of its policy. They cannot change while it runs."""
 
 OF_THE_RUN = ("batch_size", "local_steps", "seed")
 """Settings that can never change: they identify the batches of a run."""
+
+
+OF_THE_CLUSTER = ("dense", "slices")
+"""Settings of a job that say which processes it has. A change starts the cluster again."""
+
+OF_THE_COMMAND = ("shards", "workers")
+"""Options that look like settings."""
+
+
+def cluster_settings(settings: Iterable[str]) -> dict[str, str]:
+    """Returns the settings by name, as text, if they say which processes the job has; empty if none
+    of them does.
+
+    Raises:
+        InvalidSetting: only some of them do.
+    """
+    pairs = [setting.partition("=") for setting in settings]
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    ours = {key: value for key, value in found.items() if key in OF_THE_CLUSTER and value}
+    if ours and ours != found:
+        others = ", ".join(key for key in found if key not in ours)
+        raise InvalidSetting(
+            f"{in_words(ours)} starts the cluster again, and {others} cannot be set by the same "
+            "command; set one after the other"
+        )
+    return ours
+
+
+def with_cluster(changed: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings ``changed`` so far with those ``asked`` for: a job without slices says
+    no number of them."""
+    both = {**changed, **asked}
+    return {**both, "slices": "none"} if asked == {"dense": "shards"} else both
+
+
+def check_restart(run: Run, described: JobDescription) -> None:
+    """Checks that the job of ``run``, ``described`` anew with other processes, is the same job but
+    for these, and can have them. Raises InvalidSetting or InvalidJob."""
+    before, after = run.description.document, described.document
+    keys = {**before, **after}.keys() - OF_THE_CLUSTER
+    others = sorted(key for key in keys if before.get(key) != after.get(key))
+    if others:
+        raise InvalidJob(
+            f"the job is another one than this run was started with ({', '.join(others)}): its "
+            "file or its data have changed; stop it, and go on with --resume"
+        )
+    check_dense(described.dense, run.settings)
+
+
+def refused_while_running(setting: str, key: str) -> InvalidSetting:
+    """Returns the error for a setting of the job that takes a start of the run."""
+    return InvalidSetting(
+        f"{setting}: {key} belongs to the job and cannot be changed while it runs; stop it "
+        f"and go on with --resume --set {setting}"
+    )
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -34,10 +91,12 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             raise InvalidSetting(
                 f"{setting!r}: expected key=value, for example staleness=4", code="PS104"
             )
-        if key in OF_THE_JOB or key.startswith("optimizer."):
+        if key in (*OF_THE_JOB, *OF_THE_CLUSTER) or key.startswith("optimizer."):
+            raise refused_while_running(setting, key)
+        if key in OF_THE_COMMAND:
             raise InvalidSetting(
-                f"{setting}: {key} belongs to the job and cannot be changed while it runs; stop it "
-                f"and go on with --resume --set {setting}"
+                f"{setting}: {key} is an option of the start and cannot be changed while the job "
+                f"runs; stop it and go on with --resume --{key} {text}"
             )
         if key in OF_THE_RUN:
             raise InvalidSetting(
@@ -92,6 +151,7 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
     if job.prefetch_rows:
         check_prefetch(policy)
     check_dense(job.dense, policy)
+    check_exact(job.exact, policy)
 
 
 def _value(text: str) -> Any:

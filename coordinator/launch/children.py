@@ -25,6 +25,7 @@ _STATE, _TIMES = 0, slice(11, 15)
 are utime, stime, cutime and cstime, in ticks."""
 POLL_S = 0.02
 OUTPUT_BYTES = 64 << 10
+SHOWN_LINES = 15
 EVENT_BYTES = 4 << 10
 EVENT_CHARS = 120
 _LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
@@ -64,6 +65,10 @@ class Exited:
     def words(self) -> list[str]:
         """Returns those last lines that are not structured log: error lines and tracebacks."""
         return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
+
+    def last_words(self) -> list[str]:
+        """Returns the lines to show of its log."""
+        return (self.words() or self.output())[-SHOWN_LINES:]
 
     def _output(self) -> list[str]:
         return _tail(self.log, self.log_start, OUTPUT_BYTES)

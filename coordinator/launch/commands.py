@@ -131,6 +131,9 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
         command += ["--resume", "auto"]
     if options.attended:
         command.append("--attended")
+    else:
+        # An attendant would take the end of the processes for that of the job.
+        command.append("--starts-again")
     if options.dashboard is not None:
         command += ["--dashboard", options.dashboard]
     return command + _of_the_job(options) + _of_every_child(options)

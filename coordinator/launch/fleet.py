@@ -15,7 +15,7 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.launch.children import Children, Exited
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.hosts import needed
-from coordinator.launch.process_health import COORDINATOR, ProcessHealth, registrations
+from coordinator.launch.process_health import COORDINATOR, ProcessHealth, is_worker, registrations
 from coordinator.launch.warm_start import ChildProcess, ForkSource, start_fresh
 from coordinator.records.run_directory import Starting
 from psrpc.core.errors import PsError
@@ -259,6 +259,11 @@ class Fleet:
         number = signal.SIGINT if name == COORDINATOR else signal.SIGTERM
         self._children.send(name, number)
 
+    def end_all(self) -> None:
+        """Kills the children that are left; they may be started again."""
+        for exited in self._children.kill():
+            self._died(exited, "was killed")
+
     def end_early(self) -> None:
         """Ends the job as done, with the training so far, once it trains. Thread-safe."""
         self._ends_early = True
@@ -277,11 +282,6 @@ class Fleet:
         if self._lookout is not None:
             self._lookout.stop()
             self._lookout = None
-
-
-def is_worker(name: str) -> bool:
-    """Whether a process of that name is a worker."""
-    return name.startswith("worker-")
 
 
 Stamp = tuple[int, int]

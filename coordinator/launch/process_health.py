@@ -154,6 +154,11 @@ def _reports(member: ShardStatus | WorkerStatus) -> bool:
     return member.batches > 0
 
 
+def is_worker(name: str) -> bool:
+    """Whether a process of that name is a worker."""
+    return name.startswith("worker-")
+
+
 def registrations(status: GetJobStatusResponse, pid: int) -> list[WorkerStatus]:
     """Returns the registrations of a worker process, oldest first. A worker that comes back after
     the job went on without it registers again, under a new name."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from psrpc.ops.exit_status import BAD_INPUT
+from coordinator.core.lifecycle import STOPPED
+from psrpc.ops.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 
 MAX_RESTARTS = 10
 """Default limit on restarts of all processes of a job together."""
@@ -23,6 +26,7 @@ than this."""
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 _SIGKILL = -9
+_NO_ROOM = "error PS502: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+        exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted; 76 for now, all start again.
         reason: one line; empty if the job is done or was refused.
         details: further lines to show of a failure: the user's traceback, the end of a log.
         own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise the
@@ -137,7 +141,26 @@ class Outcome:
     own: bool = False
     restarts: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def after_stop(cls, status: int, log: Path) -> Outcome:
+        """Returns the outcome after a coordinator that was told to stop has ended."""
+        if status == 0:
+            return cls(0)
+        if status == FAILED:
+            return cls(FAILED, f"the coordinator failed, see {log}")
+        # One that was killed has not told the others; one whose cluster was to start again knows
+        # of no stop.
+        return cls(INTERRUPTED, STOPPED, own=status != INTERRUPTED)
+
     @property
     def refused(self) -> bool:
         """Whether the job was refused before it began; ``details`` then are the whole message."""
         return self.exit_status != 0 and not self.reason
+
+
+def is_refusal(status: int, words: Sequence[str]) -> bool:
+    """Whether a coordinator that never served, and ended with these words, would fail again: a
+    restart frees no disk space and mends no input."""
+    if status == FAILED:
+        return any(line.startswith(_NO_ROOM) for line in words[-1:])
+    return status == BAD_INPUT

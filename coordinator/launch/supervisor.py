@@ -7,17 +7,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.core.lifecycle import ENDED, STOPPED
+from coordinator.core.lifecycle import ENDED, STOPPED, STOPPED_FOR
 from coordinator.display.screen import Screen
-from coordinator.launch.children import Exited
 from coordinator.launch.commands import ClusterCommands
-from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
-from coordinator.launch.process_health import COORDINATOR
-from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
+from coordinator.launch.fleet import Death, Fleet, stamp
+from coordinator.launch.process_health import COORDINATOR, is_worker
+from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts, is_refusal
 from coordinator.launch.warm_start import ForkSource
 from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
-from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
+from psrpc.ops.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED, RESTARTS
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 TICK_S = 0.05
@@ -32,11 +31,6 @@ DRAIN_S = 120.0
 STOP_S = 15.0
 """How long all processes may take to leave before they are killed; half of it passes before they
 get SIGTERM."""
-
-LOG_LINES = 15
-"""Number of lines shown of a dead process's log."""
-
-_NO_ROOM = "error PS502: "
 
 _UNTRAINED = ("", "waiting", "initializing")
 """Phases before the first step; the empty one means that the coordinator reads its job."""
@@ -66,6 +60,7 @@ class Supervisor:
         self._deaths: list[Death] = []
         self._status = GetJobStatusResponse()
         self._served = False
+        self._started_again = False
         self._ended_at: float | None = None
         self._stop_requests = 0
         self._summary = stamp(run_dir / SUMMARY)
@@ -86,11 +81,33 @@ class Supervisor:
         """
         try:
             with self._fleet:
-                outcome = self._supervise()
-                self._wind_down(outcome)
+                outcome = self._until_over()
         finally:
             self._screen.close()
         return replace(outcome, restarts=self._restarts.made)
+
+    def _until_over(self) -> Outcome:
+        while True:
+            outcome = self._supervise()
+            self._wind_down(outcome)
+            if outcome.exit_status != RESTARTS:
+                return outcome
+            if self._stop_requests:
+                return Outcome(INTERRUPTED, STOPPED, own=True)
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Prepares another start of all processes; the coordinator knows what has changed."""
+        self._fleet.end_all()
+        ended = read_summary(self._run_dir)
+        changed = str(ended.get("reason") or "").removeprefix(STOPPED_FOR)
+        step = ended.get("global_step") or 0
+        self._screen.note(f"{changed}: the cluster starts again from step {step}")
+        self._summary = stamp(self._run_dir / SUMMARY)
+        self._status, self._ended_at = GetJobStatusResponse(), None
+        self._served, self._started_again = False, True
+        self._due.clear()
+        self._deaths.clear()
 
     def _supervise(self) -> Outcome:
         self._fleet.start(COORDINATOR)
@@ -158,16 +175,20 @@ class Supervisor:
         exited = death.exited
         if exited.status == 0:
             return Outcome(0)
-        if not (self._served or self._restarts.made) and _is_refusal(exited):
+        begun = self._served or self._started_again or self._restarts.made
+        if not begun and is_refusal(exited.status, exited.words()):
             return Outcome(exited.status, details=exited.words())
         if exited.status == INTERRUPTED:
             return Outcome(INTERRUPTED, STOPPED)
         drained = exited.status == DRAINED
         recorded = stamp(self._run_dir / SUMMARY) not in (None, self._summary)
-        if recorded and read_summary(self._run_dir).get("phase") == "done":
+        phase = read_summary(self._run_dir).get("phase") if recorded else None
+        if phase == "done":
             return Outcome(0)
+        if exited.status == RESTARTS or phase == "restarting":
+            return Outcome(RESTARTS)
         if recorded or (self._status.phase == "stopping" and not drained):
-            return Outcome(FAILED, str(death), _last_words(exited))
+            return Outcome(FAILED, str(death), exited.last_words())
         # The next coordinator will report the state of the job.
         self._status = GetJobStatusResponse()
         return self._again(death, "a job cannot go on without its coordinator")
@@ -219,7 +240,7 @@ class Supervisor:
 
     def _fail(self, death: Death, reason: str) -> Outcome:
         status = BAD_INPUT if death.exited.status == BAD_INPUT else FAILED
-        return Outcome(status, reason, _last_words(death.exited), own=True)
+        return Outcome(status, reason, death.exited.last_words(), own=True)
 
     def _overdue(self, now: float) -> Outcome | None:
         self._ended_at = now if self._ended_at is None else self._ended_at
@@ -233,14 +254,15 @@ class Supervisor:
     def _drain(self) -> Outcome:
         """Lets the coordinator end the job; it then tells the other processes."""
         begun = self._status.phase not in _UNTRAINED
-        what = "a checkpoint is written" if begun else "there is nothing to save yet"
+        none = "all is saved" if self._started_again else "there is nothing to save yet"
+        what = "a checkpoint is written" if begun else none
         self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
         self._fleet.terminate(COORDINATOR)
         deadline = time.monotonic() + DRAIN_S
         while COORDINATOR in self._fleet.alive and self._stop_requests < 2:
             for death in self._fleet.wait(TICK_S):
                 if death.name == COORDINATOR:
-                    return _stopped(death.exited)
+                    return Outcome.after_stop(death.exited.status, death.exited.log)
             now = time.monotonic()
             self._read_look()
             saving = "to write a checkpoint and to end" if begun else "to end"
@@ -275,25 +297,3 @@ class Supervisor:
             self._status.global_step = self._status.total_steps
             self._status.waiting_for = ""
             self._screen.show(self._status)
-
-
-def _is_refusal(coordinator: Exited) -> bool:
-    """Whether a coordinator that never served would fail again: a restart frees no disk space and
-    mends no input."""
-    if coordinator.status == FAILED:
-        return any(line.startswith(_NO_ROOM) for line in coordinator.words()[-1:])
-    return coordinator.status == BAD_INPUT
-
-
-def _stopped(coordinator: Exited) -> Outcome:
-    """Returns the outcome after a coordinator that was told to stop has ended."""
-    if coordinator.status == 0:
-        return Outcome(0)
-    if coordinator.status == FAILED:
-        return Outcome(FAILED, f"the coordinator failed, see {coordinator.log}")
-    # A coordinator that was killed has not told the others.
-    return Outcome(INTERRUPTED, STOPPED, own=coordinator.status != INTERRUPTED)
-
-
-def _last_words(exited: Exited) -> list[str]:
-    return (exited.words() or exited.output())[-LOG_LINES:]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.core.lifecycle import STOPPED
-from coordinator.launch.fleet import is_worker, stamp
-from coordinator.launch.process_health import COORDINATOR
+from coordinator.launch.fleet import stamp
+from coordinator.launch.process_health import COORDINATOR, is_worker
 from coordinator.launch.restarts import Life, Restart, Restarts
 from coordinator.launchers.ray_actor import GRACE_S, NodeVisit, ProcessEnd
 from psrpc.core.errors import JobFailed, LaunchFailed, PsError

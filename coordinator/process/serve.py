@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from coordinator.certificates.audit import AUDIT, AuditLog
@@ -18,12 +19,13 @@ from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import JobRun
+from coordinator.process.changed_settings import describe_changed, with_kept
 from coordinator.process.describing import describe_patiently, known, wait_announcer
 from coordinator.process.disk_errors import disk_errors_named, hold_directory
 from coordinator.process.metrics import families
 from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
-from coordinator.process.settling import settle, warn_of_key
+from coordinator.process.settling import settings_said, settle, warn_of_key
 from coordinator.process.signals import JobSignals
 from coordinator.process.summary import summarize, write_final_summary
 from coordinator.records.run_directory import (
@@ -43,7 +45,7 @@ from psrpc.files.run_paths import newest_run, unfinished_run
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
-from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED
+from psrpc.ops.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, RESTARTS
 from psrpc.ops.logs import get_logger
 from psrpc.options.settings import OFF
 from psrpc.v1 import coordinator_pb2 as pb
@@ -59,7 +61,8 @@ METRICS_S = 5.0
 """Deadline of a metrics request that waits for the job loop."""
 
 TELL_S = 1.0
-"""Most seconds that a drained coordinator stays for leaving shards, which ask every 0.2 s."""
+"""Most seconds that a drained coordinator stays for leaving shards, which ask every 0.2 s; and how
+long one stays whose cluster is to start again, to say so."""
 
 REFUSE_S = 15.0
 """Seconds for which a supervised coordinator that has no run stays and reports why: the processes
@@ -102,6 +105,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 # leave.
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
+        options, kept = with_kept(options, settings_said(options))
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
@@ -116,7 +120,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             AuditLog(directory.path / AUDIT, lambda: datetime.now(UTC)) as audit,
         ):
             store.check()
-            run = settle(options, description, plan, directory, store)
+            run = settle(options, description, plan, directory, store, kept=kept)
             disk = ThreadedDisk(run, failed=lambda why: job_run.fail(why))
             job_run = JobRun(
                 run,
@@ -129,7 +133,9 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             )
             warn_of_key(job_run, options.security)
             signals.pass_on_to(job_run)
-            engine, loop = Engine(job_run, store), asyncio.get_running_loop()
+            describe = partial(describe_changed, options) if options.starts_again else None
+            engine = Engine(job_run, store, describe=describe)
+            loop = asyncio.get_running_loop()
 
             def revoked(serials: list[str]) -> None:
                 audit.note("revoked", serials=serials)
@@ -257,6 +263,9 @@ async def _wait_until_over(job_run: JobRun) -> None:
         while not job_run.departures.all_told and await job_run.bell.wait(deadline):
             pass
         return
+    if job_run.phase == "restarting":
+        # `coordinator set` asks every 0.2 s.
+        await asyncio.sleep(TELL_S)
     deadline = loop.time() + LEAVE_S
     while not job_run.everyone_knows:
         # A tick detects members that are gone, and rings the bell.
@@ -265,11 +274,9 @@ async def _wait_until_over(job_run: JobRun) -> None:
 
 
 def _exit_status(job_run: JobRun) -> int:
-    if job_run.phase == "done":
-        return DONE
-    if job_run.phase != "failed":
-        return DRAINED
-    return INTERRUPTED if job_run.reason == STOPPED else FAILED
+    if job_run.phase == "failed":
+        return INTERRUPTED if job_run.reason == STOPPED else FAILED
+    return {"done": DONE, "restarting": RESTARTS}.get(job_run.phase, DRAINED)
 
 
 async def _tell(server: Server, why: PsError, signals: JobSignals) -> None:

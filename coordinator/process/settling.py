@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from coordinator.checkpoints.checkpoints import remove_unfinished
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, Run
+from coordinator.core.wording import in_words
 from coordinator.job.job_run import JobRun
+from coordinator.process.changed_settings import ChangedSettings
 from coordinator.process.resume_checks import (
     check_checkpoint,
     check_goes_on,
@@ -24,6 +26,7 @@ from coordinator.process.resume_checks import (
 from coordinator.records.run_directory import RunDirectory, started_with
 from coordinator.records.store import Store
 from coordinator.records.stored_values import (
+    CHANGED,
     ENDED,
     FIRST,
     GENERATION,
@@ -85,6 +88,7 @@ def settle(
     directory: RunDirectory,
     store: Store,
     storage: Storage = DISK,
+    kept: ChangedSettings | None = None,
 ) -> Run:
     """Returns the run to serve, and stores it.
 
@@ -92,7 +96,9 @@ def settle(
     shards may still be alive. A run that ended before its first checkpoint begins anew, since
     nothing is trained before that. A run that has ended, or continues as another job, is resumed.
     Its last policy stays, unless it is resumed with another one than it was started with. With
-    ``auto_resume`` the state of the run selects among these.
+    ``auto_resume`` the state of the run selects among these. ``kept`` settings are among
+    ``options`` though the user did not say them; a run that was saved for a start with them is
+    resumed.
 
     Raises:
         JobDone: the run is done; only with ``auto_resume``.
@@ -105,10 +111,12 @@ def settle(
     known = store.get(IDENTITY)
     ended = store.get(ENDED)
     run_id, token, resume = secrets.token_hex(8), "", options.resume
+    kept = kept or ChangedSettings(said=settings_said(options))
     if known is not None:
         run_id = known["run_id"]
+        resume = resume or kept.pending
         if options.auto_resume:
-            resume = _resumes(directory.path, store, known, identity)
+            resume = _resumes(directory.path, store, known, identity) or resume
         elif not resume and ended_unsaved(directory.path, store, storage):
             check_same_name(directory.path, known, identity)
         elif not resume:
@@ -153,7 +161,7 @@ def settle(
             )
             log.info("the policy has changed", to=str(followed), step=followed.step)
             policies, since = (*policies, followed), generation + 1
-        remarks = left_out(known or {}, _said(options))
+        remarks = left_out(known or {}, settings_said(options))
         now = policies[-1].settings if policies else stands.settings
         check_dense(description.dense, now)
         if now != stands.settings:
@@ -162,6 +170,11 @@ def settle(
             remarks.append(
                 f"the run goes on as {now}, which it was changed to while it ran, and not as "
                 f"{asked}; `coordinator set` changes it back"
+            )
+        if kept.settings and not kept.pending:
+            remarks.append(
+                f"the run goes on with {in_words(kept.settings)}, which it was changed to while it "
+                "ran; `coordinator set` changes it back"
             )
     if known is not None or resume:
         remove_unfinished(directory.path, storage)
@@ -172,8 +185,9 @@ def settle(
             GENERATION: generation,
             SINCE: since,
             POLICIES: [one.to_json() for one in policies] or None,
-            IDENTITY: {"run_id": run_id, FIRST: first, SAID: _said(options), **identity},
+            IDENTITY: {"run_id": run_id, FIRST: first, SAID: kept.said, **identity},
             ENDED: None,
+            CHANGED: {"settings": dict(kept.settings), "pending": False} if kept.settings else None,
             TWICE: twice or None,
         },
     )
@@ -194,6 +208,7 @@ def settle(
         first=Policy.from_json(first),
         remarks=(*remarks, *_of_empty_shards(plan)),
         counted_twice=twice,
+        changed=kept.settings,
     )
 
 
@@ -218,7 +233,7 @@ def overrides_for_workers(options: Options) -> tuple[str, ...]:
     return (*options.overrides, f"replicas={options.replicas}")
 
 
-def _said(options: Options) -> dict[str, str]:
+def settings_said(options: Options) -> dict[str, str]:
     """Returns the overrides by key, without those of the policy, which are compared as a whole."""
     split = (override.partition("=") for override in overrides_for_workers(options))
     return {key.strip(): value for key, _, value in split if key.strip() not in SETTINGS}
@@ -230,7 +245,7 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
         "job": description.name,
         "job_sha256": description.job_sha256,
         "policy": description.policy.to_json(),
-        "overrides": {k: v for k, v in _said(options).items() if k not in FREE_TO_CHANGE},
+        "overrides": {k: v for k, v in settings_said(options).items() if k not in FREE_TO_CHANGE},
         "data": description.data_fingerprint,
         "shards": plan.shards,
         "plan": plan.hash.hex(),

@@ -43,6 +43,10 @@ TWICE = "counted_twice"
 ENDED = "ended"
 """The end of the run: phase and reason; null while it runs."""
 
+CHANGED = "changed"
+"""Settings of the job that were changed while it ran, and whether a coordinator that takes them up
+is still to come (``pending``); null for none."""
+
 BARRED = "barred"
 """Processes that may not register: ``coordinator.membership.membership.Membership.barred``."""
 
@@ -115,6 +119,7 @@ VALUES: Mapping[str, Check] = {
             more=True,
         )
     ),
+    CHANGED: maybe(record({"settings": mapped(text), "pending": flag})),
     FIRST_LOSS: maybe(real),
     BARRED: maybe(mapped(text)),
 }

@@ -55,6 +55,11 @@ PHASES: Mapping[int, Phase] = {
 }
 
 
+def written_settings(settings: Mapping[str, str]) -> list[str]:
+    """Returns settings as ``key=value``."""
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
 def read_report(message: pb.BatchReport) -> Report:
     """Converts the outcome of one batch."""
     return Report(

@@ -12,6 +12,7 @@ from coordinator.certificates.audit import AuditLog
 from coordinator.core.work import Report, Wait, Work
 from coordinator.dashboard.snapshots import DashboardSnapshots
 from coordinator.job.engine import Caller, Engine
+from coordinator.job.policy_settings import cluster_settings
 from coordinator.rpc.messages import (
     read_heartbeat,
     read_hold_end,
@@ -24,6 +25,7 @@ from coordinator.rpc.messages import (
     write_lease,
     write_session,
     write_shard_job,
+    written_settings,
 )
 from coordinator.rpc.status import Surroundings, write_status
 from psrpc.core.errors import InvalidArgument, NotReady
@@ -230,6 +232,10 @@ class Servicer(CoordinatorServicer):
         return pb.LeaveWorkerResponse()
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        if asked := cluster_settings(request.settings):
+            restart = written_settings(await self._engine.restart_with(asked))
+            self._note("SetPolicy", context, settings=list(request.settings), restart=restart)
+            return pb.SetPolicyResponse(policy=self._engine.run.policy, restart=restart)
         number, policy = self._engine.set_policy(request.settings)
         self._note("SetPolicy", context, settings=list(request.settings), policy=number)
         return pb.SetPolicyResponse(policy=number, settings=str(policy))

@@ -14,7 +14,7 @@ from coordinator.membership.membership import LEASE_S
 from coordinator.membership.progress import WorkerProgress
 from coordinator.membership.stragglers import name_stragglers
 from coordinator.records.epochs import reduced_rate
-from coordinator.rpc.messages import write_times
+from coordinator.rpc.messages import write_times, written_settings
 from coordinator.training.gauges import (
     counts,
     counts_by_worker,
@@ -133,6 +133,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
         policy=run.policy,
         settings=str(run.settings),
         switching=str(job_run.changes),
+        changed=written_settings(job_run.changes.changed),
         policies=[
             pb.PolicyChange(
                 policy=followed.number,

@@ -34,7 +34,8 @@ rounds are divided as workers ask: one that is done takes micro-batches that oth
 begun."""
 
 LONG_ROUND_S = 2.0
-"""Longest round, in seconds, that is decided ahead where no worker has two of its micro-batches."""
+"""Longest round, in seconds, that is decided ahead where no worker has two of its micro-batches, or
+where workers sum those that they have."""
 
 MOST_ATTEMPTS = 2048
 """Most attempts that are decided at once: they go into one message."""
@@ -62,13 +63,17 @@ class DecidedAhead:
         opened: the open round if it was decided ahead, or None.
     """
 
-    def __init__(self, policy: Policy, generation: int, crew: Crew | None = None) -> None:
+    def __init__(
+        self, policy: Policy, generation: int, crew: Crew | None = None, exact: bool = True
+    ) -> None:
+        """Unless ``exact``, workers sum their gradients of a round that is decided ahead."""
         self.crew = crew or Crew(policy.taken)
         self.opened: RoundAhead | None = None
         self._generation = generation
         self._taken = policy.taken
         # These settings assign micro-batches by the time at which workers ask or commit.
         self._allowed = not (policy.backups or policy.balance or policy.speculate)
+        self._exact = exact
         self._queue: deque[RoundAhead] = deque()
         self._pace = Pace()
         self._closed = 0
@@ -211,12 +216,10 @@ class DecidedAhead:
         if not self._allowed or not workers:
             return 0
         size, round_s = self._pace.next_size(workers), self._pace.batch_s
-        if (
-            self._taken <= self.crew.lanes(workers)
-            and round_s is not None
-            and round_s <= LONG_ROUND_S
-        ):
-            # A worker has one micro-batch of a round at most, so none could help another.
+        # A worker has one micro-batch of a round at most, so none could help another. Or the bytes
+        # that a sum saves count for more than such help.
+        fixed = self._taken <= self.crew.lanes(workers) or not self._exact
+        if fixed and round_s is not None and round_s <= LONG_ROUND_S:
             size = max(size, LEAST_ROUNDS)
         # A checkpoint, a policy change and a stop wait for all decided rounds: few if they are
         # long.

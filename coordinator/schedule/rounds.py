@@ -39,8 +39,7 @@ class Rounds(BatchSchedule):
     """The open round and its attempts. Not thread-safe.
 
     To decide: while ``complete``, make the decision with :meth:`decide`, store it, and only then
-    :meth:`close` the round. That opens the next, which may be complete at once.
-    """
+    :meth:`close` the round. That opens the next, which may be complete at once."""
 
     def __init__(
         self,
@@ -58,11 +57,13 @@ class Rounds(BatchSchedule):
         until_epoch: int | None = None,
         limit: int | None = None,
         tally: Tally | None = None,
+        exact: bool = True,
     ) -> None:
         """``first_round`` is the version the shards start from, ``done`` the positions per epoch
         that all shards have, ``partial`` those that only some have. ``skipped_records`` of the
         ``done`` records took no part. Only rounds of epochs before ``until_epoch`` are opened, and
-        none once ``limit`` batches are done or under way; the last round may exceed the limit."""
+        none once ``limit`` batches are done or under way; the last round may exceed the limit. For
+        ``exact`` see :class:`DecidedAhead`."""
         done = done or {}
         super().__init__(
             OpenBatches(
@@ -83,7 +84,7 @@ class Rounds(BatchSchedule):
         self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
         self._finished_epochs: list[int] = []
         self._slow = SlowAttempts(policy, self._tally)
-        self.ahead = DecidedAhead(policy, generation, crew := Crew(policy.taken))
+        self.ahead = DecidedAhead(policy, generation, crew := Crew(policy.taken), exact)
         self._leases = RoundLeases(self._open, self._slow, policy, self._tally, first_attempt, crew)
         examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._commits = RoundCommits(

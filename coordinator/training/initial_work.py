@@ -57,6 +57,7 @@ class InitialWork:
                 until_epoch=until,
                 limit=limit,
                 tally=tally,
+                exact=description.exact,
             )
         batches = sum(count_batches(p, description.unit) for p in self.done.values())
         step = global_step(run.followed, batches, description.per_epoch)

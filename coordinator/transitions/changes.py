@@ -1,11 +1,16 @@
-"""Changes of a job's consistency policy, one at a time."""
+"""Changes of a job's consistency policy, or of its processes, one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
-from coordinator.core.lifecycle import ENDED
+from coordinator.core.lifecycle import ENDED, STOPPED_FOR, Phase
 from coordinator.core.run import Followed
+from coordinator.core.wording import in_words
+from coordinator.records.stored_values import CHANGED
+from coordinator.records.stored_values import ENDED as ENDED_KEY
 from coordinator.training.job_state import JobState
 from coordinator.training.training import Training
 from coordinator.transitions.stopping import SaveRequest
@@ -21,11 +26,18 @@ class Changes:
     one in progress. Not thread-safe."""
 
     def __init__(
-        self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
+        self,
+        job: JobState,
+        advance: Callable[[], None],
+        waiting_for: Callable[[], str],
+        finish: Callable[[str, Phase], None],
     ) -> None:
         """``advance`` moves the job on as far as its state allows; ``waiting_for`` names the event
-        that the job waits for."""
+        that the job waits for; ``finish`` ends it for all processes, for a reason."""
         self._job = job
+        self._finish = finish
+        self.changed = job.run.changed
+        """Settings of the job beside those of its start; at last those to start again with."""
         self._advance = advance
         self._waiting_for = waiting_for
         self.switch: Switch | None = None
@@ -41,25 +53,41 @@ class Changes:
             JobFailed: the job is over, or has nothing more to train.
             NotReady: another change is in progress, or training has not begun.
         """
-        job = self._job
-        if self.switch is not None:
-            if self.switch.settings == settings:
-                return self.switch.number
-            raise NotReady(f"{self.switch} is under way ({self.switch.stage}); try again after it")
-        if job.phase not in (*ENDED, "stopping") and settings == job.run.settings:
+        job, switch = self._job, self.switch
+        if switch is not None and switch.settings == settings and not switch.changed:
+            return switch.number
+        stands = job.phase not in (*ENDED, "stopping") and settings == job.run.settings
+        if switch is None and stands:
             return job.run.policy
-        if job.phase in ("waiting", "recovering", "initializing"):
-            awaited = self._waiting_for() or "training to begin"
-            raise NotReady(
-                f"the job is {job.phase}: it waits for {awaited}; its policy can be changed then"
-            )
-        if job.phase != "training" or job.training.epochs.over:
-            why = job.reason or "all its batches are done"
-            raise JobFailed(f"the job is {job.phase} ({why}); its policy cannot be changed")
+        self.check_free("policy")
         number = job.run.policy + 1
         self._start(settings)
         self._advance()
         return number
+
+    def ask_restart(self, changed: Mapping[str, str]) -> None:
+        """Starts a change of the settings ``changed``, with which the whole cluster starts again;
+        does nothing if that is under way. Raises as :meth:`ask`."""
+        if self.switch is not None and self.switch.changed == changed:
+            return
+        self.check_free("processes")
+        run = self._job.run
+        self._begin(Switch(run.policy, run.settings, changed=changed))
+        self._advance()
+
+    def check_free(self, what: str) -> None:
+        """Raises NotReady or JobFailed unless a change, of ``what``, may begin now."""
+        job = self._job
+        if self.switch is not None:
+            raise NotReady(f"{self.switch} is under way ({self.switch.stage}); try again after it")
+        if job.phase in ("waiting", "recovering", "initializing"):
+            awaited = self._waiting_for() or "training to begin"
+            raise NotReady(
+                f"the job is {job.phase}: it waits for {awaited}; its {what} can be changed then"
+            )
+        if job.phase != "training" or job.training.epochs.over:
+            why = job.reason or "all its batches are done"
+            raise JobFailed(f"the job is {job.phase} ({why}); its {what} cannot be changed")
 
     def advance(self) -> None:
         """Advances the change. Call it at every change and tick while the job trains."""
@@ -71,6 +99,10 @@ class Changes:
         if self.switch is None:
             return
         followed = self.switch.due(training, self._job.now())
+        if followed is not None and self.switch.changed:
+            self.changed, self.switch = self.switch.changed, None
+            self._finish(f"{STOPPED_FOR}{in_words(self.changed)}", "restarting")
+            return
         if followed is None or not self._job.generations.go_over(followed):
             return
         if rule is not None and not self.switch.by_rule:
@@ -80,6 +112,13 @@ class Changes:
             )
         log.info("the policy has changed", to=str(followed), step=followed.step)
         self.switch = None
+
+    def end(self, phase: Phase) -> tuple[str, Any]:
+        """Returns key and value of the ledger for a job that has ended in ``phase``. To the next
+        coordinator, a run that restarts has not ended."""
+        if phase == "restarting":
+            return CHANGED, {"settings": dict(self.changed), "pending": True}
+        return ENDED_KEY, {"phase": phase, "reason": self._job.reason}
 
     def begin(self) -> None:
         """Notes that a generation has begun, which restarts the change."""
@@ -100,27 +139,37 @@ class Changes:
     def _start(self, settings: Policy, by_rule: bool = False, rate: float | None = None) -> None:
         run = self._job.run
         rate = run.followed[-1].rate if rate is None else rate
-        self.switch = Switch(run.policy + 1, settings, by_rule, rate)
-        self.switch.begin(self._job.training)
-        log.info("the policy is to change", to=str(settings), by_rule=by_rule)
+        self._begin(Switch(run.policy + 1, settings, by_rule, rate))
+
+    def _begin(self, switch: Switch) -> None:
+        self.switch = switch
+        switch.begin(self._job.training)
+        log.info("a change begins", what=str(switch), by_rule=switch.by_rule)
 
 
 class Switch:
-    """A change of the policy, from its request until it can be stored. Not thread-safe.
+    """A change, from its request until it can be stored. Not thread-safe.
 
     Its owner calls :meth:`begin` at once and whenever a generation has begun, and :meth:`due` at
     every change and tick while the job trains.
     """
 
     def __init__(
-        self, number: int, settings: Policy, by_rule: bool = False, rate: float = 1.0
+        self,
+        number: int,
+        settings: Policy,
+        by_rule: bool = False,
+        rate: float = 1.0,
+        changed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``number`` is that of the new policy; ``by_rule`` means that the job's rule wants it, not
-        a user; ``rate`` multiplies the learning rate from then on."""
+        a user; ``rate`` multiplies the learning rate from then on. With ``changed``, settings of
+        the job, the policy stays and the cluster starts again."""
         self.number = number
         self.settings = settings
         self.by_rule = by_rule
         self.rate = rate
+        self.changed = changed
         self._save = SaveRequest()
         self._drained = False
         self._saved = False
@@ -161,5 +210,7 @@ class Switch:
         return f"{self}: {what}"
 
     def __str__(self) -> str:
+        if self.changed:
+            return f"the change to {in_words(self.changed)}"
         words = Followed(self.number, self.settings, rate=self.rate).words
         return f"the change to policy {self.number} ({words})"

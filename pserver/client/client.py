@@ -258,6 +258,8 @@ class ShardClient:
         if not fit_one_message(push, rows):
             result = self.push(fence, push)
             result = replace(result, behind=clock is not None)
+            # No round comes for a sum that is refused.
+            round_number = None if result.outcome == "one_by_one" else round_number
             return result, self.pull(fence, round_number, into, rows=rows)
         header = pb.ExchangeHeader()
         self._requests.fill_source(header.pull, round_number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import InvalidArgument, ResourceExhausted
 from psrpc.core.plan import INTEGERS
-from psrpc.core.tables import Rows
+from psrpc.core.tables import Rows, weighted_sum
 
 NDArray = npt.NDArray[Any]
 
@@ -28,7 +28,10 @@ class Staged:
     gradients by table.
 
     ``worker`` computed it from parameters of version ``base``. ``release`` returns the memory of
-    the gradient to its pool."""
+    the gradient to its pool.
+
+    ``summed`` are the attempts of the sum that it is part of, the one that holds the sum first:
+    that has the ``examples`` of all, the others have none, and an empty gradient."""
 
     examples: int
     gradients: Mapping[str, NDArray] | None
@@ -37,6 +40,7 @@ class Staged:
     base: int = 0
     rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
     totals: tuple[float, ...] = ()
+    summed: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The round cannot be applied: these named attempts are not staged."""
+    """The round cannot be applied: these named attempts are not staged, or in a sum with others
+    that are not named."""
 
     attempts: tuple[Attempt, ...]
 
@@ -91,17 +96,26 @@ class Staging:
         """Number of micro-batches with at least one staged attempt."""
         return len(self._held)
 
-    def admit(self, attempt: Attempt) -> bool:
-        """Returns whether ``attempt`` is new; False if it is staged already.
+    def holds(self, attempt: Attempt) -> bool:
+        """Whether ``attempt`` is staged, by itself or in a sum."""
+        return attempt.number in self._held.get(attempt.batch, {})
+
+    def admit(self, *attempts: Attempt) -> None:
+        """Checks that new ``attempts``, one or all of a sum, can be staged.
 
         Raises:
-            InvalidArgument: its batch overlaps another staged one.
+            InvalidArgument: a batch overlaps a staged one.
             ResourceExhausted: no room for one more attempt or micro-batch.
         """
+        micros = len(self._held)
+        for attempt in attempts:
+            self._admit(attempt, micros)
+            micros += attempt.batch not in self._held
+
+    def _admit(self, attempt: Attempt, micros: int) -> None:
+        """Admits one, where the round has ``micros`` micro-batches with those of the same sum."""
         batch = attempt.batch
         held = self._held.get(batch, {})
-        if attempt.number in held:
-            return False
         if len(held) >= MAX_ATTEMPTS:
             numbers = " and ".join(map(str, sorted(held)))
             raise ResourceExhausted(
@@ -117,12 +131,11 @@ class Staging:
                     raise InvalidArgument(
                         f"{batch} overlap {other}, which are staged; batches never overlap"
                     )
-            if len(self._held) >= self._replicas:
+            if micros >= self._replicas:
                 raise ResourceExhausted(
-                    f"{attempt} cannot be staged: the round holds {len(self._held)} micro-batches"
+                    f"{attempt} cannot be staged: the round holds {micros} micro-batches"
                     f" already; expected at most {self._replicas}"
                 )
-        return True
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -134,16 +147,16 @@ class Staging:
         return self._held[attempt.batch][attempt.number]
 
     def stage(self, attempt: Attempt, staged: Staged, everywhere: bool = False) -> None:
-        """Stages a new attempt, for which :meth:`admit` has returned True. ``everywhere``: all
-        shards hold it, since there is only this one."""
-        assert self.admit(attempt)
+        """Stages a new attempt, which :meth:`admit` has admitted. ``everywhere``: all shards hold
+        it, since there is only this one."""
+        assert not self.holds(attempt)
         self._held.setdefault(attempt.batch, {})[attempt.number] = staged
         if everywhere:
             self.confirm(attempt)
 
     def confirm(self, attempt: Attempt) -> None:
         """Notes that all shards hold an attempt; ignores one that is not staged here."""
-        if attempt.number in self._held.get(attempt.batch, {}):
+        if self.holds(attempt):
             self._everywhere.add(attempt)
 
     def is_everywhere(self, attempt: Attempt) -> bool:
@@ -153,7 +166,8 @@ class Staging:
     def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
         """Selects the gradients of the round that names ``attempts``. Changes nothing.
 
-        A micro-batch of n examples has weight float32(n / Σ n), summed over those not skipped.
+        A micro-batch of n examples has weight float32(n / Σ n), summed over those not skipped. A
+        sum has the weight of all its micro-batches, and the place of the one that holds it.
 
         Raises:
             InvalidArgument: two attempts of one micro-batch are named.
@@ -166,24 +180,30 @@ class Staging:
                     f" {one.batch}; expected one of each micro-batch"
                 )
         named = [(a, self._held.get(a.batch, {}).get(a.number)) for a in ordered]
-        missing = tuple(a for a, staged in named if staged is None)
+        missing = tuple(a for a, s in named if s is None or not {*s.summed} <= {*attempts})
         if missing:
             return Missing(missing)
         counting = tuple(staged for _, staged in named if staged is not None)
         skipped = frozenset(a.batch for a, s in named if s is not None and s.gradients is None)
-        finite = [(s.examples, s.gradients, s.rows) for s in counting if s.gradients is not None]
+        finite = [
+            (s.examples, s.gradients, s.rows)
+            for a, s in named
+            if s is not None and s.gradients is not None and (not s.summed or a == s.summed[0])
+        ]
         total = sum(examples for examples, _, _ in finite)
         parts = tuple(Part(np.float32(n / total), gradients, rows) for n, gradients, rows in finite)
         return Ready(parts, skipped, counting)
 
     def drop(self, attempt: Attempt) -> Staged | None:
-        """Removes one attempt and returns it, if staged."""
-        held = self._held.get(attempt.batch, {})
-        dropped = held.pop(attempt.number, None)
-        self._everywhere.discard(attempt)
-        if dropped is not None and not held:
-            del self._held[attempt.batch]
-        return dropped
+        """Removes one attempt, with all others of its sum, and returns what has the gradient, if
+        it is staged."""
+        if not self.holds(attempt):
+            return None
+        all_of_it = self.held(attempt).summed or (attempt,)
+        first, *_ = [self._held[each.batch].pop(each.number) for each in all_of_it]
+        self._everywhere.difference_update(all_of_it)
+        self._held = {batch: held for batch, held in self._held.items() if held}
+        return first
 
     def drop_all(self, batch: BatchId) -> list[Staged]:
         """Removes and returns all attempts of a micro-batch."""
@@ -230,27 +250,3 @@ def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
         table: weighted_sum([(p.weight, p.rows[table]) for p in parts if table in p.rows])
         for table in tables
     }
-
-
-def weighted_sum(parts: Sequence[tuple[np.float32, Rows]]) -> Rows:
-    """Returns Σ w_k g_k for each id, summed in the given order; a part that lacks an id adds
-    nothing to it.
-
-    Args:
-        parts: weights, and gradients of rows of one table; at least one pair.
-
-    Returns:
-        The ids of all parts, each once and ascending, and the sums, in new arrays.
-    """
-    weight, first = parts[0]
-    if all(np.array_equal(first.ids, rows.ids) for _, rows in parts[1:]):
-        total = first.values * weight
-        for weight, rows in parts[1:]:
-            total += rows.values * weight
-        return Rows(first.ids.copy(), total)
-    ids = np.unique(np.concatenate([rows.ids for _, rows in parts]))
-    total = np.zeros((len(ids), first.values.shape[1]), np.float32)
-    for weight, rows in parts:
-        at = ids.searchsorted(rows.ids)
-        total[at] += rows.values * weight
-    return Rows(ids, total)

@@ -187,7 +187,7 @@ class ShardEngine:
         into: _Into,
     ) -> tuple[PushResult, Values | None]:
         """Does :meth:`push`. Also returns the values that ``pull`` asks for if this push completes
-        their round, else None: :meth:`pull` can wait for it."""
+        their round, the newest for a refused sum, else None: :meth:`pull` can wait for it."""
         rows = self._pulls.check(pull, into)
         return self._push(request, arrival, timeout_s, pull.encoding, rows, after=pull)
 
@@ -208,7 +208,8 @@ class ShardEngine:
                 result = self._accept(request, arrived, pulls=pull is not None)
                 if self._steps.count(request, clock) or pull is None:
                     return result, None
-                if after is not None and not (rounds and after.source == self._held.version):
+                waits = after is not None and not (rounds and after.source == self._held.version)
+                if waits and result.outcome != "one_by_one":
                     return result, None
                 return result, self._pulls.newest(request, pull, rows)
             finally:

@@ -69,10 +69,11 @@ def check_totals(batch: BatchId, totals: Sequence[float]) -> None:
 
 def check_sum(request: PushRequest, policy: Policy) -> None:
     """Raises InvalidArgument if ``request`` must not be a sum, or has a batch twice."""
-    if policy.mode != "async" or request.skipped or request.rows:
+    rounds = policy.rounds and not policy.backups
+    if request.skipped or not (rounds or (policy.mode == "async" and not request.rows)):
         raise InvalidArgument(
             f"a push of {request.batch} is of {len(request.parts)} batches; expected one, except "
-            "in async mode, of finite gradients without rows"
+            "of finite gradients in sync mode without backup workers, or in async mode without rows"
         )
     if len(request.summed) > MAX_SUMMED:
         raise InvalidArgument(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from pserver.core.counters import Counters
@@ -65,7 +66,8 @@ class StagedRounds:
         return len(self._staging)
 
     def stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
-        """Keeps a gradient, or the note that it was not finite, until its round is decided.
+        """Keeps a gradient, or the note that it was not finite, until its round is decided. Of a
+        sum of which it has some attempts already, it keeps nothing (``one_by_one``).
 
         Raises:
             RoundPassed: its round was decided before.
@@ -78,34 +80,51 @@ class StagedRounds:
                 f"a push of {request.batch} is for round {request.base_version};"
                 f" {self._me} is at round {version}"
             )
-        if self._round_of.get(request.attempt, version) != version or (
-            version in self._ahead and request.attempt not in self._round_of
-        ):
-            raise InvalidArgument(
-                f"{request.attempt} is not of round {version}, as rounds were decided ahead"
-            )
-        if self._staging.admit(request.attempt):
+        for attempt in request.attempts:
+            if self._round_of.get(attempt, version) != version or (
+                version in self._ahead and attempt not in self._round_of
+            ):
+                raise InvalidArgument(
+                    f"{attempt} is not of round {version}, as rounds were decided ahead"
+                )
+        known = [self._staging.holds(attempt) for attempt in request.attempts]
+        if any(known) and not all(known):
+            return PushResult("one_by_one", version)
+        if not any(known):
+            self._staging.admit(*request.attempts)
             if arrived is not None and arrived.rows:
                 self._held.tables.check(arrived.rows)
-            self._staging.stage(request.attempt, self._staged(request, arrived), self._alone)
-            self._counters.staged += 1
-        held = self._staging.held(request.attempt)
-        return PushResult("staged", version, skipped=held.gradients is None)
+            for attempt, staged in self._staged(request, arrived):
+                self._staging.stage(attempt, staged, self._alone)
+                self._counters.staged += 1
+        held = map(self._staging.held, request.attempts)
+        skipped, *others = [staged.gradients is None for staged in held]
+        return PushResult("staged", version, skipped=skipped, summed_skipped=tuple(others))
 
-    def _staged(self, request: PushRequest, arrived: Arrived | None) -> Staged:
-        worker, base = request.worker, request.base_version
-        if arrived is None:
-            return Staged(request.examples, None, worker=worker, base=base)
-        loan = arrived.loan
-        if loan is None:
-            assert not arrived.arrays, "staged gradients lie in the shard's own memory"
-            assert not arrived.rows
-            return Staged(request.examples, {}, worker=worker, base=base, totals=request.totals)
-        loan.keep = True
-        release = partial(self._release, loan.buffers)
-        return Staged(
-            request.examples, arrived.arrays, release, worker, base, arrived.rows, request.totals
+    def _staged(
+        self, request: PushRequest, arrived: Arrived | None
+    ) -> Iterator[tuple[Attempt, Staged]]:
+        """Yields what each attempt of a push is staged as. Of a sum, the first has the gradient."""
+        examples = sum(batch.count for batch in request.batches)
+        summed = tuple(request.attempts) if request.summed else ()
+        first = Staged(
+            examples,
+            None if arrived is None else arrived.arrays,
+            worker=request.worker,
+            base=request.base_version,
+            rows={} if arrived is None else arrived.rows,
+            totals=request.totals,
+            summed=summed,
         )
+        if arrived is not None and arrived.loan is not None:
+            arrived.loan.keep = True
+            first = replace(first, release=partial(self._release, arrived.loan.buffers))
+        else:
+            assert arrived is None or not arrived.arrays, "staged gradients lie in our own memory"
+        yield request.attempt, first
+        other = replace(first, examples=0, gradients={}, rows={}, release=lambda: None)
+        for each in request.summed:
+            yield each.attempt, replace(other, totals=each.totals)
 
     def decide(self, decision: Decision) -> bool:
         """Applies a decided round and records its batches; returns False if it was applied before.

@@ -268,6 +268,17 @@ def check_dense(dense: str, policy: Policy) -> None:
         )
 
 
+def check_exact(exact: bool, policy: Policy) -> None:
+    """Checks that a job, ``exact`` or not, can have ``policy``. Raises InvalidSetting if not."""
+    for name in ("aggregate", "speculate", "balance"):
+        value = getattr(policy, name)
+        if value and not exact:
+            raise InvalidSetting(
+                f"exact=False and {name}={value} exclude each other: a worker sums its gradients "
+                f"of rounds that are decided ahead, and with {name} none is; leave one of them out"
+            )
+
+
 ASYNC = Policy()
 """Applies every gradient on arrival."""
 

@@ -5,7 +5,7 @@ See docs/design/0010-embedding-tables.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -125,6 +125,30 @@ class Rows:
     ids: Ids
     values: npt.NDArray[np.float32] = field(repr=False)
     finite: bool = False
+
+
+def weighted_sum(parts: Sequence[tuple[np.float32, Rows]]) -> Rows:
+    """Returns Σ w_k g_k for each id, summed in the given order; a part that lacks an id adds
+    nothing to it.
+
+    Args:
+        parts: weights, and gradients of rows of one table; at least one pair.
+
+    Returns:
+        The ids of all parts, each once and ascending, and the sums, in new arrays.
+    """
+    weight, first = parts[0]
+    if all(np.array_equal(first.ids, rows.ids) for _, rows in parts[1:]):
+        total = first.values * weight
+        for weight, rows in parts[1:]:
+            total += rows.values * weight
+        return Rows(first.ids.copy(), total)
+    ids = np.unique(np.concatenate([rows.ids for _, rows in parts]))
+    total = np.zeros((len(ids), first.values.shape[1]), np.float32)
+    for weight, rows in parts:
+        at = ids.searchsorted(rows.ids)
+        total[at] += rows.values * weight
+    return Rows(ids, total)
 
 
 def mix(ids: npt.NDArray[Any]) -> Hashes:

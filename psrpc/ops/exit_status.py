@@ -21,6 +21,10 @@ DRAINED = 75
 """The process got SIGTERM before the job was done; the same command resumes it. EX_TEMPFAIL of
 sysexits.h."""
 
+RESTARTS = 76
+"""The coordinator has ended the processes of a job whose settings were changed. Its supervisor,
+``coordinator up``, starts the whole cluster again, with the same commands."""
+
 INTERRUPTED = 130
 """A person stopped the process or the job (Ctrl-C)."""
 

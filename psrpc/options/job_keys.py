@@ -76,7 +76,7 @@ _FIELDS = """
     round_deadline_s balance staleness max_staleness staleness_lr delay_compensation dc_lambda
     dc_decay then then_after local_steps scale_lr warmup_epochs prefetch_rows seed init_from engine
     checkpoint_every full_checkpoint_every keep_checkpoints keep_best intra_op_threads devices
-    sum_devices soft_placement dense slices wire_dtype
+    sum_devices exact soft_placement dense slices wire_dtype
     compression topk stop_early reduce_lr evaluate_every_epoch
 """
 FIELDS = tuple(_FIELDS.split())

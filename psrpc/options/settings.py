@@ -164,6 +164,11 @@ class CoordinatorOptions(ServerOptions):
         "(AwaitHold, EndHold)",
         default=False,
     )
+    starts_again: bool = option(
+        "the supervisor starts the whole cluster again, by the same commands, after exit status "
+        "76, which `coordinator set dense=...` takes",
+        default=False,
+    )
     dashboard: str | None = option(
         "show the job to browsers there; HOST is this machine's own (127.0.0.1) unless "
         "--insecure; default: not at all",

@@ -242,8 +242,10 @@ class CoordinatorServicer(object):
     def SetPolicy(self, request, context):
         """Changes the consistency policy of the running job: no more work is leased, what is under way is
         finished, a checkpoint is written, the new policy is stored, and a generation is formed under
-        it. Answers when the change was accepted, which is before all that. Repeating it with the same
-        settings is safe. Errors: INVALID_ARGUMENT (InvalidJob: settings that do not fit),
+        it. Answers when the change was accepted, which is before all that. Settings that say which
+        processes the job has are accepted once the job is described with them, which takes seconds; the
+        cluster ends after the checkpoint then, and its supervisor starts it again. Repeating it with the
+        same settings is safe. Errors: INVALID_ARGUMENT (InvalidJob: settings that do not fit),
         ABORTED (JobFailed: the job has ended), UNAVAILABLE (NotReady: another change is under way).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

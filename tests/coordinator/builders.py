@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,7 @@ def serving(
     address: str = "127.0.0.1:0",
     audit: AuditLog | None = None,
     attended: bool = False,
+    describe: Callable[[Mapping[str, str]], Awaitable[JobDescription]] | None = None,
 ) -> Iterator[Served]:
     """A coordinator for ``run``, on a free port unless it is told which. It ticks only when a test
     makes it, and looks at nothing: a board is the test's."""
@@ -155,7 +156,7 @@ def serving(
             disk = ThreadedDisk(run, failed=lambda why: job_run.fail(why))
             job_run = JobRun(run, store, clock or ManualClock(), disk, attended=attended)
             async with Server(address, security) as server:
-                engine = Engine(job_run, store)
+                engine = Engine(job_run, store, describe=describe)
                 await server.start(engine, shown, audit)
                 loop = asyncio.get_running_loop()
                 served = Served(f"127.0.0.1:{server.port}", job_run, engine, loop)

@@ -9,19 +9,20 @@ from psrpc.core.batch import BatchId
 from worker import Arrays
 from worker.data.source import Batch
 
-GATE = os.environ.get("GATE")
-EPOCH = int(os.environ.get("GATE_EPOCH", "0"))
+GATES = [gate for gate in os.environ.get("GATE", "").split(os.pathsep) if gate]
+EPOCHS = [int(epoch) for epoch in os.environ.get("GATE_EPOCH", "0").split(os.pathsep)]
 HOLD = os.environ.get("HOLD")
 
 
 class GatedArrays(Arrays):
-    """All wait before the first batch of an epoch, until the gate is opened
+    """All wait before the first batch of an epoch, or of several, until the gate is opened
     (``tests.e2e.cluster.Gate``). One alone waits at the FIFO ``HOLD``: who comes first to the
     second epoch, and writes its process id beside it."""
 
     def read(self, seed: int, batch: BatchId) -> Batch:
-        if GATE and batch.epoch >= EPOCH:
-            wait_at(GATE)
+        for gate, epoch in zip(GATES, EPOCHS, strict=False):
+            if batch.epoch >= epoch:
+                wait_at(gate)
         if HOLD and batch.epoch == 1 and is_first(Path(HOLD + ".pid")):
             wait_at(HOLD)
         return super().read(seed, batch)

@@ -1,4 +1,5 @@
-"""A worker that reaches the coordinator and not one shard, in a network that is really parted."""
+"""A worker that reaches the coordinator and not one shard, or not the worker that hosts it, in a
+network that is really parted."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -42,17 +44,24 @@ STEPS = 4
 
 
 class Job:
-    """The witness job on two shards, with two workers, each process in a namespace of its own. It
-    does not end before its gate is opened."""
+    """The witness job on two shards, or on one that a worker hosts, with two workers, each process
+    in a namespace of its own. It does not end before its gate is opened."""
 
-    def __init__(self, folder: Path, network: Network, stack: ExitStack, policy: Policy) -> None:
+    def __init__(
+        self, folder: Path, network: Network, stack: ExitStack, policy: Policy, hosted: bool
+    ) -> None:
         self.network = network
         self.run_dir = folder / "run"
         self.gate = folder / "gate"
         self.longest_s = 0.0
         """Between two steps that were seen."""
+        shards = 1 if hosted else 2
         options = Options(
-            policy, 2, 2, "sgd", 1, BATCHES, 4, shm=False, checkpoint_every=BATCHES, pace_ms=PACE_MS
+            *(policy, shards, 2, "sgd", 1, BATCHES, 4),
+            shm=False,
+            checkpoint_every=BATCHES,
+            pace_ms=PACE_MS,
+            hosted=hosted,
         )
         described = folder / "description.json"
         described.write_text(json.dumps(description(options)))
@@ -63,10 +72,10 @@ class Job:
         }
         address = f"{network.address('coordinator')}:{PORT}"
         there = ("--coordinator", address, "--insecure")
-        job = ("--job", str(ROOT / "tests" / "chaos" / "keras_job.py"), "--shards", "2")
+        job = ("--job", str(ROOT / "tests" / "chaos" / "keras_job.py"))
         arguments = {
             "coordinator": (
-                *("serve", *job, "--run-dir", str(self.run_dir)),
+                *("serve", *job, "--shards", str(shards), "--run-dir", str(self.run_dir)),
                 *("--bind", address, "--insecure"),
             ),
             "shard0": ("serve", "--shard", "0", *there),
@@ -76,6 +85,8 @@ class Job:
         }
         self.processes: dict[str, Process] = {}
         for place in PLACES:
+            if hosted and place.startswith("shard"):
+                continue
             role = place.rstrip("01")
             command = [sys.executable, "-c", ENTRY, role, *arguments[place]]
             line = network.command(place, [*command, "--die-with-parent"])
@@ -121,10 +132,10 @@ class Job:
 
 
 @contextmanager
-def running(folder: Path, policy: Policy) -> Iterator[Job]:
+def running(folder: Path, policy: Policy, hosted: bool) -> Iterator[Job]:
     with ExitStack() as stack:
         network = stack.enter_context(Network(PLACES))
-        yield Job(folder, network, stack, policy)
+        yield Job(folder, network, stack, policy, hosted)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -138,21 +149,32 @@ def batches(status: GetJobStatusResponse, host_pid: int) -> int:
     return sum(worker.batches for worker in status.workers if worker.pid == host_pid)
 
 
-@pytest.mark.parametrize("policy", [Policy(mode="sync", replicas=2), ASYNC], ids=str)
+SYNC = Policy(mode="sync", replicas=2)
+
+
+@pytest.mark.parametrize(("policy", "hosted"), [(SYNC, False), (ASYNC, False), (SYNC, True)])
 def test_a_job_goes_on_without_a_worker_that_is_cut_off_from_a_shard(
-    tmp_path: Path, policy: Policy
+    tmp_path: Path, policy: Policy, hosted: bool
 ) -> None:
-    with running(tmp_path, policy) as job:
-        job.until(lambda status: len(status.workers) == 2 and status.global_step > 0)
+    with running(tmp_path, policy, hosted) as job:
+        begun = job.until(lambda status: len(status.workers) == 2 and status.global_step > 0)
         job.steps()
         job.longest_s = 0.0
-        job.network.cut("worker0", "shard1")
-        job.network.cut("shard1", "worker0")
+        shard = len(begun.shards) - 1
+        address = begun.shards[shard].address
+        [place] = [
+            place for place in job.processes if address.startswith(f"{job.network.address(place)}:")
+        ]
+        inside = f" in the worker with pid {job.processes[place].popen.pid} on {gethostname()},"
+        assert place.startswith("worker" if hosted else "shard1")
+        away = "worker0" if place != "worker0" else "worker1"
+        job.network.cut(away, place)
+        job.network.cut(place, away)
         stuck = job.until(lambda status: bool(status.stuck))
         [line] = stuck.stuck
-        assert f"cannot reach shard 1 at {job.network.address('shard1')}:" in line
+        assert f"cannot reach shard {shard}{inside if hosted else ''} at {address} (for " in line
         [cut_off] = [worker for worker in stuck.workers if worker.unreachable]
-        assert [one.shard for one in cut_off.unreachable] == [1]
+        assert [one.shard for one in cut_off.unreachable] == [shard]
         before = batches(job.status, cut_off.pid)
         # Others do all of it, with the route still cut.
         after = job.steps()
@@ -162,8 +184,8 @@ def test_a_job_goes_on_without_a_worker_that_is_cut_off_from_a_shard(
         assert batches(after, cut_off.pid) == before
         assert after.stuck
         print(f"{policy}: {job.longest_s:.1f} s without a step")  # noqa: T201
-        job.network.mend("worker0", "shard1")
-        job.network.mend("shard1", "worker0")
+        job.network.mend(away, place)
+        job.network.mend(place, away)
         job.until(lambda status: not status.stuck)
         job.until(lambda status: batches(status, cut_off.pid) > before)
         job.finish()

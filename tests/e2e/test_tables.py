@@ -4,6 +4,7 @@ in the other modes every row has been in every batch that names it, once."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import closing
@@ -18,7 +19,7 @@ from psrpc.checkpoint.checkpoint import read_manifest
 from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from tests.e2e.cluster import JOBS, LIMIT_S, Gate, Run, by_hand, ended, members, up
+from tests.e2e.cluster import JOBS, LIMIT_S, Gate, Run, by_hand, ended, up
 from tests.e2e.test_recovery import COMMON, EPOCHS, Faulty, assert_all_counted_once, faulty
 from worker.step.feed import SHORT_DEPTH
 
@@ -165,33 +166,49 @@ def test_ssp_workers_do_not_run_away_from_one_that_is_held_and_then_killed(
 def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_kinds_of_hosts(
     tmp_path: Path, whole: Run
 ) -> None:
-    hosted = ("--set", "dense=allreduce", "--set", "slices=2")
+    """By `coordinator set`, in the midst of training; what it has set outlives the coordinator."""
     run_dir = tmp_path / "run"
-    sync = (*COMMON, "--mode", "sync", *EVERY)
-    with by_hand(tmp_path) as hand:
-        for gate_at, more in ((5, ()), (EPOCHS - 1, ("--resume", *hosted))):
-            folder = tmp_path / f"gate-{gate_at}"
-            folder.mkdir()
-            with closing(Gate(folder, epoch=gate_at)) as gate:
-                cluster = hand.start(
-                    *("up", "coordinator", "up", RATED, *sync, "--run-dir", run_dir, *more),
-                    **gate.environment,
-                )
-                cluster.wait_for(r"training  epoch \d+/12 ")
-                assert len(members(run_dir, "pserver")) == 2
-                if more:
-                    with Faulty(run_dir, cluster, gate) as harmed:
-                        generation = harmed.until_trained(after=0)
-                        for role in ("worker", "pserver"):
-                            harmed.kill(role)
-                            generation = harmed.until_trained(after=generation)
-                else:
-                    cluster.wait_for(rf"training  epoch {gate_at}/12 ")
-                cluster.kill(signal.SIGINT)
-                assert cluster.wait() == 130, cluster.text()
-                plan = read_manifest(Run(run_dir, 130, "", "").checkpoint).plan
-                assert (plan.shards, plan.slices) == ((4, 2) if more else (2, 0))
-    run = up(RATED, run_dir, *sync, "--resume")
+    sync = (*COMMON, "--mode", "sync", *EVERY, "--run-dir", run_dir)
+    folders = [tmp_path / name for name in ("first", "last")]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        by_hand(tmp_path) as hand,
+        closing(Gate(folders[0], epoch=1)) as first,
+        closing(Gate(folders[1], epoch=EPOCHS - 1)) as last,
+    ):
+        gates = {k: os.pathsep.join([v, last.environment[k]]) for k, v in first.environment.items()}
+        launched = hand.start("up", "coordinator", "up", RATED, *sync, **gates)
+
+        def change(
+            cluster: Faulty, gate: Gate, settings: str, plan: tuple[str, int | None]
+        ) -> None:
+            """Workers wait at the gate at last, with batches that are finished first."""
+            cluster.until(lambda s: s.phase == "training" and s.global_step > 0, "a first step")
+            asked = hand.start("set", "coordinator", "set", *settings.split(), "--run-dir", run_dir)
+            first_of = settings.split()[0]
+            cluster.until(
+                lambda status: settings in status.switching or first_of in status.changed,
+                "the change to begin",
+            )
+            gate.open()
+            assert asked.wait() == 0, asked.text()
+            again = rf"{settings}: the cluster starts again from step [1-9]\d*\n"
+            asked.wait_for(again)
+            launched.wait_for(again)
+            cluster.until(lambda status: status.phase == "training", "training")
+            written = json.loads((run_dir / "job.json").read_text())["description"]
+            assert (written["dense"], written["slices"]) == plan
+
+        with Faulty(run_dir, launched, last) as cluster:
+            change(cluster, first, "dense=allreduce slices=2", ("allreduce", 2))
+            generation = cluster.until_trained(after=1)
+            for role in ("coordinator", "worker", "pserver"):
+                cluster.kill(role)
+                generation = cluster.until_trained(after=generation)
+            change(cluster, last, "dense=shards", ("shards", None))
+            run = cluster.end()
+    assert (run.summary["shards"], run.summary.get("slices")) == (2, None)
     assert_all_counted_once(run)
     assert_same_bits(run, whole, SLOTS)
     expected = load_variables(whole.checkpoint)

@@ -150,6 +150,30 @@ def test_killed_and_evicted_pods_come_back_and_cost_no_batch(
 
 
 @pytest.mark.long
+def test_workers_that_host_the_parameters_are_killed_and_evicted_and_cost_no_batch(
+    engine: Path, certs: Path, tmp_path: Path
+) -> None:
+    settings = ("epochs=8", "dense=allreduce", "replicas=2")
+    described = cluster(certs, shards=0, overrides=settings, mode="sync")
+    documents = [*secrets(described), *yaml.safe_load_all(printed(described))]
+    pods = PodmanCluster(engine, tmp_path, documents, "launchers")
+    try:
+        pods.start()
+        until(lambda: epochs(pods) > 0, "the first epoch")
+        pods.kill("worker", 0)
+        another_epoch(pods, "a worker was killed")
+        pods.stop("worker", 1)
+        another_epoch(pods, "the other worker was evicted")
+        assert pods.wait() == "completed", pods.ended
+        assert counted(pods.runs / "first")["batches"] == 9600
+        ends = {(each.role, each.index, each.code) for each in pods.ended}
+        assert {("worker", 0, 137), ("worker", 1, 75)} <= ends
+        assert {each.role for each in pods.ended} == {"coordinator", "worker"}
+    finally:
+        pods.delete()
+
+
+@pytest.mark.long
 def test_the_page_leads_to_a_trained_model(engine: Path, tmp_path: Path) -> None:
     """The objects that ``kubectl`` applies are those that run."""
     with (

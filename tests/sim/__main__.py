@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from tests.sim.faults import PLANNED, RATES
-from tests.sim.run import Verdict, run_attended, run_hosted, run_seed, silence
+from tests.sim.run import Verdict, run_attended, run_hosted, run_seed, run_summed, silence
 
 PROGRESS_S = 5.0
 CHUNK = 8
@@ -31,11 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--attended", action="store_true", help="each job has an attendant")
     kind.add_argument("--allreduce", action="store_true", help="workers host the shards")
+    kind.add_argument("--sums", action="store_true", help="workers sum gradients of a round")
     options = parser.parse_args(arguments)
     silence()
     run: Callable[..., Verdict] = run_attended if options.attended else run_seed
     if options.allreduce:
         run = run_hosted
+    if options.sums:
+        run = run_summed
     if options.seed is not None:
         return _one(run, options.seed, options.trace)
     return _many(run, options.seeds, options.jobs, options.keep_going)

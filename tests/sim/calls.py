@@ -242,10 +242,11 @@ class _Exchanger:
             push = self._pushed(header, tensors)
             if not header.HasField("pull"):
                 result = self._call("Push", push)
+                self._count("sums refused", result.outcome == "one_by_one")
                 return pb.ExchangeAnswer(push=wire.to_push_result(result))
             self._count("rows pulled with a push", wanted is not None)
             result, values = self._call("PushPull", push)
-            self._worker.cluster.counts["sums refused"] += result.outcome == "one_by_one"
+            self._count("sums refused", result.outcome == "one_by_one")
             answer = self._received(values, into, wanted)
             answer.push.CopyFrom(wire.to_push_result(result))
             return answer
@@ -294,6 +295,6 @@ class _Exchanger:
         return pb.ExchangeAnswer(pull=header)
 
     def _count(self, what: str, happened: bool) -> None:
-        """Once for all shards."""
-        if happened and self._shard == 0:
+        """Once for all shards, but for what a shard alone does."""
+        if happened and (self._shard == 0 or what == "sums refused"):
             self._worker.cluster.counts[what] += 1

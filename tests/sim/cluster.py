@@ -301,6 +301,7 @@ class Cluster:
             keep_checkpoints=options.keep_checkpoints,
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
+            exact=options.exact,
             dense="allreduce" if self.hosted else "shards",
             slices=self.options.slices or None if self.hosted else None,
             stop_early=PATIENT if options.paced and options.eval_records else None,

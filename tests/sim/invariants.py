@@ -45,6 +45,9 @@ EXACT = 1e-4
 """A batch more or less is a difference of 1; the weights of a round are rounded."""
 
 
+ROUNDED = 2e-5
+"""Most that sums in another order may differ by at the end of a run."""
+
 EXPECTED = (AlreadyExists, StaleGeneration, JobFailed)
 """What processes end by that others have taken the place of, or whose job is over; what is
 retryable has been tried for long enough."""
@@ -428,9 +431,13 @@ class Invariants:
                 self.tables.check_trained(name, shard, tables, with_rows, whole)
             if final is not None:
                 bits, slots, rows = final
-                if tables.specs:
+                if tables.specs and options.exact:
                     self.tables.check_bits(name, tables, rows[shard])
                 if not len(part):
+                    continue
+                if not options.exact:
+                    self._check_close(name, part, bits)
+                    self._check_close(name, velocity, slots)
                     continue
                 if part.tobytes() != bits.tobytes():
                     self.fail(f"{name} ends with other bits than without faults")
@@ -441,6 +448,11 @@ class Invariants:
         self._check_saved(whole)
         self._check_evaluated()
         self._check_history()
+
+    def _check_close(self, name: str, found: NDArray | None, exact: NDArray | None) -> None:
+        """Sums in another order differ by their rounding alone."""
+        if found is not None and exact is not None and np.abs(found - exact).max() > ROUNDED:
+            self.fail(f"{name} ends {np.abs(found - exact).max():g} away from a run without faults")
 
     def _check_saved(self, whole: NDArray) -> None:
         """The newest checkpoint holds the final state."""

@@ -34,7 +34,8 @@ class Options:
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
     for ``cut_s``, at least and at most.
     The first ``old_workers`` know no clocks of ssp. Workers named in ``devices`` compute so many
-    batches at once, and with ``sums`` push the sums of their gradients in async mode.
+    batches at once, and with ``sums`` push the sums of their gradients in async mode. Unless
+    ``exact``, they push those of rounds that are decided ahead.
     ``paced`` has each epoch wait for the evaluation of the one before, where there are any.
     With ``hosted`` workers host the shards, and with ``moves`` it is the other way each time that a
     stopped job is resumed. With ``slices`` there are tables, whose rows are on the shards, and
@@ -76,6 +77,7 @@ class Options:
     old_workers: int = 0
     devices: Mapping[str, int] = field(default_factory=dict)
     sums: bool = False
+    exact: bool = True
     holds: tuple[tuple[int, bool], ...] = ()
     hosted: bool = False
     moves: bool = False
@@ -258,6 +260,35 @@ def with_slices(random: Random, options: Options) -> Options:
     if any(policy.balance for policy in options.policies):
         options = replace(options, skipped=())
     return with_attendant(random, options) if random.random() < 0.1 else options
+
+
+def with_sums(random: Random, options: Options) -> Options:
+    """The same with ``exact=False``: in short rounds, most of which have several micro-batches for
+    each worker; maybe with workers that host the shards, or with rounds that begin anew after
+    async mode."""
+    if random.random() < 0.3:
+        options = with_slices(random, options)
+    first, again = [Policy(mode="sync", replicas=random.randint(2, 8)) for _ in range(2)]
+    changes = random.random() < 0.3 and not options.hosted
+    options = replace(
+        options,
+        policy=first,
+        then=None,
+        then_after=0,
+        changes=(ASYNC, again) if changes else (),
+        prefetch=False,
+        old_workers=0,
+        # Its batches are not those of the job below.
+        holds=(),
+        exact=False,
+    )
+    options = _of_one_epoch(options, random.choice((12, 16, MOST_BATCHES)))
+    options = replace(
+        options,
+        batch_s=random.choice((0.002, 0.01, 0.03, 0.1)),
+        checkpoint_every=random.choice((3, 6, 50, "0.5s", None)),
+    )
+    return replace(_with_devices(random, options), sums=False)
 
 
 def _with_short_steps(random: Random, options: Options) -> Options:

@@ -18,7 +18,7 @@ import structlog
 from psrpc.ops.logs import set_role
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
-from tests.sim.options import Options, draw, with_attendant, with_slices
+from tests.sim.options import Options, draw, with_attendant, with_slices, with_sums
 from tests.sim.schedule import Livelock
 
 
@@ -42,6 +42,7 @@ class Verdict:
     def __str__(self) -> str:
         flag = " --attended" if self.options.holds else ""
         flag = " --allreduce" if self.options.hosted else flag
+        flag = flag if self.options.exact else " --sums"
         return (
             f"seed {self.seed} fails: {self.failure}\n"
             f"its options: {self.options}\n"
@@ -64,6 +65,12 @@ def run_hosted(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
     """Runs what a seed implies, with workers that host the shards."""
     random = Random(seed)
     return run_options(seed, with_slices(random, draw(random)), show)
+
+
+def run_summed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
+    """Runs what a seed implies, with workers that push sums of their gradients of a round."""
+    random = Random(seed)
+    return run_options(seed, with_sums(random, draw(random)), show)
 
 
 def run_options(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Verdict:

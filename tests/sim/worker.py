@@ -123,7 +123,8 @@ class Worker:
             if self.hosting is not None:
                 self.hosting.offer()
             try:
-                drive(conduct(sums=self.source.sums), self._perform)
+                source = self.source
+                drive(conduct(sums=source.sums, exact=source.exact), self._perform)
             except (PsError, Stopped) as end:
                 return end
         raise AssertionError("a worker ends by raising")

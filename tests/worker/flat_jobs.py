@@ -18,8 +18,9 @@ from worker import Arrays, Job
 from worker.data.source import Array
 from worker.model.variables import model_variables
 from worker.runtime.devices import HOST, Device, ParameterBuffers
+from worker.step.arenas import StepResult
 from worker.step.compute import BatchReader
-from worker.step.flat import FlatStep, StepResult
+from worker.step.flat import FlatStep
 from worker.step.replica import Replica
 
 CPU = Device(HOST, "cpu")

@@ -24,8 +24,8 @@ from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import LoadedJob
 from worker.model.inputs import whole_inputs
 from worker.runtime.devices import Device, tensor_of
+from worker.step.arenas import StepResult
 from worker.step.compute import BatchReader
-from worker.step.flat import StepResult
 
 BATCH = 8
 V, W = 7, 4

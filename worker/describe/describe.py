@@ -171,6 +171,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "reduce_lr": _describe_reduce_lr(job, metrics, optimizer),
         "evaluate_every_epoch": job.evaluate_every_epoch,
         "intra_op_threads": job.intra_op_threads,
+        "exact": job.exact,
         "dense": job.dense,
         "slices": job.slices,
         "wire_dtype": job.wire_dtype,

@@ -107,9 +107,8 @@ class Job:
         then_after: Epochs before ``then``; fewer than ``epochs``.
         local_steps: Steps that a worker takes on its own before it pushes, H. It takes them from
             the parameters that it has received, on H batches of ``batch_size`` records, and pushes
-            the difference. Shards add that (async, ssp), or the mean over a round (sync). The
-            job's optimizer runs in the worker, afresh each time, and must be SGD, with momentum or
-            without; see :class:`worker.step.local_steps.LocalSteps`.
+            the difference. Shards add that (async, ssp), or the mean over a round (sync). SGD
+            alone, with momentum or without, which runs in the worker, afresh each time.
         scale_lr: ``linear`` multiplies the learning rate by the micro-batches of an update (sync).
             For large batches (Goyal et al. 2017).
         warmup_epochs: Epochs over which ``scale_lr`` rises from 1 to its full factor; may be a
@@ -158,8 +157,9 @@ class Job:
             ``{"block1/*": 0, "block2/*": 1}`` by the names of layers (the first pattern that fits
             counts, others are on device 0); ``"columns"`` cuts the units of each
             ``keras.layers.Dense``. See docs/devices.md.
-        sum_devices: Whether a worker pushes the sum of its devices' gradients for one update
-            (async). See docs/devices.md.
+        sum_devices: Whether a worker pushes one sum for its devices (async). See docs/devices.md.
+        exact: Whether a round has the same bits for any number of workers (sync). If not, each
+            worker pushes one sum, with fewer bytes. See docs/devices.md.
         soft_placement: Whether layers whose device a worker lacks compute on its first one.
         dense: Where dense parameters are updated. ``shards``: in processes of their own.
             ``allreduce``: in the workers (sync), with the same bits; see docs/devices.md.
@@ -222,6 +222,7 @@ class Job:
     intra_op_threads: int | None = None
     devices: Devices | None = None
     sum_devices: bool = False
+    exact: bool = True
     soft_placement: bool = False
     dense: Dense = "shards"
     slices: int | None = None
@@ -247,7 +248,6 @@ class Job:
         checks.check_choice("scale_lr", self.scale_lr, ("linear", None))
         checks.check_not_negative("warmup_epochs", self.warmup_epochs)
         checks.check_devices(self.devices, self.local_steps)
-        checks.check_boolean("soft_placement", self.soft_placement)
         checks.check_choice("engine", self.engine, ("keras", "numpy"))
         checks.check_choice("dense", self.dense, ("shards", "allreduce"))
         checks.check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
@@ -259,11 +259,11 @@ class Job:
         checks.check_class_weight(self.class_weight)
         checks.check_job_optimizer(self.optimizer)
         checks.check_metrics(self.metrics)
-        checks.check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
+        for name in ("evaluate_every_epoch", "soft_placement", "exact"):
+            checks.check_boolean(name, getattr(self, name))
         if self.evaluate_every_epoch and self.eval is None:
-            raise InvalidSetting(
-                "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
-            )
+            why = "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
+            raise InvalidSetting(why)
         for name in ("keep_best", "stop_early", "reduce_lr"):
             check_evaluated(self, name)
         checks.check_source("train", self.train)

@@ -114,6 +114,7 @@ FIELDS: dict[str, _Kind | None] = {
     "intra_op_threads": _or_none(_INTEGER),
     "devices": _or_none(_NAME),
     "sum_devices": _BOOLEAN,
+    "exact": _BOOLEAN,
     "soft_placement": _BOOLEAN,
     "dense": _NAME,
     "slices": _or_none(_INTEGER),

@@ -7,7 +7,15 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.core.policy import SETTINGS, Mode, Policy, check_dense, check_prefetch, fitting
+from psrpc.core.policy import (
+    SETTINGS,
+    Mode,
+    Policy,
+    check_dense,
+    check_exact,
+    check_prefetch,
+    fitting,
+)
 
 
 class PolicyFields(Protocol):
@@ -33,6 +41,8 @@ class PolicyFields(Protocol):
     def prefetch_rows(self) -> bool: ...
     @property
     def sum_devices(self) -> bool: ...
+    @property
+    def exact(self) -> bool: ...
     @property
     def compression(self) -> str | None: ...
     @property
@@ -73,6 +83,7 @@ def phases_of(job: PolicyFields) -> Phases:
     _check_rate(job, policies)
     _check_prefetch(job, policies)
     _check_sum(job, policies)
+    _check_exact(job, policies)
     _check_dense(job, policies)
     if len(policies) == 1:
         return Phases(policies[0], job.epochs, None)
@@ -89,7 +100,7 @@ def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> d
         name for name in SETTINGS if not any(fitting(each, {name: 0}) for each in modes)
     }
     if "sync" not in modes:
-        names |= {"scale_lr", "warmup_epochs"}
+        names |= {"scale_lr", "warmup_epochs", "exact"}
     if set(modes) == {"sync"}:
         names.add("prefetch_rows")
     if "async" not in modes:
@@ -196,6 +207,23 @@ def _check_sum(job: PolicyFields, policies: list[Policy]) -> None:
         raise InvalidSetting(
             "sum_devices and compression exclude each other: each device keeps what its own "
             "gradient left out; leave one of them out"
+        )
+
+
+def _check_exact(job: PolicyFields, policies: list[Policy]) -> None:
+    if job.exact:
+        return
+    if not any(policy.rounds for policy in policies):
+        raise InvalidSetting(
+            f"exact=False is for mode sync, but mode is {job.mode!r}: without rounds the result "
+            "depends on the order of gradients in any case; leave it out"
+        )
+    for policy in policies:
+        check_exact(job.exact, policy)
+    if job.compression is not None:
+        raise InvalidSetting(
+            f"exact=False and compression={job.compression!r} exclude each other: a worker keeps "
+            "what each compressed gradient left out; leave one of them out"
         )
 
 

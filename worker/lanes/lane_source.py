@@ -10,20 +10,25 @@ import tensorflow as tf
 
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Gradient, wire_encoding
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from worker.embedding.row_sets import ReceivedRows
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.job.phases import phases_of
+from worker.lanes.collective_sum import CollectiveSum
 from worker.model.placement import is_spread
 from worker.protocol.conduct import ONE_CLOCK
 from worker.runtime.devices import HOST, Device
 from worker.runtime.trace import TRACING, graph_function
 from worker.runtime.waits import WorkerWaits
+from worker.step.arenas import DeviceResult, StepResult
 from worker.step.compute import GradientComputer
-from worker.step.flat import StepInput, StepResult
+from worker.step.flat import StepInput
+from worker.step.gradient_source import GradientResult
 from worker.step.keras_source import KerasSource
+from worker.step.layout import Layout
 from worker.step.replica import Replica
 
 _EACH = "start a worker for each device (--gpu 0, --gpu 1)"
@@ -85,6 +90,7 @@ class LaneSource(KerasSource):
         self._lanes: Sequence[GradientComputer] = ()
         """Empty before the first plan, and for a model that is spread over the devices."""
         self._lane_of: dict[BatchId, int] = {}
+        self._sum: CollectiveSum | None = None
         self._threads = self._opened.enter_context(
             ThreadPoolExecutor(len(device.others), thread_name_prefix="lane")
         )
@@ -119,6 +125,8 @@ class LaneSource(KerasSource):
         lanes = [GradientComputer(self._replica, plan, each, read, waits) for each in others]
         if lanes:
             self._lanes = (self._made, *lanes)
+            layout = Layout(plan, wire_encoding(self._job.wire_dtype))
+            self._sum = CollectiveSum(layout, self._devices.names)
 
     def leave(self) -> None:
         super().leave()
@@ -126,14 +134,16 @@ class LaneSource(KerasSource):
         for lane in self._lanes[1:]:
             lane.leave()
 
-    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+    def gradient(
+        self, batch: BatchId, given: Any, rows: ReceivedRows | None = None
+    ) -> GradientResult:
         if self._lanes:
             return self._run(0, batch, given)
         return super().gradient(batch, given, rows)
 
     def gradients(
         self, batches: Sequence[BatchId], given: Sequence[Any], /
-    ) -> Sequence[StepResult]:
+    ) -> Sequence[StepResult | DeviceResult]:
         pairs = list(enumerate(zip(batches, given, strict=True)))
         if not all(self._lanes[index].compiled(one) for index, (_, one) in pairs):
             # Only one thread at a time may trace a model.
@@ -150,12 +160,16 @@ class LaneSource(KerasSource):
             raise error
         return [first, *(future.result() for future in futures)]
 
-    def _run(self, index: int, batch: BatchId, given: StepInput) -> StepResult:
+    def _run(self, index: int, batch: BatchId, given: StepInput) -> StepResult | DeviceResult:
         self._lane_of[batch] = index
-        device = self._devices.each[index]
+        device, lane = self._devices.each[index], self._lanes[index]
         if not device.is_host:
             given = StepInput(device.take(given.seeds), device.take(given.batch))
-        return self._lanes[index].gradient(batch, given)
+        return lane.on_device(batch, given) if self.sums else lane.gradient(batch, given)
+
+    def add(self, results: Sequence[GradientResult]) -> tuple[Gradient, ...]:
+        assert self._sum is not None  # prepare makes it
+        return self._sum([each for each in results if isinstance(each, DeviceResult)])
 
     def swap(self, version: int) -> None:
         super().swap(version)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pserver.client.client import PushResult, StagedEverywhere
-from pserver.client.requests import GradientPush, SummedBatch
+from pserver.client.requests import GradientPush
 from psrpc.core.batch import BatchId
 from psrpc.core.commands import Attempt
 from psrpc.core.errors import NotReady
@@ -17,7 +17,7 @@ from worker.embedding.row_sets import ReceivedRows
 from worker.loop.joined import Joined
 from worker.loop.session import WorkerSession
 from worker.loop.step_times import StepTimes
-from worker.loop.sums import sum_gradients
+from worker.loop.sums import RoundSum, sum_pushes, summed_attempts
 from worker.protocol import actions as does
 from worker.step.gradient_source import GradientResult, GradientSource
 
@@ -42,10 +42,12 @@ class GradientSender:
         self._staged: list[StagedEverywhere] = []
         """Attempts that all shards hold. Each shard knows only that it holds them itself, until a
         pull or :meth:`confirm` tells it the rest."""
+        self._sum = RoundSum()
 
     def drop(self) -> None:
         """Drops the gradients."""
         self.results.clear()
+        self._sum.clear()
 
     def leave(self) -> None:
         """Drops all that belongs to the joined generation."""
@@ -97,7 +99,8 @@ class GradientSender:
         others = _BEHIND if clock else ""
         pushes = self._pushes(action, here)
         if action.summed:
-            summed = self._summed(action, pushes, here)
+            results_of = {b: (r, _totals(r, b.count)) for b, (r, _) in self.results.items()}
+            summed = sum_pushes(self._source.add, action, pushes, results_of)
             if summed is None:
                 return (does.Pushed(one_by_one=True),) * (1 + len(action.summed))
             pushes = summed
@@ -116,32 +119,11 @@ class GradientSender:
         pushed = self._pushed(action.batch, results, greatest, asked_again)
         return (pushed, *self._pushed_beside(action, pushed, results)) if action.summed else pushed
 
-    def _summed(
-        self, action: does.PushPull, pushes: Sequence[GradientPush], here: Joined
-    ) -> list[GradientPush] | None:
-        """Returns ``pushes`` with the gradients of all ``summed`` attempts added; None if a sum is
-        not finite."""
-        batches = [from_batch(attempt.batch) for attempt in action.summed]
-        results = [self.results[batch][0] for batch in (action.batch, *batches)]
-        made = []
-        for shard, push in enumerate(pushes):
-            parts = [result.gradients[shard] for result in results]
-            total = sum_gradients(here.shards.plan, parts)
-            if total is None:
-                return None
-            others = tuple(
-                SummedBatch(
-                    Attempt(batch, attempt.attempt),
-                    _totals(result, batch.count) if shard == 0 else (),
-                    attempt.grant,
-                )
-                for attempt, batch, result in zip(action.summed, batches, results[1:], strict=True)
-            )
-            made.append(replace(push, gradients=total, summed=others))
-        return made
-
     def _pushed_beside(
-        self, action: does.PushPull, first: does.Pushed, results: Sequence[PushResult]
+        self,
+        action: does.PushPull | does.Push | does.PushNext,
+        first: does.Pushed,
+        results: Sequence[PushResult],
     ) -> list[does.Pushed]:
         answers = []
         for place, attempt in enumerate(action.summed):
@@ -150,20 +132,50 @@ class GradientSender:
             answers.append(replace(first, receipts=tuple(receipts)))
         return answers
 
-    def push(self, action: does.Push, here: Joined) -> does.Pushed:
+    def add(
+        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None, here: Joined
+    ) -> None:
+        """Adds a finite gradient to the sum that the next push of one of its batches carries."""
+        self._sum.add(here.shards.plan, batch, result, _totals(result, batch.count), used)
+
+    def _of_round(
+        self, action: does.Push | does.PushNext, here: Joined
+    ) -> list[GradientPush] | None:
+        """Returns each shard's part of a gradient or of the sum; None if that has to be refused."""
+        if action.skip or action.batch not in self._sum:
+            return self._pushes(action, here)
+        bases = here.shards.bases(self._sum.used)
+        return self._sum.pushes(here.shards.plan, action, bases)
+
+    def push(self, action: does.Push, here: Joined) -> does.Pushed | tuple[does.Pushed, ...]:
         """Performs :class:`worker.protocol.actions.Push`."""
         self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
-        pushes = self._pushes(action, here)
+        pushes = self._of_round(action, here)
+        if pushes is None:
+            return _refused(action)
         results = here.shards.push(pushes)
         self._times.took("push")
         # Backup workers may stage gradients of parameters older than the open round's.
         answers = zip(results, pushes, strict=True)
         staleness = max(0, *[r.version - p.base_version for r, p in answers])
         pushed = self._pushed(action.batch, results, staleness, here.shards.asked_again)
-        if action.ahead and len(results) > 1:
-            attempt = Attempt(action.batch, action.attempt)
-            self._staged.append(StagedEverywhere(attempt, pushed.receipts))
-        return pushed
+        staged = self._answers(action, pushed, results)
+        if action.ahead and len(results) > 1 and not pushed.one_by_one:
+            attempts = [Attempt(action.batch, action.attempt), *summed_attempts(action)]
+            for attempt, each in zip(attempts, staged, strict=True):
+                self._staged.append(StagedEverywhere(attempt, each.receipts))
+        return staged if action.summed else pushed
+
+    def _answers(
+        self,
+        action: does.Push | does.PushNext,
+        pushed: does.Pushed,
+        results: Sequence[PushResult],
+    ) -> tuple[does.Pushed, ...]:
+        """Returns the answer for each attempt of a push, and begins another sum if it was one."""
+        if not action.skip:
+            self._sum.clear()
+        return (pushed, *self._pushed_beside(action, pushed, results))
 
     def confirm(self, here: Joined) -> None:
         """Performs :class:`worker.protocol.actions.Confirm`."""
@@ -171,19 +183,27 @@ class GradientSender:
             here.shards.confirm(self._staged)
             self._staged.clear()
 
-    def push_next(self, action: does.PushNext, here: Joined) -> does.Pushed:
+    def push_next(
+        self, action: does.PushNext, here: Joined
+    ) -> does.Pushed | tuple[does.Pushed, ...]:
         """Performs :class:`worker.protocol.actions.PushNext`. With a single shard this is one
         exchange. Several shards must hear that all of them hold the gradient, so a push comes
         first, and the pull after it carries that message."""
-        push = does.Push(action.batch, action.attempt, action.skip, action.grant, ahead=True)
         if here.shards.count > 1:
+            push = does.Push(
+                action.batch, action.attempt, action.skip, action.grant, True, action.summed
+            )
             pushed = self.push(push, here)
+            if (pushed[0] if isinstance(pushed, tuple) else pushed).one_by_one:
+                return pushed
             self.pull(does.Pull(action.round, batch=action.following, ahead=True), here)
             self._times.took("commit")
             return pushed
         self._times.at(pb.WorkerPosition.PHASE_WAITING)
         rows = here.rows.ahead(action.following)
-        pushes, spare = self._pushes(push, here), self._source.spare
+        pushes, spare = self._of_round(action, here), self._source.spare
+        if pushes is None:
+            return _refused(action)
         tries: list[list[PushResult]] = []
 
         def push_pull() -> None:
@@ -193,11 +213,14 @@ class GradientSender:
 
         self._patiently(push_pull)
         self._times.took("commit")
-        here.rows.came(action.following, rows)
-        self._received(action.round, here)
         # If a try ended because the round was not ready, the shard has the gradient from that try.
         asked_again = frozenset([0]) if len(tries) > 1 else here.shards.asked_again
-        return self._pushed(action.batch, tries[-1], 0, asked_again)
+        answer = self._pushed(action.batch, tries[-1], 0, asked_again)
+        if not answer.one_by_one:
+            here.rows.came(action.following, rows)
+            self._received(action.round, here)
+        answers = self._answers(action, answer, tries[-1])
+        return answers if action.summed else answer
 
     def _patiently(self, exchange: Callable[[], None]) -> None:
         """Repeats ``exchange`` until the shards are ready to answer it: the workers that they wait
@@ -212,7 +235,9 @@ class GradientSender:
         self.round = number
         self._source.swap(here.shards.version)
 
-    def _pushes(self, action: does.PushPull | does.Push, here: Joined) -> list[GradientPush]:
+    def _pushes(
+        self, action: does.PushPull | does.Push | does.PushNext, here: Joined
+    ) -> list[GradientPush]:
         """Returns each shard's part of the gradient."""
         batch, attempt, grant = action.batch, action.attempt, action.grant
         result, used = self.results.get(batch, (None, None))
@@ -256,6 +281,11 @@ class GradientSender:
             apply_s,
             tuple([result.receipt for result in results]),
         )
+
+
+def _refused(action: does.Push | does.PushNext) -> does.Pushed | tuple[does.Pushed, ...]:
+    refused = does.Pushed(one_by_one=True)
+    return (refused,) * (1 + len(action.summed)) if action.summed else refused
 
 
 def _totals(result: GradientResult, records: int) -> tuple[float, ...]:

@@ -104,7 +104,7 @@ class Performer:
 
     def run(self) -> None:
         """Works until the job ends; raises as :func:`worker.protocol.conduct.conduct` does."""
-        drive(conduct(sums=self._source.sums), self.perform)
+        drive(conduct(sums=self._source.sums, exact=self._source.exact), self.perform)
 
     def perform(self, action: does.Action) -> object:
         """Carries out ``action``; its class documents the answer and the errors."""
@@ -184,7 +184,7 @@ class Performer:
             self._begin_step()
         self._stepping = False
         if action.beside:
-            return self._compute_at_once((action.batch, *action.beside))
+            return self._compute_at_once((action.batch, *action.beside), action.add)
         times = self._times
         times.at(pb.WorkerPosition.PHASE_DATA)
         given = self._source.read(action.batch)
@@ -199,9 +199,9 @@ class Performer:
             result = self._source.gradient(action.batch, given, used)
         self._sizes.add(action.batch.count)
         self._took_to_compute()
-        return self._computed(action.batch, result, used)
+        return self._computed(action.batch, result, used, action.add)
 
-    def _compute_at_once(self, batches: Sequence[BatchId]) -> tuple[does.Computed, ...]:
+    def _compute_at_once(self, batches: Sequence[BatchId], add: bool) -> tuple[does.Computed, ...]:
         times, position = self._times, pb.WorkerPosition
         times.at(position.PHASE_DATA)
         given = [self._source.read(batch) for batch in batches]
@@ -213,7 +213,7 @@ class Performer:
         self._sizes |= sizes
         self._took_to_compute()
         pairs = zip(batches, results, strict=True)
-        return tuple([self._computed(batch, result, None) for batch, result in pairs])
+        return tuple([self._computed(batch, result, None, add) for batch, result in pairs])
 
     def _took_to_compute(self) -> None:
         computed_s = self._times.took("compute")
@@ -222,15 +222,18 @@ class Performer:
             self._times.took("compute")
 
     def _computed(
-        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None
+        self, batch: BatchId, result: GradientResult, used: ReceivedRows | None, add: bool
     ) -> does.Computed:
-        """Keeps the gradient of ``batch`` for its push."""
+        """Keeps the gradient of ``batch`` for its push, or adds it to the sum."""
         not_finite = "" if result.finite else self._source.not_finite(batch)
         if not result.finite:
             data = {"data": not_finite} if not_finite else {}
             text = "the gradient is NaN or infinite; the batch is skipped"
             log.warning(text, batch=str(batch), **data)
-        self._sender.results[batch] = result, used
+        if add and result.finite:
+            self._sender.add(batch, result, used, self._here)
+        else:
+            self._sender.results[batch] = result, used
         return does.Computed(result.loss, result.finite, not_finite)
 
     def _take_back(self, action: does.TakeBack) -> None:

@@ -47,10 +47,8 @@ class Rejoin(Action):
 
 @dataclass(frozen=True, slots=True)
 class Lease(Action):
-    """Ask for work. Answered by a ``psrpc.v1.Lease``.
-
-    ``after`` is why the coordinator had no work the last time; empty if it had some.
-    """
+    """Ask for work. Answered by a ``psrpc.v1.Lease``. ``after`` is why the coordinator had no work
+    the last time; empty if it had some."""
 
     after: str = ""
 
@@ -99,12 +97,14 @@ class Compute(Action):
     that follows. Missing table rows are received first: of the same round, or the newest.
     ``following`` is the batch to compute after it, if known: its rows may be received meanwhile.
     The batches ``beside`` it are computed at once, each on another device and for a push of its
-    own. Answered by :class:`Computed`; with ``beside``, by a tuple of one for each batch. Raises
-    ``RoundPassed``."""
+    own. With ``add`` the finite gradients, each times its number of records, are added to the sum
+    for the next push of one of them. Answered by :class:`Computed`; with ``beside``, by a tuple of
+    one for each batch. Raises ``RoundPassed``."""
 
     batch: BatchId
     following: BatchId | None = None
     beside: tuple[BatchId, ...] = ()
+    add: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +139,22 @@ class PushPull(Action):
 class Push(Action):
     """Sync: have every shard stage the gradient or, with ``skip``, record that the batch is
     skipped. ``grant`` came with the attempt's lease; ``ahead`` says that the round is decided
-    already. Answered by :class:`Pushed`. Raises ``RoundPassed``."""
+    already; ``summed`` are the others of a sum. Answered by :class:`Pushed`, with
+    ``summed`` by a tuple of one for each. Raises ``RoundPassed``."""
 
     batch: BatchId
     attempt: int
     skip: bool = False
     grant: bytes = b""
     ahead: bool = False
+    summed: tuple[types_pb2.Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PushNext(Action):
     """Sync: do as :class:`Push` for a round that was decided ahead; then receive the parameters of
     ``round``, the next round with a micro-batch of this worker, and the table rows for the batch
-    ``following``. Answered by :class:`Pushed`. Raises ``RoundPassed``."""
+    ``following``; nothing if the sum is refused. Answered as :class:`Push`. Raises the same."""
 
     batch: BatchId
     attempt: int
@@ -160,12 +162,13 @@ class PushNext(Action):
     following: BatchId | None = None
     skip: bool = False
     grant: bytes = b""
+    summed: tuple[types_pb2.Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm(Action):
-    """Sync: tell every shard that all of them hold the gradients pushed for rounds that were
-    decided ahead. A pull of such a round does that as well."""
+    """Sync: tell every shard that all of them hold the gradients pushed for rounds decided ahead.
+    A pull of such a round does so, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class Pushed:
         had: shards that had applied the batch before.
         asked_again: shards whose call was repeated; they may be in ``had`` due to an earlier try.
         too_stale: shards that refused the gradient as too stale, and changed nothing.
-        one_by_one: the sum is infinite, or a shard has refused it: push the gradients singly.
+        one_by_one: the sum cannot be pushed, or a shard has refused it: push the gradients singly.
         apply_s: duration of the slowest shard's update, in seconds.
         receipts: each shard's receipt for the coordinator.
     """
@@ -193,9 +196,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Settle(Action):
-    """Keep the residual of compression, since shards use the gradient of ``batch``. For the shards
-    ``unused``, which never will, restore the residual from before that gradient. A worker with one
-    device may leave out the batch, which is the last one."""
+    """Keep the residual of compression, since shards use the gradient of ``batch`` (None: the last
+    one). For the shards ``unused``, which never will, restore that from before the gradient."""
 
     unused: tuple[int, ...] = ()
     batch: BatchId | None = None
@@ -211,8 +213,8 @@ class TakeBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class Done(Action):
-    """Queue the report of a batch that every shard has answered: the next call carries it. Used in
-    async mode, and in sync mode if the round was decided ahead."""
+    """Queue the report of a batch that every shard has answered, for the next call. Not for open
+    rounds (sync)."""
 
     batch: DoneBatch
 
@@ -238,8 +240,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class BeginCommit(Action):
-    """Sync: start to commit an attempt that every shard holds, and continue at once; ``TakeCommit``
-    or ``Rejoin`` follows."""
+    """Sync: start to commit an attempt that every shard holds; ``TakeCommit`` or ``Rejoin``
+    follows."""
 
     round: int
     batch: DoneBatch
@@ -252,9 +254,8 @@ class TakeCommit(Action):
 
 @dataclass(frozen=True, slots=True)
 class Initialize(Action):
-    """Give every shard the job's first values. Answered by an ``InitializeDone``. ``grant`` came
-    with the lease. ``first_rows`` is the checkpoint with the first rows of tables and the first
-    values; if empty, the values are those of the job."""
+    """Give every shard the job's first values, or those of the checkpoint ``first_rows``, which has
+    the first rows of tables. ``grant`` came with the lease. Answered by an ``InitializeDone``."""
 
     grant: bytes = b""
     first_rows: str = ""
@@ -286,8 +287,7 @@ class ReportWork(Action):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Action):
-    """Return all leases, best effort; never raises. With ``fatal`` the job fails for all workers.
-    The last action of a registered worker."""
+    """Return all leases, best effort; never raises. ``fatal`` fails the job. The last action."""
 
     reason: str
     fatal: bool = False

@@ -59,11 +59,13 @@ ONE_CLOCK = (
 )
 
 
-def conduct(*, sums: bool = False) -> Conduct:
+def conduct(*, sums: bool = False, exact: bool = True) -> Conduct:
     """Yields a worker's actions, from registering to leaving. Always ends by raising an error.
 
     Args:
         sums: in async mode, push the sum of gradients that several devices compute at once.
+        exact: in sync mode, push each gradient by itself; else those of a round that is decided
+            ahead as a sum.
 
     Raises:
         Stopped: the job is done, or the worker was told to leave.
@@ -71,7 +73,7 @@ def conduct(*, sums: bool = False) -> Conduct:
         PsError: any other error that was thrown in and that ends a worker.
     """
     stale = ""
-    ahead = RoundsAheadRunner()
+    ahead = RoundsAheadRunner(exact=exact)
     try:
         while True:
             try:

@@ -134,12 +134,12 @@ class MicroBatches:
 
 
 def computed_at_once(
-    batches: Sequence[BatchId], following: BatchId | None = None
+    batches: Sequence[BatchId], following: BatchId | None = None, *, add: bool = False
 ) -> Generator[does.Action, Any, tuple[does.Computed, ...]]:
     """Computes ``batches`` at once, each on a device of its own, and returns their results; for
-    ``following`` see :class:`worker.protocol.actions.Compute`."""
+    ``following`` and ``add`` see :class:`worker.protocol.actions.Compute`."""
     first, *beside = batches
-    answer = yield does.Compute(first, following, tuple(beside))
+    answer = yield does.Compute(first, following, tuple(beside), add)
     return tuple(answer) if beside else (answer,)
 
 

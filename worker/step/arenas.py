@@ -1,19 +1,24 @@
-"""Cuts, scales and encodes gradients as flat arenas."""
+"""Cuts, scales and encodes gradients as flat arenas; the results of steps."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from psrpc.core.encoding import LARGEST, Encoding, wire_dtype
+from psrpc.core.encoding import LARGEST, Encoding, Gradient, wire_dtype
 from psrpc.core.plan import ALIGNMENT_BYTES, Plan
+from psrpc.core.tables import Rows
 from worker.data.source import Array, Batch
 from worker.embedding.lookups import FetchedRows, LookUps
-from worker.step.layout import ArenaSpan
+from worker.runtime.devices import Device
+from worker.step.layout import ArenaSpan, Compressor, Layout
 
 
 def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -68,6 +73,14 @@ def with_states(scalars: Sequence[tf.Tensor], step: GradientStep) -> tf.Tensor:
 def encoded(spans: Sequence[ArenaSpan], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Encodes the buffers of ``spans`` for the wire."""
     return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
+
+
+def plain_buffers(spans: Sequence[ArenaSpan], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the elements of buffers that :func:`encoded` made, rounded ones as float32."""
+    return [
+        b if s.encoding == "plain" else tf.cast(tf.bitcast(b, s.encoding), tf.float32)
+        for s, b in zip(spans, buffers, strict=True)
+    ]
 
 
 def is_finite_span(span: ArenaSpan, buffer: Array) -> bool:
@@ -129,3 +142,88 @@ class GradientStep(Protocol):
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
         """Returns the inference loss and the model's outputs (None if it has none)."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step.
+
+    Attributes:
+        gradients: per shard, in plan order: gradients of trainable arenas, new minus old value of
+            state arenas, the new value of replaced ones. Read-only views of TensorFlow's memory,
+            possibly of the step's parameters. Empty if not finite.
+        loss: mean over the batch, with the model's own losses.
+        finite: whether no element of the encoded gradients is NaN or infinite.
+        rows: per shard, by table index, gradients of table rows. Empty if not finite or without
+            tables. Valid until the next step.
+        metrics: the variables of the job's metrics after this batch alone, flat.
+    """
+
+    gradients: tuple[Gradient, ...]
+    loss: float
+    finite: bool
+    rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
+
+
+class DeviceResult:
+    """The result of one step whose gradient stays on the device that computed it, until
+    :attr:`gradients` is read. Without table rows."""
+
+    rows: Sequence[Mapping[int, Rows]] = ()
+
+    def __init__(
+        self, layout: Layout, device: Device, buffers: Sequence[tf.Tensor], vitals: Sequence[float]
+    ) -> None:
+        """``buffers`` are on ``device``, one for each span of ``layout``, encoded; ``vitals`` are
+        the loss, :func:`power_of` the buffers, and the metrics' variables."""
+        self.buffers = buffers
+        self.loss, self._power, *self.metrics = vitals
+        self._layout = layout
+        self._device = device
+
+    @property
+    def finite(self) -> bool:
+        """See StepResult."""
+        # Not a finite power alone says no, see :func:`step_result`.
+        return math.isfinite(self._power) or self._on_host.finite
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """See StepResult."""
+        return self._on_host.gradients
+
+    @cached_property
+    def _on_host(self) -> StepResult:
+        buffers = host_arrays(map(self._device.send, self.buffers))
+        return step_result(self._layout, None, buffers, self.loss, self._power)
+
+
+def host_arrays(tensors: Iterable[tf.Tensor]) -> list[Array]:
+    """Returns read-only views of tensors of the host."""
+    return [np.asarray(memoryview(tensor)) for tensor in tensors]
+
+
+def step_result(
+    layout: Layout,
+    compressor: Compressor | None,
+    buffers: Sequence[Array],
+    loss: float,
+    power: float,
+    rows: Sequence[Array] = (),
+) -> StepResult:
+    """Makes the result from ``buffers``, as :func:`encoded` returned them.
+
+    Args:
+        power: :func:`power_of` the buffers before encoding and of ``rows``.
+        rows: row gradients, which must be finite too.
+    """
+    # A finite sum of squares implies finite terms, but not vice versa.
+    if not math.isfinite(power) and not (
+        all(map(is_finite_span, layout.spans, buffers)) and all(np.isfinite(r).all() for r in rows)
+    ):
+        return StepResult((), float(loss), False)
+    gradients = layout.cut(buffers)
+    if compressor is not None:
+        gradients = compressor.compress(gradients)
+    return StepResult(gradients, float(loss), bool(gradients))

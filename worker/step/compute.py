@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from worker.job.loader import user_code
 from worker.model.inputs import check_whole_numbers
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.waits import WorkerWaits
-from worker.step.arenas import batch_signature
+from worker.step.arenas import DeviceResult, StepResult, batch_signature
 from worker.step.feed import Feed
-from worker.step.flat import FlatStep, StepInput, StepResult
+from worker.step.flat import FlatStep, StepInput
 from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalSteps
@@ -217,18 +217,27 @@ class GradientComputer:
         is valid until the second ``swap``, its row gradients until the next call. Raises InvalidJob
         if the step fails, InvalidArgument if it asks for other devices than those of this
         worker."""
+        with self._running(batch, given):
+            if isinstance(self._step, LocalSteps):
+                return self._step(self._current.tensors, given, self._version)
+            tensors = () if rows is None else tuple(map(tensor_of, rows.values))
+            return self._step(self._current.tensors, given, tensors, self._sums)
+
+    def on_device(self, batch: BatchId, given: Any) -> DeviceResult:
+        """As :meth:`gradient`, but leaves the gradient on the device. Not for local steps, tables
+        or compression."""
+        with self._running(batch, given):
+            assert isinstance(self._step, FlatStep)
+            return self._step.on_device(self._current.tensors, given)
+
+    @contextmanager
+    def _running(self, batch: BatchId, given: Any) -> Iterator[None]:
         try:
             with nullcontext() if self.compiled(given) else self._waits.on(self._compiling):
-                return self._run(given, rows)
+                yield
         except InvalidArgument:
             # Not a fault of the user's code: this worker has other devices than the model asks for.
             raise
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise
-
-    def _run(self, given: Any, rows: ReceivedRows | None) -> StepResult:
-        if isinstance(self._step, LocalSteps):
-            return self._step(self._current.tensors, given, self._version)
-        tensors = () if rows is None else tuple(map(tensor_of, rows.values))
-        return self._step(self._current.tensors, given, tensors, self._sums)

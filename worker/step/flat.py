@@ -6,14 +6,13 @@ and returns the gradients in a few buffers, see ``worker.step.layout``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import tensorflow as tf
 
-from psrpc.core.encoding import Encoding, Gradient
+from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
@@ -27,12 +26,15 @@ from worker.model.placement import check_placed
 from worker.runtime.devices import Device
 from worker.runtime.trace import TRACING, Trace, graph_function
 from worker.step.arenas import (
+    DeviceResult,
     GradientStep,
+    StepResult,
     batch_signature,
     encoded,
-    is_finite_span,
+    host_arrays,
     power_of,
     split_arenas,
+    step_result,
     with_states,
 )
 from worker.step.layout import ArenaSpan, Compressor, Layout
@@ -72,28 +74,6 @@ class StepInput:
     def needed(self) -> RowsNeeded | None:
         """The rows that the batch needs; None without tables."""
         return None if self.ids is None else self.ids.needed
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step.
-
-    Attributes:
-        gradients: per shard, in plan order: gradients of trainable arenas, new minus old value of
-            state arenas, the new value of replaced ones. Read-only views of TensorFlow's memory,
-            possibly of the step's parameters. Empty if not finite.
-        loss: mean over the batch, with the model's own losses.
-        finite: whether no element of the encoded gradients is NaN or infinite.
-        rows: per shard, by table index, gradients of table rows. Empty if not finite or without
-            tables. Valid until the next step.
-        metrics: the variables of the job's metrics after this batch alone, flat.
-    """
-
-    gradients: tuple[Gradient, ...]
-    loss: float
-    finite: bool
-    rows: tuple[Mapping[int, Rows], ...] = ()
-    metrics: tuple[float, ...] = ()
 
 
 class FlatStep:
@@ -149,17 +129,33 @@ class FlatStep:
         Raises:
             Exception: any error of the model, its loss or TensorFlow.
         """
+        outputs = self._run(parameters, given, rows)
+        *buffers, vitals = host_arrays(map(self._device.send, outputs))
+        loss, power, *metrics = vitals.tolist()
+        result = self._result(given, buffers, loss, power, sums)
+        return replace(result, metrics=tuple(metrics)) if metrics else result
+
+    def on_device(self, parameters: Sequence[tf.Tensor], given: StepInput) -> DeviceResult:
+        """As a call, but leaves the gradient on the device. Not for a model with tables, nor with a
+        compressor."""
+        *buffers, vitals = self._run(parameters, given)
+        (scalars,) = host_arrays([self._device.send(vitals)])
+        return DeviceResult(self._layout, self._device, buffers, scalars.tolist())
+
+    def _run(
+        self, parameters: Sequence[tf.Tensor], given: StepInput, rows: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Returns what :meth:`_outputs` made, on the device."""
         arenas = self._device.receive(parameters)
         rows = self._device.receive(rows)
         trace = self._traces.get(given.signature)
         if trace is None:
             with TRACING:
                 self._traces[given.signature] = trace = self._trace(arenas, given)
-        outputs = map(self._device.send, trace((*arenas, *given.tensors, *rows)))
-        *buffers, vitals = [np.asarray(memoryview(output)) for output in outputs]
-        loss, power, *metrics = vitals.tolist()
-        result = self._result(given, buffers, loss, power, sums)
-        return replace(result, metrics=tuple(metrics)) if metrics else result
+        # Else the call itself would be on the first device: its arguments and results would pass
+        # through there. A model over several devices has them on the host.
+        with nullcontext() if self._device.others else self._device.scope():
+            return trace((*arenas, *given.tensors, *rows))
 
     def compiled(self, given: StepInput) -> bool:
         """Whether the step is already compiled for this batch shape."""
@@ -272,28 +268,3 @@ class FlatStep:
             # Embedding look-ups give sparse gradients; the arena is dense.
             parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-
-
-def step_result(
-    layout: Layout,
-    compressor: Compressor | None,
-    buffers: Sequence[Array],
-    loss: float,
-    power: float,
-    rows: Sequence[Array] = (),
-) -> StepResult:
-    """Makes the result from ``buffers``, as :func:`encoded` returned them.
-
-    Args:
-        power: :func:`power_of` the buffers before encoding and of ``rows``.
-        rows: row gradients, which must be finite too.
-    """
-    # A finite sum of squares implies finite terms, but not vice versa.
-    if not math.isfinite(power) and not (
-        all(map(is_finite_span, layout.spans, buffers)) and all(np.isfinite(r).all() for r in rows)
-    ):
-        return StepResult((), float(loss), False)
-    gradients = layout.cut(buffers)
-    if compressor is not None:
-        gradients = compressor.compress(gradients)
-    return StepResult(gradients, float(loss), bool(gradients))

@@ -81,8 +81,15 @@ class OneAtOnce:
     def sums(self) -> bool:
         return False
 
+    @property
+    def exact(self) -> bool:
+        return True
+
     def gradients(self, _batches: Any, _given: Any, /) -> Sequence[GradientResult]:
         raise AssertionError("gradient() computes one at a time")
+
+    def add(self, _results: Any, /) -> Sequence[Gradient]:
+        raise AssertionError("there is one gradient at a time")
 
 
 class GradientSource(Protocol):
@@ -111,6 +118,11 @@ class GradientSource(Protocol):
     def sums(self) -> bool:
         """Whether those computed at once are pushed as a sum (async). They are not compressed then,
         and have no row gradients."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether each gradient of a round is pushed by itself (sync). If not, none is
+        compressed."""
 
     def build(self) -> None:
         """Makes the model; called once, before all other methods."""
@@ -157,6 +169,11 @@ class GradientSource(Protocol):
     ) -> Sequence[GradientResult]:
         """Computes the gradients of several batches at once, at most :attr:`at_once`, each on a
         device of its own, at the current parameters. A model without tables only."""
+
+    def add(self, results: Sequence[GradientResult], /) -> Sequence[Gradient]:
+        """Returns, per shard, the sum of finite gradients of the last :meth:`gradients`: of
+        replaced arenas the last value, as if they had been pushed one after the other. Empty if an
+        element of the sum is infinite. Only with :attr:`sums`."""
 
     def swap(self, version: int) -> None:
         """Makes the spare parameters current; ``version`` is the newest among the shards' parts."""

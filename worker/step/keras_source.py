@@ -21,8 +21,7 @@ from worker.runtime.devices import Device
 from worker.runtime.waits import WorkerWaits
 from worker.step.compute import BatchReader, GradientComputer, first_rows_nbytes
 from worker.step.evaluator import Evaluator
-from worker.step.flat import StepResult
-from worker.step.gradient_source import OneAtOnce, PullSnapshot
+from worker.step.gradient_source import GradientResult, OneAtOnce, PullSnapshot
 from worker.step.initializer import initial_values
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalReader
@@ -67,6 +66,10 @@ class KerasSource(OneAtOnce):
     def spare(self) -> Mapping[str, Array]:
         """See GradientSource, also for the other methods."""
         return self._made.spare.arrays
+
+    @property
+    def exact(self) -> bool:
+        return self._job.exact
 
     def build(self) -> None:
         self._replica = Replica(self._job, self._device.names)
@@ -130,7 +133,9 @@ class KerasSource(OneAtOnce):
     def place(self, given: Any) -> ReceivedRows | None:
         return self._made.place(given)
 
-    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+    def gradient(
+        self, batch: BatchId, given: Any, rows: ReceivedRows | None = None
+    ) -> GradientResult:
         return self._made.gradient(batch, given, rows)
 
     def swap(self, version: int) -> None:

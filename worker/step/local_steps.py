@@ -18,8 +18,17 @@ from worker.embedding.id_finder import without_gradient
 from worker.model.placement import check_placed
 from worker.runtime.devices import Device
 from worker.runtime.trace import Trace, graph_function
-from worker.step.arenas import GradientStep, encoded, power_of, split_arenas, with_states
-from worker.step.flat import StepInput, StepResult, step_result
+from worker.step.arenas import (
+    GradientStep,
+    StepResult,
+    encoded,
+    host_arrays,
+    power_of,
+    split_arenas,
+    step_result,
+    with_states,
+)
+from worker.step.flat import StepInput
 from worker.step.layout import MOST_JOINED, Compressor, Layout
 from worker.step.local_sgd import LocalSgd
 
@@ -123,9 +132,9 @@ class LocalSteps:
         if self._subtract is None:
             subtract = graph_function(self._difference)
             self._subtract = Trace(subtract.get_concrete_function(first, values))
-        outputs = map(self._device.send, self._subtract((*first, *values)))
-        *buffers, power = [np.asarray(memoryview(output)) for output in outputs]
-        steps = [np.asarray(memoryview(self._device.send(vitals))) for vitals in scalars]
+        outputs = self._subtract((*first, *values))
+        *buffers, power = host_arrays(map(self._device.send, outputs))
+        steps = host_arrays(map(self._device.send, scalars))
         means = [float(vitals[0]) for vitals in steps]
         mean = sum(m * n for m, n in zip(means, given.counts, strict=True)) / sum(given.counts)
         result = step_result(self._layout, self._compressor, buffers, mean, float(power))

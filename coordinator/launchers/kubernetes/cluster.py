@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -140,15 +141,8 @@ class KubernetesCluster:
     part_of: str = ""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for names that Kubernetes refuses, and for a job whose workers
-        host parameters, as far as its file and its settings show it."""
-        plan = self.plan
-        if plan.options.shards < 1 or _says_allreduce(plan, in_image=self.options.in_image):
-            raise InvalidArgument(
-                "workers that host parameters (--shards 0, dense=allreduce) need a shard's "
-                "certificate, which their pods do not have; say --shards 1 --set dense=shards"
-            )
-        path = plan.options.run_dir
+        """Raises InvalidArgument for names that Kubernetes refuses."""
+        path = self.plan.options.run_dir
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise InvalidArgument(
                 f"--run-dir is {str(path)!r}; expected a directory in the claim, such as "
@@ -160,6 +154,23 @@ class KubernetesCluster:
                 f"the {self.kind} would be called {self.name!r}; expected {_LONGEST} letters a-z, "
                 f"digits and dashes at most: --name {near}"
             )
+
+    @cached_property
+    def hosted(self) -> bool:
+        """Whether workers host parameters (``dense="allreduce"``), as far as the options and the
+        job file, where it is here, say it in so many words."""
+        without_shards = self.plan.options.shards < 1
+        return without_shards or _says_allreduce(self.plan, in_image=self.options.in_image)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles of its pods; each is a replicated job of its own."""
+        shards = (Role.SHARD,) if self.plan.options.shards else ()
+        return (Role.COORDINATOR, *shards, Role.WORKER)
+
+    def serves(self, role: Role) -> bool:
+        """Whether pods of ``role`` serve others: they have a certificate for that, and the run."""
+        return role.serves or (role is Role.WORKER and self.hosted)
 
     @property
     def name(self) -> str:
@@ -221,7 +232,7 @@ class KubernetesCluster:
 
     def host(self, role: Role, index: str) -> str:
         """Returns the host name of a pod; the pod that replaces it has the same."""
-        return f"{self.name}-{role}-0-{index}.{self.name}"
+        return f"{self.name}-{self.job(role)}-0-{index}.{self.name}"
 
 
 def name_like(text: str, longest: int) -> str:

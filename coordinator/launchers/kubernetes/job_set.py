@@ -21,9 +21,6 @@ Object = dict[str, Any]
 MOST_JOB_BYTES = 1_000_000
 """Longest job file: a ConfigMap has 1 MiB at most, including its metadata."""
 
-ROLES = (Role.COORDINATOR, Role.SHARD, Role.WORKER)
-"""The roles of a cluster; each is a replicated job of its own."""
-
 RUN_DIR = "tf-pserver/run-dir"
 """Annotation of the JobSet or TrainJob that tells runs of the same name apart. Load-bearing."""
 
@@ -47,7 +44,8 @@ def objects(cluster: KubernetesCluster) -> list[Object]:
 
 
 def secrets(cluster: KubernetesCluster) -> list[Object]:
-    """Returns a Secret for each role, with the key of this role alone; none without certificates.
+    """Returns a Secret for each role, with the key of this role alone; that of workers which host
+    parameters has a shard's, too. None without certificates.
 
     Raises:
         InvalidArgument: a file is missing, or others may read it.
@@ -63,7 +61,7 @@ def secrets(cluster: KubernetesCluster) -> list[Object]:
                 for name, path in secret_files(cluster, role).items()
             },
         }
-        for role in (ROLES if cluster.plan.options.certs else ())
+        for role in (cluster.roles if cluster.plan.options.certs else ())
     ]
 
 
@@ -75,8 +73,11 @@ def secret_files(cluster: KubernetesCluster, role: Role) -> dict[str, Path]:
     certs, token = cluster.plan.options.certs, cluster.plan.options.token_file
     assert certs is not None
     names = [CA_CERTIFICATE]
-    if role.serves or token is None:
-        names += [certificate_name(role), key_name(role)]
+    own = [role] if role.serves or token is None else []
+    if role is Role.WORKER and cluster.hosted:
+        own.append(Role.SHARD)
+    for each in own:
+        names += [certificate_name(each), key_name(each)]
     if (certs / CRL).exists():
         names.append(CRL)
     found = {name: certs / name for name in names}
@@ -93,7 +94,7 @@ def printed(cluster: KubernetesCluster) -> str:
     said = [f"# A {cluster.kind}, made by `coordinator launch`, which submits it."]
     if cluster.secured:
         said.append("# Keys are not in it; before  kubectl apply --server-side -f FILE  make:")
-    for role in ROLES if cluster.secured else ():
+    for role in cluster.roles if cluster.secured else ():
         files = [f"--from-file={name}={path}" for name, path in secret_files(cluster, role).items()]
         words = ["kubectl", "create", "secret", "generic", cluster.secret(role), *files]
         # Replaces an existing Secret, with older certificates.
@@ -237,7 +238,7 @@ def _spec(cluster: KubernetesCluster) -> Object:
         },
         "replicatedJobs": [
             {"name": cluster.job(role), "replicas": 1, "template": job_template(role, cluster)}
-            for role in ROLES
+            for role in cluster.roles
         ],
     }
 

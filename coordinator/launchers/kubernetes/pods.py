@@ -214,6 +214,8 @@ def _arguments(role: Role, cluster: KubernetesCluster) -> list[str]:
     if role is Role.WORKER:
         # Pods share no memory.
         found.append("--no-shm")
+        if cluster.hosted:
+            found += ["--advertise", cluster.host(role, _INDEX)]
     return [*found, "--metrics", f"0.0.0.0:{METRICS_PORT}"]
 
 
@@ -246,7 +248,7 @@ def _volumes(role: Role, cluster: KubernetesCluster) -> list[tuple[dict[str, Any
             {"name": "shm", "mountPath": "/dev/shm"},
         ),
     ]
-    if role.serves:
+    if cluster.serves(role):
         found.append(_runs(cluster))
     if cluster.job_file and role is not Role.SHARD:
         job = {"name": "job", "configMap": {"name": cluster.job_file}}

@@ -112,6 +112,12 @@ def test_a_new_policy_is_noted(tmp_path: Path) -> None:
         def set_policy(self, settings: Any) -> tuple[int, str]:
             return 2, ",".join(settings)
 
+        async def restart_with(self, asked: dict[str, str]) -> dict[str, str]:
+            return {**asked, "slices": "none"}
+
+        class run:  # noqa: N801
+            policy = 1
+
     class Context:
         def peer(self) -> str:
             return "ipv4:192.0.2.1:4711"
@@ -124,8 +130,15 @@ def test_a_new_policy_is_noted(tmp_path: Path) -> None:
     engine: Any = Engine()
     with AuditLog(tmp_path / AUDIT, lambda: NOW) as audit:
         servicer = Servicer(engine, audit=audit)
-        asyncio.run(servicer.SetPolicy(pb.SetPolicyRequest(settings=["mode=ssp"]), Context()))
-    (line,) = read_audit(tmp_path / AUDIT)
+        answers = [
+            asyncio.run(servicer.SetPolicy(pb.SetPolicyRequest(settings=[one]), Context()))
+            for one in ("mode=ssp", "dense=shards")
+        ]
+    line, restart = read_audit(tmp_path / AUDIT)
+    assert answers[1] == pb.SetPolicyResponse(policy=1, restart=["dense=shards", "slices=none"])
+    assert (restart["what"], restart["settings"]) == ("SetPolicy", ["dense=shards"])
+    assert restart["restart"] == ["dense=shards", "slices=none"]
+    assert restart["address"] == "ipv4:192.0.2.1:4711"
     assert (line["what"], line["settings"], line["policy"]) == ("SetPolicy", ["mode=ssp"], 2)
     assert line["address"] == "ipv4:192.0.2.1:4711"
     assert "fingerprint" not in line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from coordinator.cli import set as set_cli
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
+from coordinator.core.description import JobDescription
 from coordinator.core.work import Wait, Work
 from coordinator.job import engine as engine_module
 from psrpc.core.commands import Ended
@@ -110,6 +111,17 @@ def test_the_command_waits_until_the_policy_stands(
         (["staleness=4"], 2, "error PS105: staleness is for mode ssp, but mode is 'async'"),
         (["epochs=60"], 2, "error PS105: epochs=60: epochs belongs to the job and cannot"),
         (["local_steps=4"], 2, "error PS105: local_steps=4: local_steps says what the batches"),
+        (
+            ["dense=allreduce"],
+            2,
+            "error PS105: dense=allreduce: dense belongs to the job and cannot",
+        ),
+        (["shards=2"], 2, "error PS105: shards=2: shards is an option of the start and cannot"),
+        (
+            ["dense=shards", "mode=ssp"],
+            2,
+            "error PS105: dense=shards starts the cluster again, and",
+        ),
     ],
 )
 def test_the_command_refuses_with_the_reason(
@@ -160,6 +172,55 @@ def test_a_change_that_does_not_come_about(last: pb.GetJobStatusResponse, why: s
     client: Any = Answers(status("training", "it: draining"), last)
     with pytest.raises(JobFailed, match=why):
         set_cli.await_policy(client, asked, pause=lambda _s: None)
+
+
+RESTART = pb.SetPolicyResponse(policy=1, restart=["dense=allreduce", "slices=none"])
+
+
+@pytest.mark.parametrize("missed", [False, True], ids=["its end", "its start"])
+def test_the_command_waits_for_the_end_of_the_processes_or_for_the_next_ones(
+    missed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = status("recovering" if missed else "restarting")
+    there.changed.extend(RESTART.restart)
+    there.newest_checkpoint = "checkpoints/step-00000020.g2"
+    client: Any = Answers(status("training", "it: saving"), there)
+    line = set_cli.await_restart(client, RESTART, pause=lambda _s: None)
+    assert line == "dense=allreduce: the cluster starts again from step 20"
+    assert capsys.readouterr().out == "it: saving\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (status("failed"), "the job is failed before it came to dense=allreduce"),
+        (status("training"), "dense=allreduce does not come about: the job is training, and no"),
+    ],
+)
+def test_processes_that_stay(last: pb.GetJobStatusResponse, why: str) -> None:
+    last.changed.append("dense=shards")
+    client: Any = Answers(status("training", "it: draining"), last)
+    with pytest.raises(JobFailed, match=why):
+        set_cli.await_restart(client, RESTART, pause=lambda _s: None)
+
+
+def test_a_job_that_has_these_processes_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, train_records=16)
+
+    async def described(changed: Mapping[str, str]) -> JobDescription:
+        assert changed == {"slices": "none"}
+        return run.description
+
+    with (
+        serving(run, describe=described) as served,
+        CoordinatorClient(served.address) as client,
+    ):
+        Job(served, client)
+        assert main(["set", "slices=none", "--coordinator", served.address]) == 0
+        assert capsys.readouterr().out.endswith("slices=none: the job has that already\n")
+        assert client.get_job_status().switching == ""
 
 
 def test_a_parked_worker_hears_of_the_change(job: Job) -> None:

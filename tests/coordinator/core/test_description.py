@@ -131,6 +131,14 @@ def test_an_update_that_needs_one_shard_gets_one() -> None:
         check_for_shards(description, 2)
 
 
+def test_a_description_of_before_is_of_an_exact_job() -> None:
+    assert describe().exact
+    assert not describe(exact=False).exact
+    assert describe(exact=None).exact
+    with pytest.raises(InvalidJob, match="exact"):
+        describe(exact=1)
+
+
 def test_slices_need_as_many_workers() -> None:
     hosted = describe(dense="allreduce")
     assert hosted.hosted

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coordinator.core.wording import figure, metrics
+from coordinator.core.wording import figure, in_words, metrics
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,9 @@ from coordinator.core.wording import figure, metrics
 def test_a_small_figure_is_not_shown_as_zero(value: float, shown: str) -> None:
     assert figure(value) == shown
     assert metrics({"loss": value}) == f"loss {shown}"
+
+
+def test_changed_settings_are_named_without_those_that_are_off() -> None:
+    assert in_words({"dense": "allreduce", "slices": "2"}) == "dense=allreduce slices=2"
+    assert in_words({"dense": "shards", "slices": "none"}) == "dense=shards"
+    assert in_words({"slices": "none"}) == "slices=none"

@@ -133,7 +133,7 @@ class ShellCluster:
     @contextmanager
     def running(self, max_restarts: int = 10) -> Iterator[list[Outcome]]:
         """Runs it meanwhile; the outcome is in the list in the end."""
-        supervisor = self.supervisor(max_restarts)
+        self.started = supervisor = self.supervisor(max_restarts)
         outcomes: list[Outcome] = []
         thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
         thread.start()

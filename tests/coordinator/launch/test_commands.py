@@ -58,7 +58,7 @@ def test_every_option_reaches_its_process() -> None:
 def test_a_run_that_may_have_begun_is_begun_or_resumed() -> None:
     options = replace(ALL, resume=False, attended=False, goes_on=True)
     said = line(cluster(options, {}, cores=8, address="a:1").coordinator.arguments)
-    assert " --resume auto --mode sync " in said
+    assert " --resume auto --starts-again --mode sync " in said
 
 
 def test_the_last_worker_is_the_slow_one() -> None:
@@ -79,7 +79,7 @@ def test_options_not_given_are_left_to_the_job() -> None:
     processes = cluster(options, {}, cores=1, address="a:1")
     assert line(processes.coordinator.arguments) == (
         "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind a:1 --workers 1 "
-        "--log-format console --die-with-parent"
+        "--starts-again --log-format console --die-with-parent"
     )
     assert line(processes.members["worker-a"].arguments) == (
         "worker.cli run --job job.py --gpu auto --coordinator a:1 --connect-timeout 120 "

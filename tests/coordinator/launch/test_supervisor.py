@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -150,6 +151,67 @@ def test_a_coordinator_that_drains_is_started_again(shells: ShellCluster) -> Non
         shells.screen.wait_for("it is started again")
         shells.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"coordinator": 1})]
+
+
+AGAIN: dict[str, object] = {
+    "phase": "restarting",
+    "reason": "stopped for dense=allreduce",
+    "global_step": 20,
+}
+
+
+@pytest.mark.parametrize("end", ["exit 76", "kill -9 $$"])
+def test_a_cluster_whose_job_has_other_processes_now_starts_again(
+    shells: ShellCluster, end: str
+) -> None:
+    """Its coordinator says so, or is killed once it has told the others."""
+    (shells.folder / "certs").mkdir()
+    document = json.dumps({"description": {"dense": "allreduce"}})
+    leaves = f"{shells.write_summary(**AGAIN)}; echo x > leave; echo x > go; {end}"
+    shells.coordinator = TWICE.format(
+        first=shells.serving(f"read x < gate; {leaves}"),
+        second=f"echo '{document}' > job.json; {shells.serving(ENDS)}",
+    )
+    shells.members = {
+        "shard-0": "echo shard; read x < leave; exit 130",
+        "worker-a": TWICE.replace("been", "worked").format(
+            first="echo first; echo x > gate; read x < go; echo left; exit 130",
+            second="echo second; echo x > gate; read x < end",
+        ),
+    }
+    for name in ("leave", "go"):
+        shells.fifo(name)
+    assert shells.run() == Outcome(0), "no restart of a process that failed"
+    assert shells.screen.notes == ["dense=allreduce: the cluster starts again from step 20"]
+    assert shells.log("shard-0").read_text() == "shard\n"
+    assert shells.log("worker-a").read_text().splitlines() == ["first", "left", "second"]
+
+
+def test_a_cluster_that_cannot_start_again_leaves_the_run(shells: ShellCluster) -> None:
+    """Not as one that was refused, whose run directory is removed."""
+    shells.coordinator = TWICE.format(
+        first=shells.serving(f"{shells.write_summary(**AGAIN)}; exit 76"),
+        second="echo 'error: no such data'; exit 2",
+    )
+    outcome = shells.run()
+    assert (outcome.exit_status, outcome.own, outcome.refused) == (2, True, False)
+    assert outcome.details == ["error: no such data"]
+
+
+def test_a_signal_while_the_cluster_ends_to_start_again_ends_it(shells: ShellCluster) -> None:
+    shells.coordinator = TWICE.format(
+        first=shells.serving(
+            f"trap '' INT; {shells.write_summary(**AGAIN)}; echo x > came; read x < door; exit 76"
+        ),
+        second="echo again; exit 1",
+    )
+    came, door = shells.fifo("came"), shells.fifo("door")
+    with shells.running() as outcomes:
+        came.read_text()
+        shells.started.stop()
+        door.write_text("x\n")
+    assert outcomes == [Outcome(130, "stopped by a signal", own=True)]
+    assert shells.log("coordinator").read_text() == ""
 
 
 def test_the_run_is_said_to_be_started_until_its_coordinator_serves(shells: ShellCluster) -> None:

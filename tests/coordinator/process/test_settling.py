@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from coordinator.checkpoints.choice import Chosen
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
+from coordinator.process.changed_settings import kept_settings
 from coordinator.process.options import ServeOptions
 from coordinator.process.resume_checks import check_ledger
-from coordinator.process.settling import settle
+from coordinator.process.settling import settings_said, settle
+from coordinator.records.ledger_file import DamagedLedger
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import Store
-from coordinator.records.stored_values import ENDED, GENERATION, POLICIES, SINCE
+from coordinator.records.stored_values import CHANGED, ENDED, GENERATION, POLICIES, SINCE
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, InvalidSetting
 from psrpc.core.policy import ASYNC, Policy
 from psrpc.options.settings import Resumption
@@ -26,13 +29,13 @@ def settled(
     path: Path, *, shards: int = 1, resume: bool = False, **options: Any
 ) -> tuple[Run, dict[str, Any]]:
     """The run, and what is stored of it."""
-    changes = options.pop("changes", {})
+    changes, kept = options.pop("changes", {}), options.pop("kept", None)
     description = describe(**changes)
     resumption: Resumption = "always" if resume else "never"
     wanted = ServeOptions(Path("tiny.py"), shards, run_dir=path, resumption=resumption, **options)
     plan = description.plan(shards)
     with RunDirectory(path, wanted.resume) as directory, Store(path / LEDGER) as opened:
-        run = settle(wanted, description, plan, directory, opened)
+        run = settle(wanted, description, plan, directory, opened, kept=kept)
         keys = ("identity", ENDED, GENERATION)
         return run, {key: opened.get(key) for key in keys}
 
@@ -242,3 +245,94 @@ def test_a_resumed_run_names_what_differs_from_its_start(
         "async; `coordinator set` changes it back",
     )
     assert settled(tmp_path, overrides=("epochs=2",))[0].remarks == ()
+
+
+# Settings that `coordinator set` has changed.
+
+HOSTED = {"dense": "allreduce"}
+
+
+def started(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *said: str, resume: bool = False
+) -> tuple[Run, Any]:
+    """The run as `coordinator serve` settles it, with what the run keeps; and what is stored of
+    that. A checkpoint is there."""
+    chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
+    monkeypatch.setattr("coordinator.process.settling.check_checkpoint", lambda *_: chosen)
+    asked = ServeOptions(Path("tiny.py"), run_dir=path, overrides=said)
+    kept = kept_settings(path, settings_said(asked))
+    overrides = (*said, *kept.overrides)
+    dense = settings_said(replace(asked, overrides=overrides)).get("dense", "shards")
+    changes = {**SYNC, "dense": dense}
+    run, _ = settled(path, resume=resume, overrides=overrides, kept=kept, changes=changes)
+    with Store(path / LEDGER) as store:
+        return run, store.get(CHANGED)
+
+
+def change(path: Path, **settings: str) -> None:
+    put(path, CHANGED, {"settings": settings, "pending": True})
+
+
+def test_a_run_that_was_saved_for_other_processes_goes_on_with_them_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, stored = started(tmp_path, monkeypatch)
+    assert (first.changed, stored) == ({}, None)
+    change(tmp_path, **HOSTED)
+    run, stored = started(tmp_path, monkeypatch)
+    assert (run.description.dense, run.changed, run.overrides) == (
+        "allreduce",
+        HOSTED,
+        ("dense=allreduce",),
+    )
+    assert stored == {"settings": HOSTED, "pending": False}
+    # Processes of before hold what they held under another plan.
+    assert run.token != first.token
+    assert run.remarks == ()
+    # A coordinator that dies then comes again by the same command, too, to the same processes.
+    after, _ = started(tmp_path, monkeypatch)
+    assert (after.token, after.changed) == (run.token, HOSTED)
+
+
+def test_changed_settings_outlive_a_resume_that_does_not_say_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(tmp_path, monkeypatch, "dense=shards")
+    change(tmp_path, **HOSTED)
+    started(tmp_path, monkeypatch, "dense=shards")
+    for said in ((), ("epochs=9",)):
+        run, _ = started(tmp_path, monkeypatch, *said, resume=True)
+        assert run.description.dense == "allreduce"
+        assert run.remarks[-1] == (
+            "the run goes on with dense=allreduce, which it was changed to while it ran; "
+            "`coordinator set` changes it back"
+        )
+
+
+def test_a_start_that_says_otherwise_than_the_one_before_outdoes_changed_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(tmp_path, monkeypatch)
+    change(tmp_path, **HOSTED, slices="2")
+    started(tmp_path, monkeypatch)
+    run, stored = started(tmp_path, monkeypatch, "dense=shards", resume=True)
+    assert (run.description.dense, run.changed, stored) == ("shards", {}, None)
+    # One that is still to be taken up, too.
+    change(tmp_path, **HOSTED)
+    run, stored = started(tmp_path, monkeypatch, "dense=shards")
+    assert (run.description.dense, run.changed) == ("allreduce", HOSTED), "it says nothing new"
+    change(tmp_path, **HOSTED)
+    run, stored = started(tmp_path, monkeypatch, "slices=1", "dense=shards", resume=True)
+    assert (run.description.dense, run.changed, stored) == (
+        "allreduce",
+        HOSTED,
+        {"settings": HOSTED, "pending": False},
+    ), "slices were not changed"
+
+
+def test_a_damaged_ledger_says_so_before_the_job_is_described(tmp_path: Path) -> None:
+    settled(tmp_path)
+    put(tmp_path, CHANGED, {"settings": 3, "pending": True})
+    with pytest.raises(DamagedLedger):
+        kept_settings(tmp_path, {})
+    assert kept_settings(tmp_path / "none", {}).settings == {}

@@ -103,6 +103,21 @@ def test_rounds_in_which_a_worker_could_help_another_are_not_either_if_they_are_
     assert look(shared, now=0.4) == []
 
 
+@pytest.mark.parametrize(
+    ("exact", "took_s", "expected"), [(True, 0.4, 0), (False, 0.4, 2), (False, 2.1, 0)]
+)
+def test_but_two_are_at_a_time_where_workers_sum_their_gradients(
+    exact: bool, took_s: float, expected: int
+) -> None:
+    """The fewer bytes count for more than help."""
+    ahead = DecidedAhead(Policy(mode="sync", replicas=4), 1, exact=exact)
+    ahead.crew.asks("w", able=True)
+    ahead.crew.worked("w")
+    ahead.room(100, 0.0)
+    ahead.closed()
+    assert ahead.room(100, took_s) == expected
+
+
 def test_no_more_are_decided_than_half_a_second_takes() -> None:
     rounds = begun(took_s=0.1)
     while look(rounds, now=0.1):

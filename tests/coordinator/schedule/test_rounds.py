@@ -237,7 +237,8 @@ class StagingShard:
         self.refused: set[str] = set()
 
     def push(self, worker: str, attempt: Attempt) -> None:
-        if worker not in self.refused and self.staging.admit(attempt):
+        if worker not in self.refused and not self.staging.holds(attempt):
+            self.staging.admit(attempt)
             self.staging.stage(attempt, staging.Staged(attempt.batch.count, {}))
 
     def refuse(self, worker: str, attempts: list[Attempt]) -> None:

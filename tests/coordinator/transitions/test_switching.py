@@ -93,6 +93,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
         (["mode=sync", "replicas=5"], "5 micro-batches .replicas. has 20 records, and train hol"),
         (["local_steps=4"], "says what the batches .* a new run with --set local_steps=4"),
         (["optimizer.learning_rate=1"], "belongs to the job"),
+        (["exact=false"], "stop it and go on with --resume --set exact=false"),
         (["dense=allreduce"], "stop it and go on with --resume --set dense=allreduce"),
         (["dc_lambda=nan", "delay_compensation=constant"], "dc_lambda is 'nan'; expected a number"),
     ],
@@ -128,6 +129,13 @@ def test_a_mode_that_slices_in_workers_exclude(tmp_path: Path) -> None:
         ask(coordinator, "mode=async")
     assert str(coordinator.job_run.changes) == ""
     assert ask(coordinator, "replicas=3")[0] == 2
+
+
+def test_settings_that_sums_of_a_round_exclude(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, **job(Policy(mode="sync", replicas=2), exact=False))
+    with pytest.raises(InvalidSetting, match="exact=False and speculate=True exclude each other"):
+        ask(coordinator, "speculate=true")
+    assert ask(coordinator, "mode=async")[0] == 2
 
 
 def test_settings_that_embedding_tables_exclude(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from psrpc.core.commands import Attempt, Begin
 from psrpc.core.errors import AccessDenied, InvalidArgument, StaleGeneration
 from psrpc.core.policy import Policy
 from psrpc.security.signatures import receipt_of
-from tests.pserver.bare_engine import ROUNDS, A, B, C, a_push, here, push, shard_of, value
+from tests.pserver.bare_engine import A, B, C, a_push, here, push, shard_of, value
 from tests.pserver.shards import (
     AUTHORITY,
     INITIAL,
@@ -31,6 +31,8 @@ from tests.pserver.shards import (
     served,
     whole,
 )
+
+SSP = Policy(mode="ssp", staleness=1)
 
 
 def a_sum(*others: BatchId, **options: Any) -> PushRequest:
@@ -100,7 +102,7 @@ def no_sum(**changes: Any) -> Callable[[], PushRequest]:
 @pytest.mark.parametrize(
     ("request_of", "why"),
     [
-        (no_sum(skipped=True, extents=(), totals=()), "expected one, except in async mode"),
+        (no_sum(skipped=True, extents=(), totals=()), "expected one, except of finite"),
         (lambda: a_sum(A), "sums a record twice"),
         (lambda: a_sum(B, BatchId(0, 15, 10)), "sums a record twice"),
         (lambda: a_sum(*[BatchId(1, n, 1) for n in range(64)]), "sums 65 batches; expected at mos"),
@@ -115,13 +117,13 @@ def test_what_is_no_sum_is_refused(request_of: Callable[[], PushRequest], why: s
     assert applied(engine) == []
 
 
-def test_rounds_take_no_sums() -> None:
-    engine = shard_of(ROUNDS)
-    with pytest.raises(InvalidArgument, match="expected one, except in async mode"):
+def test_ssp_takes_no_sums() -> None:
+    engine = shard_of(SSP)
+    with pytest.raises(InvalidArgument, match="expected one, except of finite"):
         push_sum(engine, B)
     # But a worker that does not know of the change yet gets to know it.
     engine = shard_of(Policy())
-    engine.commands.begin(Begin(2, 2, keep=True, settings=ROUNDS))
+    engine.commands.begin(Begin(2, 2, keep=True, settings=SSP))
     with pytest.raises(StaleGeneration):
         push_sum(engine, B)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pserver.core.staging import weighted_sum
-from psrpc.core.tables import Rows
+from psrpc.core.tables import Rows, weighted_sum
 from tests.pserver.tables.table_cases import gradients
 
 

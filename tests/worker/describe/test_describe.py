@@ -63,6 +63,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "reduce_lr": None,
         "evaluate_every_epoch": False,
         "intra_op_threads": None,
+        "exact": True,
         "dense": "shards",
         "slices": None,
         "wire_dtype": "float32",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 TWO = Device(HOST, "2 cpus", ("/CPU:1",))
 
 ON_TWO = """
-import keras, tensorflow as tf, threading
+import keras, numpy as np, tensorflow as tf, threading
 from worker.runtime.devices import configure_devices
 two = configure_devices("none", cpus=2, intra_op_threads=1)
 from pserver.transport.workspace import Workspace
@@ -75,6 +75,20 @@ same((alone.loss, copied(alone)), expected[C])
 nodes = trace._concrete.graph.as_graph_def().node
 where = {node.device[-5:] for node in nodes if node.op == "MatMul"}
 assert where == {"CPU:1"}, where
+
+# Gradients that are to be summed stay on their devices until they are asked for.
+source = made(sum_devices=True)
+given = [source.read(batch) for batch in (A, B)]
+results = source.gradients((A, B), given)
+assert [result.buffers[0].device[-5:] for result in results] == ["CPU:0", "CPU:1"]
+sums = source.add(results)
+for batch, result in zip((A, B), results, strict=True):
+    same((result.loss, copied(result)), expected[batch])
+for total, *summands in zip(sums, *[result.gradients for result in results], strict=True):
+    for name, encoded in total.items():
+        one, other = (np.concatenate(each[name].parts) for each in summands)
+        assert np.array_equal(np.concatenate(encoded.parts), one + other), name
+same(at_once(source, C)[0], expected[C])
 
 # The devices compute at the same time, once both are compiled.
 meets = threading.Barrier(2, timeout=60)

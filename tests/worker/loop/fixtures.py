@@ -39,7 +39,14 @@ from worker.protocol.done import Stopped
 
 WITNESSES = 32
 """Elements on each shard: one for each batch, which it moves from 0 to 1."""
-PLAN = make_plan([VariableSpec("w", (2 * WITNESSES,), "float32", "trainable")], 2, "cut")
+
+
+def plan_of(shards: int) -> Plan:
+    """The elements of two shards, on one or two."""
+    return make_plan([VariableSpec("w", (2 * WITNESSES,), "float32", "trainable")], shards, "cut")
+
+
+PLAN = plan_of(2)
 (ARENA,) = PLAN.arenas
 TICK_S = 0.001
 Leases = Callable[[ScriptedCoordinator, Shards], Iterable[Any]]
@@ -50,20 +57,30 @@ class Source(FakeSource):
     """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
 
     def __init__(
-        self, standing: WorkerSession, stop_at: int | None, during: Callable[[int], object]
+        self,
+        standing: WorkerSession,
+        stop_at: int | None,
+        during: Callable[[int], object],
+        summed: int,
     ) -> None:
-        """``during`` is called with each batch while it is computed."""
+        """``during`` is called with each batch while it is computed; ``summed`` micro-batches of a
+        round are pushed as a sum."""
+        self._summed = summed
         self._standing = standing
         self._stop_at = stop_at
         self._during = during
         self.waits: list[bool] = []
 
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
-        assert plan == PLAN
+        self._plan = plan
         super().prepare(plan, workspace)
 
     def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return {ARENA.name: np.zeros(2 * WITNESSES, np.float32)}
+
+    @property
+    def exact(self) -> bool:
+        return self._summed == 1
 
     def waiting(self, now: bool, /) -> None:
         self.waits.append(now)
@@ -76,8 +93,10 @@ class Source(FakeSource):
             self._standing.stop()
         self._during(given)
         one = np.zeros(WITNESSES, np.float32)
-        one[given] = -2
-        return FakeResult(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}), loss=0.5)
+        one[given] = -2 * self._summed
+        both = np.concatenate([one, one])
+        parts = np.split(both, self._plan.shards)
+        return FakeResult(tuple({ARENA.name: plain(part)} for part in parts), loss=0.5)
 
 
 def attempt(index: int) -> types.Attempt:
@@ -106,7 +125,8 @@ class Running:
         cluster = self.shards.cluster
         into = {ARENA.name: np.empty(2 * WITNESSES, np.float32)}
         for shard, at in enumerate(cluster.shards):
-            with ShardClient(at.address, at.incarnation, PLAN, shard) as client:
+            plan = plan_of(len(cluster.shards))
+            with ShardClient(at.address, at.incarnation, plan, shard) as client:
                 client.pull(fence_of(client, cluster.generation), None, into)
         np.testing.assert_array_equal(into[ARENA.name].reshape(2, WITNESSES), expected)
 
@@ -121,17 +141,20 @@ def at_work(
     slow_down: float = 1.0,
     policy: Policy | None = None,
     during: Callable[[int], object] = lambda _batch: None,
+    summed: int = 1,
+    count: int = 2,
 ) -> Iterator[Running]:
-    """A worker that is told to initialize the shards, and then given ``leases``."""
+    """A worker that is told to initialize the ``count`` shards, and then given ``leases``."""
     times = StepTimes()
+    policy = Policy(mode="sync", replicas=summed) if summed > 1 else policy
     with (
-        serve_shards(PLAN, mode, 1 if mode == "sync" else 0, policy) as shards,
+        serve_shards(plan_of(count), mode, 1 if mode == "sync" else 0, policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
         WorkerSession(client, 7, connect_timeout_s=600, times=times.totals) as standing,
     ):
         coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
-        source = Source(standing, stop_at, during)
+        source = Source(standing, stop_at, during, summed)
         ended: Future[None] = Future()
 
         def run() -> None:

@@ -47,8 +47,8 @@ def work(number: int, index: int, decision: types.SignedDecision | None = None) 
 class Driver:
     """Steps a worker by hand: says what it is to do next, and what came of it."""
 
-    def __init__(self, *, sums: bool = False) -> None:
-        self._conduct = conduct(sums=sums)
+    def __init__(self, *, sums: bool = False, exact: bool = True) -> None:
+        self._conduct = conduct(sums=sums, exact=exact)
         self.action: Action = next(self._conduct)
 
     def expects(self, action: Action, answer: object = None) -> None:

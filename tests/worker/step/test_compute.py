@@ -13,8 +13,9 @@ from psrpc.core.placement import make_plan
 from tests.worker.flat_jobs import CPU, dense_model, make_job
 from worker.model.variables import model_variables
 from worker.runtime.waits import WorkerWaits
+from worker.step.arenas import StepResult
 from worker.step.compute import BatchReader, GradientComputer
-from worker.step.flat import FlatStep, StepResult
+from worker.step.flat import FlatStep
 from worker.step.replica import Replica
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from tests.worker.flat_jobs import (
     whole,
 )
 from worker.data.source import Array
-from worker.step.flat import StepResult
+from worker.step.arenas import StepResult
 from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalReader, LocalSteps, sub_batches

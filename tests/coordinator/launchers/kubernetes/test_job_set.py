@@ -15,7 +15,7 @@ from coordinator.cli.__main__ import main
 from coordinator.launchers.kubernetes.cluster import KubernetesCluster, KubernetesOptions
 from coordinator.launchers.kubernetes.job_set import MOST_JOB_BYTES, objects, printed, secrets
 from coordinator.launchers.plan import ClusterOptions, plan_of
-from psrpc.core.errors import InvalidArgument, InvalidJob, PsError
+from psrpc.core.errors import InvalidJob, PsError
 from tests.e2e.cluster import EXAMPLES
 from tests.psrpc.options.test_completion import PARSERS
 
@@ -41,14 +41,48 @@ def container(job: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "more", [{"shards": 0}, {"overrides": ("dense=allreduce",)}, {"job": "dense='allreduce'"}]
+    ("more", "hosted"),
+    [
+        ({"shards": 0}, True),
+        ({"overrides": ("dense=allreduce",)}, True),
+        ({"job": "dense='allreduce'"}, True),
+        ({"job": "dense='allreduce'", "overrides": ("dense=shards",)}, False),
+        ({}, False),
+    ],
 )
-def test_workers_that_host_parameters_are_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_workers_that_host_parameters_have_what_a_shard_has(
+    tmp_path: Path, more: dict[str, Any], hosted: bool
+) -> None:
     job = tmp_path / "job.py"
     job.write_text(f"from pserver import Job\njob = Job({more.pop('job', '')})\n")
-    with pytest.raises(InvalidArgument, match=r"say --shards 1 --set dense=shards$"):
-        cluster(job, **more)
-    cluster(job, overrides=("dense=shards",))
+    certs = tmp_path / "certs"
+    assert main(["certs", "init", str(certs)]) == 0
+    described = cluster(job, insecure=False, certs=certs, **more)
+    worker = container(jobs_of(described)["worker"])
+    volumes = {each["name"] for each in worker["volumeMounts"]}
+    assert ("runs" in volumes) is hosted
+    host = ["--advertise", "first-worker-0-$(JOB_COMPLETION_INDEX).first"]
+    at = worker["args"].index("--no-shm") + 1
+    assert (worker["args"][at : at + 2] == host) is hosted
+    of_worker = secrets(described)[-1]["data"]
+    assert of_worker.keys() - {"ca.crt", "worker.crt", "worker.key"} == (
+        {"shard.crt", "shard.key"} if hosted else set()
+    )
+    # A token takes the place of a worker's certificate, and not of a shard's.
+    by_token = cluster(job, insecure=False, certs=certs, token_file=certs / "ca.key", **more)
+    assert secrets(by_token)[-1]["data"].keys() == (
+        {"ca.crt", "token", "shard.crt", "shard.key"} if hosted else {"ca.crt", "token"}
+    )
+
+
+def test_a_cluster_without_shards_has_no_job_for_them() -> None:
+    described = cluster(shards=0, workers=2)
+    assert list(jobs_of(described)) == ["coordinator", "worker"]
+    assert described.plan.tasks == 3
+    # Kubeflow calls the workers nodes, also in the names of their hosts.
+    runtime = objects(replace(described, kubeflow=True))[-2]
+    node = runtime["spec"]["template"]["spec"]["replicatedJobs"][-1]["template"]["spec"]
+    assert "first-node-0-$(JOB_COMPLETION_INDEX).first" in container(node)["args"]
 
 
 def test_the_commands_of_all_pods_can_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""``coordinator serve`` while the settings of its job are changed: described anew, ended, and
+served again with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client.client import CoordinatorClient
+from coordinator.core.lifecycle import STOPPED
+from coordinator.process import describing
+from psrpc.core.errors import InvalidJob
+from psrpc.files.run_paths import read_summary
+from tests.coordinator.builders import description_json
+from tests.coordinator.fakes import start_training
+from tests.coordinator.fixtures import options, run_with
+
+SYNC: dict[str, Any] = {"mode": "sync", "replicas": 2}
+
+
+def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child process describes a job with the settings that it is given, or refuses them."""
+
+    def command(_job: Path, _mode: object, _replicas: object, settings: Sequence[str]) -> list[str]:
+        said = dict(setting.split("=") for setting in settings)
+        if said.get("dense") == "refused":
+            words = "Traceback:\n\nerror PS108: the model asks for too much"
+            return [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
+        slices = said.get("slices")
+        hosted = {"dense": said.get("dense", "shards"), "slices": slices and int(slices)}
+        document = description_json(**SYNC, **hosted)
+        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
+
+    monkeypatch.setattr(describing, "describe_command", command)
+
+
+def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = options(tmp_path / "run", starts_again=True, workers=1)
+
+    def change(client: CoordinatorClient) -> None:
+        _, [stream], [worker] = start_training(client)
+        while client.get_job_status().phase != "training":
+            pass  # the first checkpoint is committed
+        with pytest.raises(InvalidJob, match=r"^the model asks for too much$") as refused:
+            client.set_policy(["dense=refused"], 60)
+        assert refused.value.code == "PS108"
+        with pytest.raises(InvalidJob, match=r"2 slices of the parameters .* and 1 worker to"):
+            client.set_policy(["dense=allreduce", "slices=2"], 60)
+        status = client.get_job_status()
+        assert (status.phase, status.switching, list(status.changed)) == ("training", "", [])
+        assert client.set_policy(["dense=allreduce"], 60).restart == ["dense=allreduce"]
+        shutdown = next(stream).shutdown
+        assert (shutdown.failed, shutdown.reason) == (False, "stopped for dense=allreduce")
+        assert list(stream) == []
+        worker.leave()
+
+    def look(client: CoordinatorClient) -> None:
+        status = client.get_job_status()
+        assert (status.phase, list(status.changed)) == ("recovering", ["dense=allreduce"])
+        assert status.newest_checkpoint == "checkpoints/step-00000000"
+        assert client.get_job().overrides == ["dense=allreduce"]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for then, status in ((change, 76), (look, 130)):
+        describing_as_asked(monkeypatch)
+        assert run_with(monkeypatch, wanted, then) == status
+        monkeypatch.undo()
+        summary = read_summary(tmp_path / "run")
+        reason = "stopped for dense=allreduce" if then is change else STOPPED
+        assert summary["reason"] == reason
