@@ -76,9 +76,11 @@ def export(run: Run, to: str) -> subprocess.CompletedProcess[str]:
     return ended("coordinator", "export", run.run_dir, "--to", f"{run.run_dir.parent}/{to}")
 
 
-def check_loads(code: str, run: Run) -> None:
-    """Loads the written file without this project, as a user who types ``code``."""
-    done = typed(f'python -c "import numpy as np; {code}"', run)
+def check_loads(*loads: tuple[Run, str]) -> None:
+    """Loads written files without this project, as a user does who types the code beside each. In
+    one process, since most of its time goes to imports."""
+    code = "; ".join(f"os.chdir('{run.run_dir.parent}'); {code}" for run, code in loads)
+    done = typed(f'python -c "import os, numpy as np; {code}"', loads[0][0])
     assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
@@ -87,19 +89,17 @@ def advice_of(run: Run) -> str:
     return str(advice)
 
 
-@pytest.mark.parametrize(("kind", "code"), [("fixed", SAVED_MODEL), ("growing", TABLES)])
-def test_the_last_line_of_a_run_with_tables(kind: str, code: str, trained: Trained) -> None:
+def test_the_last_line_of_a_run_with_tables(trained: Trained) -> None:
     """And what is advised where a Keras file is asked for, which cannot hold such tables."""
-    run = trained(kind)
-    done = typed(advice_of(run), run)
-    assert done.returncode == 0, f"{advice_of(run)}\n{done.stderr}"
-    check_loads(code, run)
-    refused = export(run, "model.keras")
-    assert refused.returncode == 2
-    assert "give a directory (with / at its end) for a SavedModel" in refused.stderr
-    if kind == "growing":
-        assert export(run, "model/").returncode == 0
-        check_loads(SAVED_MODEL, run)
+    fixed, growing = trained("fixed"), trained("growing")
+    for run in (fixed, growing):
+        done = typed(advice_of(run), run)
+        assert done.returncode == 0, f"{advice_of(run)}\n{done.stderr}"
+        refused = export(run, "model.keras")
+        assert refused.returncode == 2
+        assert "give a directory (with / at its end) for a SavedModel" in refused.stderr
+    assert export(growing, "model/").returncode == 0
+    check_loads((fixed, SAVED_MODEL), (growing, TABLES), (growing, SAVED_MODEL))
 
 
 def test_the_last_line_of_a_run_and_how_to_load_layers_of_the_jobs_own(trained: Trained) -> None:
@@ -109,5 +109,5 @@ def test_the_last_line_of_a_run_and_how_to_load_layers_of_the_jobs_own(trained: 
     [(call, other)] = re.findall(r"load it with (.*\)); a SavedModel \(--to (\S+)\)", done.stdout)
     done = export(run, other.replace("DIR", "model"))
     assert done.returncode == 0, done.stderr
-    # In one process, since most of its time goes to imports.
-    check_loads(f"import keras; from job import Twice; {call}(np.arange(5)); {SAVED_MODEL}", run)
+    code = f"import keras; from job import Twice; {call}(np.arange(5))"
+    check_loads((run, code), (run, SAVED_MODEL))

@@ -27,7 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
-RECORDS, EPOCHS = 700, 5
+RECORDS, EPOCHS = 640, 5
+"""In whole batches, also without the fifth for validation: each other size is one more trace in
+every process. The script has a short last batch."""
+
 SCRIPT = """
 import os
 import signal
@@ -127,8 +130,8 @@ def assert_outlives(cluster: pserver.Cluster, roles: dict[int, str], undisturbed
         np.testing.assert_array_equal(one, other)
     assert cluster.run_dir is not None
     summary = json.loads((cluster.run_dir / "summary.json").read_text())
-    steps = -(-560 // 32)
-    assert summary["global_step"] == EPOCHS * steps == int(model.optimizer.iterations)
+    steps = EPOCHS * 512 // 32
+    assert summary["global_step"] == steps == int(model.optimizer.iterations)
     assert summary["counted"]["counted"] == summary["counted"]["batches"]
     assert (summary["counted"]["twice"], summary["counted"]["skipped"]) == (0, 0)
 
@@ -136,7 +139,7 @@ def assert_outlives(cluster: pserver.Cluster, roles: dict[int, str], undisturbed
 def test_fit_that_nothing_looks_at_outlives_its_coordinator(
     cluster: pserver.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    epochs = 30
+    epochs = 20
     model, x, y = small()
     whole = model.fit(x, y, epochs=epochs, verbose=0)
     undisturbed, before = model.get_weights(), cluster.run_dir

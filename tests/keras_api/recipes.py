@@ -37,7 +37,8 @@ def ids(*shape: int, count: int = 9) -> Array:
     return np.random.default_rng(3).integers(0, count, (RECORDS, *shape))
 
 
-VECTOR, SEQUENCE, IMAGE = floats(6), floats(8, 3), floats(8, 8, 3, low=0.0, high=255.0)
+VECTOR, SEQUENCE, IMAGE = floats(6), floats(4, 3), floats(8, 8, 3, low=0.0, high=255.0)
+GREY = floats(8, 8, 1, low=0.0, high=255.0)
 SMALL_IMAGE, VOLUME = floats(6, 6, 2), floats(4, 4, 4, 2)
 WORD = np.array(WORDS)[ids(1, count=4)]
 
@@ -258,7 +259,6 @@ RECIPES: dict[str, Recipe] = {
         "Equalization",
         "RandAugment",
         "RandomErasing",
-        "RandomElasticTransform",
         "RandomFlip",
         "RandomGaussianBlur",
         "RandomGrayscale",
@@ -267,6 +267,8 @@ RECIPES: dict[str, Recipe] = {
         "RandomShear",
         "Solarization",
     ),
+    # Of each channel of each image it makes a graph of its own.
+    **of_defaults(GREY, "RandomElasticTransform"),
     **each(
         IMAGE,
         CenterCrop=lambda: layers.CenterCrop(4, 4),
@@ -346,7 +348,7 @@ def model_of(recipe: Recipe) -> keras.Model:
     else:
         inputs = declared(recipe.data, "x")
     made = keras.ops.cast(recipe.use(inputs), "float32")
-    if recipe.data is IMAGE or isinstance(recipe.data, Mapping):
+    if recipe.data is IMAGE or recipe.data is GREY or isinstance(recipe.data, Mapping):
         made = made / 255.0
     return keras.Model(inputs, layers.Dense(2, name="last")(layers.Flatten()(made)))
 

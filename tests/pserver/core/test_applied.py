@@ -41,10 +41,10 @@ def test_an_epoch_in_any_order_becomes_one_interval() -> None:
 
 
 @pytest.mark.slow
-def test_an_epoch_of_a_million_batches_is_small_once_it_is_done() -> None:
+def test_an_epoch_of_many_batches_is_small_once_it_is_done() -> None:
     """Even when its batches were leased in the worst of all orders: no two neighbours in the first
-    half of them. Then it is a set of half a million intervals for a moment."""
-    batches, size = 1_000_000, 50
+    half of them. Then it is a set of 100,000 intervals for a moment."""
+    batches, size = 200_000, 250
     applied, repeated = AppliedSet(), 0
     for index in (*range(0, batches, 2), *range(batches - 1, 0, -2)):
         batch = BatchId(0, index * size, size)
@@ -54,7 +54,7 @@ def test_an_epoch_of_a_million_batches_is_small_once_it_is_done() -> None:
             worst = applied.to_epochs()
     assert repeated == 0
     assert len(worst[0]["applied"]) == batches // 2
-    assert len(json.dumps(worst)) < 12 << 20
+    assert len(json.dumps(worst)) < (12 << 20) // 5
     assert len(json.dumps(applied.to_epochs())) < 100
 
 
