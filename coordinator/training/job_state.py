@@ -132,9 +132,8 @@ class JobState:
         return generation == self.run.generation and self.complete
 
     def end(self) -> Ended:
-        """Returns the last message to every process. A stop by a user, or for a start of
-        the whole cluster, is not a failure, so supervisors must not restart a process that ends
-        with it; after a job that is done,
-        stopped early or not, processes end with success."""
+        """Returns the last message to every process. A stop by a user, or for another start of the
+        whole cluster, is not a failure, so supervisors must not restart a process that ends with
+        it; after a job that is done, stopped early or not, processes end with success."""
         failed = self.phase == "failed" and self.reason != STOPPED
         return Ended(failed, self.reason if self.phase in ("failed", "restarting") else "")
