@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pserver.engine.push_checks import MAX_SUMMED
 from psrpc.core.errors import RoundPassed, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.protocol.builders import Driver, attempt, batch
@@ -155,6 +156,7 @@ def test_a_sum_that_was_cut_off_is_in_its_round_with_all_its_attempts() -> None:
 
 
 def test_more_than_a_push_may_name_are_several_sums() -> None:
+    assert MOST_SUMMED == MAX_SUMMED + 1
     worker = begun(*[(4, index) for index in range(MOST_SUMMED + 2)])
     for index in range(MOST_SUMMED):
         worker.expects(Compute(batch(index), batch(index + 1), add=True), FINITE)
