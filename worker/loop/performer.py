@@ -113,6 +113,7 @@ class Performer:
         except RoundPassed as passed:
             if not isinstance(action, does.Evaluate):
                 self._stepping = False
+                self._times.drop()
                 self._sender.drop()
                 log.info("the round went on without this micro-batch", reason=str(passed))
             raise
@@ -143,6 +144,7 @@ class Performer:
         joined, self._joined = self._joined, None
         self._sender.leave()
         self._stepping = False
+        self._times.drop()
         if joined is not None:
             joined.close(finish=finish)
         if self._built:
@@ -181,6 +183,9 @@ class Performer:
     def _compute(self, action: does.Compute) -> does.Computed | tuple[does.Computed, ...]:
         self._standing.check()
         if not self._stepping:
+            if action.add:
+                # The one before, of the same sum, is not pushed by itself.
+                self._times.end()
             self._begin_step()
         self._stepping = False
         if action.beside:
@@ -257,7 +262,7 @@ class Performer:
         return committed
 
     def _end_step(self) -> None:
-        # A step of several devices ends with the push of its last gradient.
+        # A step of several devices ends with the push of its last gradient, or of their sum.
         if not self._sender.results:
             self._times.end()
 

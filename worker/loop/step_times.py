@@ -44,9 +44,9 @@ _WIDTH = len(COLUMNS)
 class StepTimes:
     """Keeps the times of the last ``capacity`` steps in preallocated memory, and totals.
 
-    The loop's thread calls ``begin``, then ``took`` after each part, then ``end``; an unfinished
-    step is not kept. Another thread may ``write`` meanwhile, or read ``totals``, which include the
-    time between steps.
+    The loop's thread calls ``begin``, then ``took`` after each part, then ``end``, which does
+    nothing without a step; an unfinished step is not kept. Another thread may ``write`` meanwhile,
+    or read ``totals``, which include the time between steps.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class StepTimes:
         self._clock = clock
         self._rows = array("d", bytes(8 * _WIDTH * self._places))
         self._steps = 0
+        self._begun = False
         self._at = 0
         self._last = 0.0
         # Sums over all steps by place in a row; then the time outside of steps by cause.
@@ -83,6 +84,7 @@ class StepTimes:
 
     def begin(self) -> None:
         """Begins a step."""
+        self._begun = True
         self._at = at = self._steps % self._places * _WIDTH
         self._last = self._rows[at] = self._clock()
         for place in range(at + 1, at + _WIDTH):
@@ -132,10 +134,17 @@ class StepTimes:
 
     def end(self) -> None:
         """Ends the step and keeps it."""
+        if not self._begun:
+            return
+        self._begun = False
         # Without the last column, the commit, which is a wait for other workers.
         step_s = sum(self._rows[self._at + 1 : self._at + _WIDTH - 1])
         self._lately[self._steps % MEDIAN_STEPS] = step_s
         self._steps += 1
+
+    def drop(self) -> None:
+        """Drops an unfinished step."""
+        self._begun = False
 
     @property
     def steps(self) -> int:

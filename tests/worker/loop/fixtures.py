@@ -116,6 +116,7 @@ class Running:
     standing: WorkerSession
     source: Source
     ended: Future[None]
+    times: StepTimes
 
     def check(self, *batches: int) -> None:
         """Waits for the end; each of ``batches``, and no other, counted once on every shard."""
@@ -169,7 +170,7 @@ def at_work(
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield Running(coordinator, shards, standing, source, ended)
+            yield Running(coordinator, shards, standing, source, ended, times)
         finally:
             standing.stop()
             thread.join()

@@ -78,6 +78,10 @@ def test_shards_get_one_sum_for_all_micro_batches_of_a_worker(shm: bool) -> None
         assert {number: len(one.receipts) for number, one in reports.items()} == {
             n + 1: 2 for n in range(12)
         }
+        # Each gradient is a step; the last of a sum ends with its push.
+        starts = [start for start, *_ in running.times.rows()]
+        assert len(starts) == 12
+        assert starts == sorted({*starts})
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one shard", "two shards"])
