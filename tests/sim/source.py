@@ -11,7 +11,7 @@ from pserver.core.requests import PushRequest, Values
 from pserver.core.table_ids import TableIds
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Gradient, plain
+from psrpc.core.encoding import plain
 from psrpc.core.plan import Plan
 from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
@@ -21,7 +21,7 @@ from tests.worker.fakes import FakeResult, FakeSource
 from worker.data.source import Array
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.embedding.rows import RowsNeeded
-from worker.step.gradient_source import GradientResult, PullSnapshot
+from worker.step.gradient_source import PullSnapshot
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -155,10 +155,6 @@ class Source(FakeSource):
         self._worker.cluster.counts["computed at once"] += 1
         self._compute()
         return [self._result(batch, None) for batch in batches]
-
-    def add(self, results: Sequence[GradientResult], /) -> Sequence[Gradient]:
-        shards = zip(*[result.gradients for result in results], strict=True)
-        return [{ARENA: plain(sum(part[ARENA].parts[0] for part in parts))} for parts in shards]
 
     def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> FakeResult:
         self._compute()
