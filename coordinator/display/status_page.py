@@ -108,6 +108,8 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         lines.append("INSECURE: plaintext; anyone who reaches its ports can change the model")
     if status.switching:
         lines.append(f"under way: {status.switching}")
+    if status.changed:
+        lines.append(f"set while it ran: {' '.join(status.changed)}")
     if len(status.policies) > 1:
         lines += [
             f"policy {change.policy} from step {change.global_step}: {change.settings}"

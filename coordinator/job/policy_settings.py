@@ -33,18 +33,28 @@ def cluster_settings(settings: Iterable[str]) -> dict[str, str]:
     of them does.
 
     Raises:
-        InvalidSetting: only some of them do.
+        InvalidSetting: only some of them do, or there is an option of the command among them.
     """
     pairs = [setting.partition("=") for setting in settings]
     found = {key.strip(): value.strip() for key, _, value in pairs}
     ours = {key: value for key, value in found.items() if key in OF_THE_CLUSTER and value}
     if ours and ours != found:
+        for key, value in found.items():
+            _check_option(key, value)
         others = ", ".join(key for key in found if key not in ours)
         raise InvalidSetting(
             f"{in_words(ours)} starts the cluster again, and {others} cannot be set by the same "
             "command; set one after the other"
         )
     return ours
+
+
+def _check_option(key: str, value: str) -> None:
+    if key in OF_THE_COMMAND:
+        raise InvalidSetting(
+            f"{key}={value}: {key} is an option of the start and cannot be changed while the job "
+            f"runs; stop it and go on with --resume --{key} {value}"
+        )
 
 
 def with_cluster(changed: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
@@ -93,11 +103,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             )
         if key in (*OF_THE_JOB, *OF_THE_CLUSTER) or key.startswith("optimizer."):
             raise refused_while_running(setting, key)
-        if key in OF_THE_COMMAND:
-            raise InvalidSetting(
-                f"{setting}: {key} is an option of the start and cannot be changed while the job "
-                f"runs; stop it and go on with --resume --{key} {text}"
-            )
+        _check_option(key, text)
         if key in OF_THE_RUN:
             raise InvalidSetting(
                 f"{setting}: {key} says what the batches of this run are and cannot be changed; "

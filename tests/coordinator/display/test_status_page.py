@@ -285,6 +285,7 @@ def test_a_job_with_every_setting() -> None:
         settings="sync replicas=3",
         batches=6,
         switching="the change to policy 2",
+        changed=["dense=allreduce", "slices=2"],
         policies=[pb.PolicyChange(policy=n, settings=f"p{n}", global_step=n) for n in (1, 2)],
         loss=float("inf"),
         shards=[
@@ -299,6 +300,7 @@ def test_a_job_with_every_setting() -> None:
     lines = render_page(status).splitlines()
     for line in (
         "under way: the change to policy 2",
+        "set while it ran: dense=allreduce slices=2",
         "policy 2 from step 2: p2",
         "straggler: worker-2 is late",
         "evaluation final at step 0: loss nan",

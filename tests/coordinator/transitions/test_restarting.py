@@ -219,3 +219,6 @@ def test_settings_of_processes_come_by_themselves() -> None:
     assert cluster_settings([" dense = allreduce", "slices=2"]) == {**HOSTED, "slices": "2"}
     with pytest.raises(InvalidSetting, match="dense=allreduce starts the cluster again, and mode"):
         cluster_settings(["dense=allreduce", "mode=sync"])
+    # An option of the command can be set by no other one, either.
+    with pytest.raises(InvalidSetting, match=r"^shards=0: shards is an option of the start"):
+        cluster_settings(["dense=allreduce", "shards=0"])
