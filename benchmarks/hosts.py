@@ -14,14 +14,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT, RunFailed, write_job
 from benchmarks.link import HOSTS, Link, Processes, why_no_hosts
 from benchmarks.peers import Figure, read_figure
-from benchmarks.report import add_arguments, publish, say
+from benchmarks.report import SampleT, add_arguments, publish, say
 from benchmarks.steps import TooShort, read_steps, step_ms
 from benchmarks.table import markdown, number
 from benchmarks.workloads import DENSE, JOBS, Dense
@@ -107,8 +107,31 @@ class HostSample:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, and prints the table; 0 also where there can be no hosts."""
-    names = [case.name for case in CASES]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
+    cases = {case.name: case for case in CASES}
+
+    def one(run: int, name: str, link: Link, peers: Path) -> Iterator[HostSample]:
+        return measure(run, cases[name], link, peers)
+
+    return on_hosts("hosts", __doc__ or "", list(cases), one, table, argv)
+
+
+def on_hosts(
+    section: str,
+    description: str,
+    names: Sequence[str],
+    measure: Callable[[int, str, Link, Path], Iterator[SampleT]],
+    table: Callable[[Sequence[SampleT]], str],
+    argv: Sequence[str] | None,
+) -> int:
+    """Runs a benchmark of two hosts by its command line, and publishes its table as ``section`` of
+    the README; returns 0, also where there can be no hosts.
+
+    Args:
+        measure: yields the samples of a run, a case and a link; the last argument is the folder of
+            the peers' scripts.
+    """
+    module = section.replace("-", "_")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--only", action="append", choices=names, metavar="CASE")
     parser.add_argument(
@@ -122,15 +145,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     # So that the hosts are removed; those of a killed process, the next one removes.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    cases = [case for case in CASES if not options.only or case.name in options.only]
     with Link() as link:
         samples = (
             sample
             for run in range(1, options.runs + 1)
-            for case in cases
-            for sample in measure(run, case, link, options.peers.resolve())
+            for name in names
+            if not options.only or name in options.only
+            for sample in measure(run, name, link, options.peers.resolve())
         )
-        publish("hosts", samples, table, options)
+        publish(section, samples, table, options)
     return 0
 
 

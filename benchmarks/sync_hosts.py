@@ -9,8 +9,6 @@ what is on one host is reached as over a network, but for the slice in a worker 
 
 from __future__ import annotations
 
-import argparse
-import signal
 import statistics
 import sys
 import tempfile
@@ -18,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster import ROOT, RunFailed, write_job
-from benchmarks.hosts import PORT, WARMUP, rate_of, run_peer_parts
-from benchmarks.link import HOSTS, Link, Processes, why_no_hosts
+from benchmarks.cluster import RunFailed, write_job
+from benchmarks.hosts import PORT, WARMUP, on_hosts, rate_of, run_peer_parts
+from benchmarks.link import HOSTS, Link, Processes
 from benchmarks.peers import Figure
-from benchmarks.report import add_arguments, publish, say
 from benchmarks.steps import TooShort, read_steps, step_ms
 from benchmarks.table import markdown, number
 from benchmarks.workloads import DENSE, JOBS, Dense
@@ -72,29 +69,7 @@ class WaySample:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, and prints the table; 0 also where there can be no hosts."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sync_hosts", description=__doc__)
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--only", action="append", choices=WORKLOADS, metavar="WORKLOAD")
-    parser.add_argument(
-        "--peers", type=Path, default=ROOT.parent / "shared" / "peers", metavar="DIR"
-    )
-    add_arguments(parser)
-    options = parser.parse_args(argv)
-    why = why_no_hosts()
-    if why:
-        say(f"skipped: {why}")
-        return 0
-    # So that the hosts are removed; those of a killed process, the next one removes.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    with Link() as link:
-        samples = (
-            sample
-            for run in range(1, options.runs + 1)
-            for workload in options.only or WORKLOADS
-            for sample in measure(run, workload, link, options.peers.resolve())
-        )
-        publish("sync-hosts", samples, table, options)
-    return 0
+    return on_hosts("sync-hosts", __doc__ or "", WORKLOADS, measure, table, argv)
 
 
 def measure(run: int, workload: str, link: Link, peers: Path) -> Iterator[WaySample]:

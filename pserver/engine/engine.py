@@ -56,8 +56,7 @@ class ShardEngine:
 
     Attributes:
         commands: carries out the coordinator's commands; shares the lock.
-        credentials: checks each worker request before the engine gets it, and fills in its
-            ``worker``.
+        credentials: checks each worker request first, and fills in its ``worker``.
     """
 
     def __init__(

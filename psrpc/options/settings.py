@@ -132,11 +132,7 @@ class CoordinatorOptions(ServerOptions):
     job: Path = option("the job file", metavar="FILE")
     shards: int = option(SHARDS, 1, metavar="K")
     workers: int | None = option(
-        "how many workers there will be, if that is known; fewer than slices are refused "
-        "(dense=allreduce)",
-        None,
-        convert=positive,
-        metavar="N",
+        "if known; fewer than slices are refused", None, convert=positive, metavar="N"
     )
     bind: str = option("default: %(default)s", "127.0.0.1:5000", metavar="HOST:PORT")
     run_dir: Path | None = option("default: runs/<job>-<time>", None, convert=run_path)
@@ -165,9 +161,7 @@ class CoordinatorOptions(ServerOptions):
         default=False,
     )
     starts_again: bool = option(
-        "the supervisor starts the whole cluster again, by the same commands, after exit status "
-        "76, which `coordinator set dense=...` takes",
-        default=False,
+        "exit status 76 (`coordinator set dense=...`) starts the cluster again", default=False
     )
     dashboard: str | None = option(
         "show the job to browsers there; HOST is this machine's own (127.0.0.1) unless "

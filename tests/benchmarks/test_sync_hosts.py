@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import sync_hosts
+from benchmarks import hosts, sync_hosts
 from benchmarks.peers import Figure
 from benchmarks.sync_hosts import MISSING, WAYS, WaySample, table
 
@@ -30,7 +30,7 @@ def test_a_way_has_shards_or_slices() -> None:
 def test_it_is_skipped_and_says_so_where_there_can_be_no_hosts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sync_hosts, "why_no_hosts", lambda: "needs root, for network namespaces")
+    monkeypatch.setattr(hosts, "why_no_hosts", lambda: "needs root, for network namespaces")
     assert sync_hosts.main([]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == ("", "skipped: needs root, for network namespaces\n")

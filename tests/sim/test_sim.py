@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -128,21 +128,22 @@ def test_many_clusters_whose_workers_host_the_parameters(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, 4, 2))
 def test_clusters_whose_workers_sum_gradients_of_a_round(first: int) -> None:
-    _sums_hold(range(first, first + 2))
+    _counted(run_summed, range(first, first + 2))
 
 
 @pytest.mark.slow
 def test_many_clusters_whose_workers_sum_gradients_of_a_round() -> None:
     """Sums are pushed while all kinds of things go wrong, to shards and to slices."""
-    seen = _sums_hold(range(4, 44))
+    seen = _counted(run_summed, range(4, 44))
     wanted = ("sums pushed", "worker restarts", "shards restored", "slices hosted", "changes made")
     assert {what for what in wanted if not seen[what]} == set()
 
 
-def _sums_hold(seeds: range) -> Counter[str]:
+def _counted(run: Callable[[int], Verdict], seeds: range) -> Counter[str]:
+    """Runs all of ``seeds``, none of which fails; returns what they have led to."""
     seen: Counter[str] = Counter()
     for seed in seeds:
-        verdict = run_summed(seed)
+        verdict = run(seed)
         assert not verdict.failure, str(verdict)
         seen += verdict.counts
     return seen
@@ -160,11 +161,7 @@ HOSTED = (
 
 
 def _all_hosted_hold(seeds: range) -> Counter[str]:
-    seen: Counter[str] = Counter()
-    for seed in seeds:
-        verdict = run_hosted(seed)
-        assert not verdict.failure, str(verdict)
-        seen += verdict.counts
+    seen = _counted(run_hosted, seeds)
     assert seen["slices hosted"]
     assert seen["calls of own slices"]
     return seen
