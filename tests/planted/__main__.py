@@ -17,18 +17,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from tests.planted.patches import BadPatch, Planted, Tree, all_planted, rebase
 
 CATCH_S = 240.0
 """A catcher that takes longer has hung, which catches nothing."""
-
-LOG_WIDTH = 200
 
 _FAILED = 1
 """What pytest and the simulator end with when something was wrong; other numbers are mistakes."""
@@ -140,8 +138,7 @@ def main() -> int:
             for planted in chosen:
                 rebase(planted, tree.directory)
         return 0
-    # A log shows whole names; a terminal wraps them.
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
         trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -167,28 +164,21 @@ def main() -> int:
             checks = pool.map(check, shares(catchers, args.jobs))
             wrong = [text for texts in checks for text in texts]
             for text in wrong:
-                console.print(text, markup=False, highlight=False)
+                say(text)
             if wrong:
                 return 1
-            console.print(f"{len(catchers)} catchers pass on the source as it is")
+            say(f"{len(catchers)} catchers pass on the source as it is")
             verdicts = []
             for verdict in pool.map(with_tree, chosen):
                 verdicts.append(verdict)
+                by = f" by {verdict.by}" if verdict.by else ""
+                say(f"{verdict.seconds:5.1f} s  {verdict.planted.name}: {verdict.outcome}{by}")
                 if verdict.outcome != "caught":
-                    console.print(f"{verdict.planted.name}: {verdict.outcome}", markup=False)
-                    console.print(verdict.output, markup=False, highlight=False)
-    console.print(_table(verdicts))
+                    say(verdict.output)
     caught = sum(v.outcome == "caught" for v in verdicts)
     seconds = time.monotonic() - began
-    console.print(f"{caught} of {len(verdicts)} planted bugs caught in {seconds:.0f} s")
+    say(f"{caught} of {len(verdicts)} planted bugs caught in {seconds:.0f} s")
     return 0 if caught == len(verdicts) else 1
-
-
-def _table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table("bug", "breaks", "", "by", "s")
-    for v in verdicts:
-        table.add_row(v.planted.name, v.planted.rule, v.outcome, v.by, f"{v.seconds:.1f}")
-    return table
 
 
 if __name__ == "__main__":
