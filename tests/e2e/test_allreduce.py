@@ -34,7 +34,7 @@ def assert_same_bits(run: Run, expected: dict[str, npt.NDArray[np.generic]]) -> 
 
 
 def assert_close(run: Run, expected: dict[str, npt.NDArray[np.generic]]) -> None:
-    """Sums in another order differ by rounding, which 190 steps with momentum amplify."""
+    """Sums in another order differ by rounding, which 126 steps with momentum amplify."""
     for name, value in load_variables(run.checkpoint).items():
         found, exact = value.astype(np.float64), expected[name].astype(np.float64)
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4, err_msg=name)

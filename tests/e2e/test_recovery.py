@@ -39,7 +39,7 @@ from tests.e2e.cluster import (
 pytestmark = pytest.mark.slow
 
 GATED = JOBS / "gated.py"
-EPOCHS = 12
+EPOCHS = 6
 RECORDS = 1230
 STEPS = 25
 """Of either mode; more than there are between two checkpoints."""
