@@ -100,10 +100,10 @@ def state(member: ShardStatus | WorkerStatus) -> str:
     return f"{member.state}, {silence}" if missed else member.state
 
 
-def shards(indices: Iterable[int]) -> str:
-    """Names shards: ``"shard 1"`` or ``"shards 0, 2"``; at least one."""
+def shards(indices: Iterable[int], noun: str = "shard") -> str:
+    """Names shards, or slices: ``"shard 1"`` or ``"shards 0, 2"``; at least one."""
     names = [str(index) for index in indices]
-    return f"shard{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def of(have: int, of_all: int, noun: str, nouns: str) -> str:

@@ -79,7 +79,7 @@ def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path
     assert engine.slices_to_host(able) == []
     shard = coordinator.job_run.members.places.shards[0]
     assert str(shard) == "shard 0 in the worker with pid 7 on h, at h:0"
-    assert coordinator.job_run.waiting_for().startswith("a worker to host shard 1, one each")
+    assert coordinator.job_run.waiting_for().startswith("a worker to host slice 1")
     other = register(coordinator, 3)
     assert engine.slices_to_host(other) == [1]
     coordinator.job_run.fail("enough")
