@@ -42,6 +42,8 @@ what the words mean:
   staleness 0:812 4-7:3  pushes by how many updates had been made since their parameters were
                          pulled, counted on each shard
   version skew           updates by which the shards differ at one moment
+  slice, worker          a part of the parameters that a worker hosts (dense=allreduce), and that
+                         worker
   size                   of a shard's parameters; of its embedding tables, rows and all that
                          belongs to them
   updates                seconds that a shard has spent in updates

@@ -106,6 +106,11 @@ def shards(indices: Iterable[int], noun: str = "shard") -> str:
     return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
+def place(shard: ShardStatus) -> str:
+    """Names a shard, or a slice: ``"shard 0"`` or ``"slice 0"``."""
+    return f"{'slice' if shard.slice else 'shard'} {shard.shard}"
+
+
 def of(have: int, of_all: int, noun: str, nouns: str) -> str:
     """Formats a count: ``"0 of 1 task"`` or ``"1 of 2 tasks"``."""
     return f"{have} of {of_all} {noun if of_all == 1 else nouns}"

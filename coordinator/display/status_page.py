@@ -43,7 +43,8 @@ def render_page(status: GetJobStatusResponse) -> str:
     """Returns the status page as lines of plain text without terminal sequences."""
     blocks = [
         _headline(status),
-        _shards(status.shards),
+        _shards(status.shards, slices=False),
+        _shards(status.shards, slices=True),
         _workers(status.workers),
         _counts(status),
         _news(status),
@@ -140,14 +141,20 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
     return lines
 
 
-def _shards(shards: Sequence[ShardStatus]) -> list[str]:
-    titles = ("shard", "state", "version", "size", "updates", "staleness", "waiting for")
+def _shards(shards: Sequence[ShardStatus], *, slices: bool) -> list[str]:
+    """Returns the table of the shards, or of the slices with the workers that host them."""
+    found = [shard for shard in shards if shard.slice == slices]
+    if not found:
+        return []
+    first = ("slice", "worker") if slices else ("shard",)
+    titles = (*first, "state", "version", "size", "updates", "staleness", "waiting for")
     return _table(
         [
             titles,
             *(
                 (
                     f"{shard.shard} {shard.address}".rstrip(),
+                    *([shard.worker or "-"] if slices else []),
                     state(shard),
                     str(shard.version),
                     _size(shard),
@@ -155,7 +162,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
                     status_histogram(shard.staleness_counts),
                     shard.waiting_for,
                 )
-                for shard in shards
+                for shard in found
             ),
         ]
     )

@@ -18,6 +18,7 @@ from coordinator.core.wording import (
     duration,
     figure,
     loss_known,
+    place,
     state,
     step,
     whence,
@@ -185,11 +186,11 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"
         table.add_row(
-            f"shard {shard.shard}",
+            place(shard),
             _state(shard),
             str(shard.version),
             size,
-            shard.address,
+            f"{shard.worker} {shard.address}".strip(),
             shard.waiting_for,
         )
     for worker in status.workers:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
+from coordinator.display.status_page import render_page
 from coordinator.membership.shard_places import STARTING_S
+from coordinator.rpc.status import write_status
 from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.policy import Policy
@@ -65,6 +67,12 @@ def test_shards_with_rows_stand_beside_slices_that_workers_host(tmp_path: Path) 
         engine.shards.register(ShardRegistration(index, 10 + index, *where, SOFTWARE, worker))
     assert engine.slices_to_host(name) == []
     assert [shard.worker for shard in places.shards] == [0, 0, 1]
+    status = write_status(coordinator.job_run)
+    assert [(shard.slice, shard.worker) for shard in status.shards] == [(False, "")] * 2 + [
+        (True, name)
+    ]
+    titles = [line.split()[0] for line in render_page(status).split("\n\n")[1:4]]
+    assert titles == ["shard", "slice", "worker"]
 
 
 def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path) -> None:
@@ -77,6 +85,12 @@ def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path
     assert f"{unable} on h cannot host a slice: it has no certificate of a shard" in warning
     engine.shards.register(ShardRegistration(0, 10, "h:0", "h", 7, SOFTWARE, 2))
     assert engine.slices_to_host(able) == []
+    page = [line.split() for line in render_page(write_status(coordinator.job_run)).splitlines()]
+    assert ["slice", "worker", "state"] in [line[:3] for line in page]
+    assert [line[:-3] for line in page if line[:1] in (["0"], ["1"])] == [
+        ["0", "h:0", able, "starting", "0", "0.0", "MB"],
+        ["1", "-", "missing", "0", "0.0", "MB"],
+    ]
     shard = coordinator.job_run.members.places.shards[0]
     assert str(shard) == "shard 0 in the worker with pid 7 on h, at h:0"
     assert coordinator.job_run.waiting_for().startswith("a worker to host slice 1")
