@@ -262,6 +262,18 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
     assert read_summary()["reason"] == "stopped", "the coordinator's own word"
 
 
+def test_a_signal_after_the_job_was_done_stops_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_summary(job="j", phase="done", global_step=7)
+    Path("runs/x/checkpoints/step-00000007").mkdir(parents=True)
+    outcome = Outcome(130, "stopped by a signal", ["log"], own=True)
+    assert conclude(outcome, options(), Earlier(), made=True) == 0
+    out, err = capsys.readouterr()
+    assert ("j: done" in out, err) == (True, "")
+    assert read_summary()["phase"] == "done"
+
+
 def test_a_run_whose_directory_is_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     asked = options()
     Path("runs/x").rmdir()
