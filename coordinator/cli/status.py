@@ -58,6 +58,8 @@ what the words mean:
   too stale              batches that were computed again because of max_staleness
   speculative            micro-batches given to an idle worker as well; superseded: that came second
   late, overdue          gradients that count in a later round; rounds beyond round_deadline_s
+  sums in N of M rounds  rounds in which a worker with several micro-batches was to push one sum, of
+                         all since the coordinator was started
   uncompensated          pushes that delay compensation could not correct
 docs/consistency.md says more."""
 

@@ -54,11 +54,11 @@ def render_page(status: GetJobStatusResponse) -> str:
 
 def status_as_json(message: Message) -> dict[str, Any]:
     """Returns all fields of a message by name, zeros too, as plain JSON types. Whole numbers stay
-    numbers and enums become names in lower case; NaN, infinity and absent messages become null."""
+    numbers and enums become names in lower case; NaN, infinity and what is absent become null."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if isinstance(value, Message) and not message.HasField(field.name):
+        if field.has_presence and not message.HasField(field.name):
             document[field.name] = None
         elif isinstance(value, Mapping):
             document[field.name] = {key: _plain(entry) for key, entry in value.items()}
@@ -136,6 +136,8 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         f"staleness {status_histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
         f"version skew {status.version_skew}"
     )
+    if status.HasField("summed"):
+        lines.append(f"exact=False: sums in {status.summed} of {status.steps_done} rounds")
     origin = f"  from {checkpoint(status.restored)}" if status.restored else ""
     lines.append(f"run {status.run_id}  generation {status.generation}{origin}")
     return lines

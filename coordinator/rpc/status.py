@@ -152,6 +152,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
         superseded=counted["superseded"],
         late=counted["late"],
         overdue=counted["overdue"],
+        summed=counted.get("summed"),
         steps_done=progress.steps_done,
         workers_joined=members.joined_workers,
         workers_departed=members.joined_workers - members.active_workers,

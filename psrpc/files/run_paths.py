@@ -122,7 +122,9 @@ _SUMMARY = record(
         **dict.fromkeys(("run_id", "job", "phase", "reason", "mode", "checkpoint"), maybe(text)),
         **dict.fromkeys(("replicas", "epoch", "epochs", "shards", "workers", "tables"), _SMALL),
         **dict.fromkeys(("global_step", "total_steps", "eval_step", "batches"), _COUNT),
-        **dict.fromkeys(("examples", "refused", "skipped", "failed", "generation"), _COUNT),
+        **dict.fromkeys(
+            ("examples", "refused", "skipped", "failed", "generation", "summed"), _COUNT
+        ),
         **dict.fromkeys(("loss", "wall_s", "train_s"), _REAL),
         **dict.fromkeys(("steps_per_s", "batches_per_s", "examples_per_s"), _REAL),
         "mean_staleness": _REAL,
