@@ -51,9 +51,11 @@ def cluster_settings(settings: Iterable[str]) -> dict[str, str]:
 
 def _check_option(key: str, value: str) -> None:
     if key in OF_THE_COMMAND:
+        several = key == "shards" and value.strip("0").isdecimal()
+        slices = f"; or, if workers host the parameters, set slices={value}" if several else ""
         raise InvalidSetting(
             f"{key}={value}: {key} is an option of the start and cannot be changed while the job "
-            f"runs; stop it and go on with --resume --{key} {value}"
+            f"runs; stop it and go on with --resume --{key} {value}{slices}"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coordinator.certificates.audit import AUDIT, AuditLog
 from coordinator.checkpoints.disk import ThreadedDisk
-from coordinator.core.description import JobDescription, check_for_shards
+from coordinator.core.description import JobDescription
 from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.site import job_site
@@ -40,7 +40,6 @@ from coordinator.records.store import Store
 from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidSetting, JobDone, JobFailed, PsError
 from psrpc.core.names import HISTORY
-from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, unfinished_run
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
@@ -110,7 +109,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         if description is None:
             return signals.status
         check_attended(options, description)
-        plan = _plan(options, description)
+        plan = kept.plan(options, description)
         with (
             disk_errors_named(plan),
             hold_directory(
@@ -212,11 +211,6 @@ def check_attended(options: ServeOptions, description: JobDescription) -> None:
             "the job has reduce_lr, and --attended leaves the learning rate to the attendant; say "
             "--set reduce_lr=none, or leave out --attended"
         )
-
-
-def _plan(options: ServeOptions, description: JobDescription) -> Plan:
-    check_for_shards(description, options.shards, options.workers)
-    return description.plan(options.shards)
 
 
 def _run_dir(options: ServeOptions, description: JobDescription) -> Path:

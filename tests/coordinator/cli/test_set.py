@@ -128,7 +128,10 @@ def test_the_command_refuses_with_the_reason(
     job: Job, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
 ) -> None:
     assert main(["set", *arguments, "--coordinator", job.served.address]) == status
-    assert capsys.readouterr().err.startswith(said)
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    advice = "; or, if workers host the parameters, set slices=2\n"
+    assert err.endswith(advice) is (arguments == ["shards=2"])
 
 
 def test_the_command_finds_the_coordinator_by_its_run_directory(

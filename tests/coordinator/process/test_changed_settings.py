@@ -3,6 +3,7 @@ served again with them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.lifecycle import STOPPED
 from coordinator.process import describing
+from coordinator.process.serve import serve
 from psrpc.core.errors import InvalidJob
 from psrpc.files.run_paths import read_summary
 from tests.coordinator.builders import description_json
@@ -23,6 +25,8 @@ from tests.coordinator.fakes import start_training
 from tests.coordinator.fixtures import options, run_with
 
 SYNC: dict[str, Any] = {"mode": "sync", "replicas": 2}
+CHANGED = ("dense=allreduce", "slices=1")
+REASON = "stopped for dense=allreduce slices=1"
 
 
 def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +61,17 @@ def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settin
             client.set_policy(["dense=allreduce", "slices=2"], 60)
         status = client.get_job_status()
         assert (status.phase, status.switching, list(status.changed)) == ("training", "", [])
-        assert client.set_policy(["dense=allreduce"], 60).restart == ["dense=allreduce"]
+        assert client.set_policy(list(CHANGED), 60).restart == list(CHANGED)
         shutdown = next(stream).shutdown
-        assert (shutdown.failed, shutdown.reason) == (False, "stopped for dense=allreduce")
+        assert (shutdown.failed, shutdown.reason) == (False, REASON)
         assert list(stream) == []
         worker.leave()
 
     def look(client: CoordinatorClient) -> None:
         status = client.get_job_status()
-        assert (status.phase, list(status.changed)) == ("recovering", ["dense=allreduce"])
+        assert (status.phase, tuple(status.changed)) == ("recovering", CHANGED)
         assert status.newest_checkpoint == "checkpoints/step-00000000"
-        assert client.get_job().overrides == ["dense=allreduce"]
+        assert tuple(client.get_job().overrides) == CHANGED
         os.kill(os.getpid(), signal.SIGINT)
 
     for then, status in ((change, 76), (look, 130)):
@@ -75,5 +79,12 @@ def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settin
         assert run_with(monkeypatch, wanted, then) == status
         monkeypatch.undo()
         summary = read_summary(tmp_path / "run")
-        reason = "stopped for dense=allreduce" if then is change else STOPPED
-        assert summary["reason"] == reason
+        assert summary["reason"] == (REASON if then is change else STOPPED)
+    describing_as_asked(monkeypatch)
+    with pytest.raises(InvalidJob) as raised:
+        asyncio.run(serve(options(tmp_path / "run", resumption="always", shards=2)))
+    assert raised.value.code == "PS107"
+    assert str(raised.value).endswith(
+        "leave one of them out. dense=allreduce slices=1 was set while the job ran (`coordinator "
+        "set`) and holds until a start says otherwise: --set dense=... --set slices=..."
+    )
