@@ -6,7 +6,7 @@ User code and TensorFlow run in that child process, never in the coordinator.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from coordinator.core.plateau import ReduceLr, StopEarly
 from coordinator.core.retention import Objective
@@ -26,6 +26,7 @@ Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 ScaleLr = Literal["linear"]
 Dense = Literal["shards", "allreduce"]
+DENSE: tuple[Dense, ...] = get_args(Dense)
 
 
 @dataclass(frozen=True)

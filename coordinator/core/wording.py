@@ -80,6 +80,12 @@ def step(status: GetJobStatusResponse) -> str:
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
 
 
+def reason(status: GetJobStatusResponse) -> str:
+    """Formats the reason of an end: ``"failed: ..."`` unless the run is done or goes on."""
+    ended_well = status.phase in ("done", "restarting")
+    return status.reason if ended_well else f"failed: {status.reason}"
+
+
 def loss_known(status: GetJobStatusResponse) -> bool:
     """Whether there is a loss: steps were done, even if their loss is NaN, or it is a number."""
     return status.steps_done > 0 or not math.isnan(status.loss)

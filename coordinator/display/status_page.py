@@ -15,6 +15,7 @@ from coordinator.core.wording import (
     duration,
     figure,
     loss_known,
+    reason,
     shards,
     state,
     step,
@@ -241,7 +242,7 @@ def _news(status: GetJobStatusResponse) -> list[str]:
         lines.append(f"waiting for {status.waiting_for}{since}")
     lines += [f"warning: {line}" for line in status.warnings]
     if status.reason:
-        lines.append(status.reason if status.phase == "done" else f"failed: {status.reason}")
+        lines.append(reason(status))
     return lines
 
 

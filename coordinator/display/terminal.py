@@ -19,6 +19,7 @@ from coordinator.core.wording import (
     figure,
     loss_known,
     place,
+    reason,
     state,
     step,
     whence,
@@ -59,9 +60,8 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))
     parts += [Text(f"warning: {line}", "yellow") for line in status.warnings[-WARNINGS_SHOWN:]]
     if status.reason:
-        failed = status.phase != "done"
-        words = f"failed: {status.reason}" if failed else status.reason
-        parts.append(Text(words, "bold red" if failed else ""))
+        words = reason(status)
+        parts.append(Text(words, "" if words == status.reason else "bold red"))
     return Group(*parts)
 
 

@@ -14,6 +14,7 @@ from coordinator.certificates.audit import AUDIT, AuditLog
 from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription
 from coordinator.core.lifecycle import ENDED, STOPPED
+from coordinator.core.wording import in_words
 from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
@@ -105,6 +106,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
         options, kept = with_kept(options, settings_said(options))
+        if kept.pending:
+            server.preparing = f"describing the job anew with {in_words(kept.settings)}"
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status

@@ -18,6 +18,7 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.core.lifecycle import STOPPED
 from coordinator.process import describing
 from coordinator.process.serve import serve
+from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidJob
 from psrpc.files.run_paths import read_summary
 from tests.coordinator.builders import description_json
@@ -29,12 +30,20 @@ CHANGED = ("dense=allreduce", "slices=1")
 REASON = "stopped for dense=allreduce slices=1"
 
 
-def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process describes a job with the settings that it is given, or refuses them."""
+def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The child process describes a job with the settings that it is given, or refuses them.
+    Returns what a coordinator answers that is about to start it."""
+    bind, servers = Server.bind, list[Server]()
+    said_meanwhile: list[str] = []
+
+    def bound(server: Server) -> int:
+        servers.append(server)
+        return bind(server)
 
     def command(_job: Path, _mode: object, _replicas: object, settings: Sequence[str]) -> list[str]:
+        said_meanwhile.append(str(servers[-1]._why_closed("GetJobStatus")))
         said = dict(setting.split("=") for setting in settings)
-        if said.get("dense") == "refused":
+        if said.get("slices") == "9":
             words = "Traceback:\n\nerror PS108: the model asks for too much"
             return [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
         slices = said.get("slices")
@@ -42,7 +51,9 @@ def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         document = description_json(**SYNC, **hosted)
         return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
 
+    monkeypatch.setattr(Server, "bind", bound)
     monkeypatch.setattr(describing, "describe_command", command)
+    return said_meanwhile
 
 
 def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settings(
@@ -55,7 +66,7 @@ def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settin
         while client.get_job_status().phase != "training":
             pass  # the first checkpoint is committed
         with pytest.raises(InvalidJob, match=r"^the model asks for too much$") as refused:
-            client.set_policy(["dense=refused"], 60)
+            client.set_policy(["slices=9"], 60)
         assert refused.value.code == "PS108"
         with pytest.raises(InvalidJob, match=r"2 slices of the parameters .* and 1 worker to"):
             client.set_policy(["dense=allreduce", "slices=2"], 60)
@@ -75,9 +86,12 @@ def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settin
         os.kill(os.getpid(), signal.SIGINT)
 
     for then, status in ((change, 76), (look, 130)):
-        describing_as_asked(monkeypatch)
+        answers = describing_as_asked(monkeypatch)
         assert run_with(monkeypatch, wanted, then) == status
         monkeypatch.undo()
+        anew = "describing the job anew with dense=allreduce slices=1"
+        reads = "reading its job" if then is change else anew
+        assert answers[0].startswith(f"the coordinator is {reads} (")
         summary = read_summary(tmp_path / "run")
         assert summary["reason"] == (REASON if then is change else STOPPED)
     describing_as_asked(monkeypatch)
