@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,13 +15,18 @@ from typing import Any
 
 import pytest
 
+from coordinator.cli.__main__ import make_parser
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.lifecycle import STOPPED
+from coordinator.launch.commands import UpOptions, cluster, resume_command
+from coordinator.launch.up import _options
 from coordinator.process import describing
+from coordinator.process.options import ServeOptions, options_from
 from coordinator.process.serve import serve
 from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidJob
 from psrpc.files.run_paths import read_summary
+from psrpc.security.credentials import PLAINTEXT
 from tests.coordinator.builders import description_json
 from tests.coordinator.fakes import start_training
 from tests.coordinator.fixtures import options, run_with
@@ -56,6 +62,16 @@ def describing_as_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said_meanwhile
 
 
+def as_said(run_dir: Path) -> ServeOptions:
+    """The options of the coordinator that the command of a stopped `coordinator up` starts."""
+    printed = resume_command(UpOptions("tiny.py", run_dir=run_dir))
+    args = make_parser(["up"]).parse_args([*shlex.split(printed)[1:], "--no-dashboard"])
+    up = _options(args, args.run_dir, PLAINTEXT)
+    words = cluster(up, {}, 1, "127.0.0.1:0").coordinator.arguments
+    args = make_parser(["serve"]).parse_args(words[words.index("serve") :])
+    return options_from(args.configuration.options(args, {}))
+
+
 def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,15 +101,18 @@ def test_a_coordinator_ends_for_another_start_and_serves_the_job_with_the_settin
         assert tuple(client.get_job().overrides) == CHANGED
         os.kill(os.getpid(), signal.SIGINT)
 
-    for then, status in ((change, 76), (look, 130)):
+    for then, status in ((change, 76), (look, 130), (look, 130)):
         answers = describing_as_asked(monkeypatch)
         assert run_with(monkeypatch, wanted, then) == status
         monkeypatch.undo()
         anew = "describing the job anew with dense=allreduce slices=1"
-        reads = "reading its job" if then is change else anew
+        reads = "reading its job" if then is change or wanted.resume else anew
         assert answers[0].startswith(f"the coordinator is {reads} (")
         summary = read_summary(tmp_path / "run")
         assert summary["reason"] == (REASON if then is change else STOPPED)
+        if then is look:
+            # The command that `coordinator up` says goes on with what was set.
+            wanted = as_said(tmp_path / "run")
     describing_as_asked(monkeypatch)
     with pytest.raises(InvalidJob) as raised:
         asyncio.run(serve(options(tmp_path / "run", resumption="always", shards=2)))
