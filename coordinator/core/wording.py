@@ -112,7 +112,7 @@ def shards(indices: Iterable[int], noun: str = "shard") -> str:
     return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def place(shard: ShardStatus) -> str:
+def shard_name(shard: ShardStatus) -> str:
     """Names a shard, or a slice: ``"shard 0"`` or ``"slice 0"``."""
     return f"{'slice' if shard.slice else 'shard'} {shard.shard}"
 

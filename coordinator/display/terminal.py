@@ -18,8 +18,8 @@ from coordinator.core.wording import (
     duration,
     figure,
     loss_known,
-    place,
     reason,
+    shard_name,
     state,
     step,
     whence,
@@ -186,7 +186,7 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"
         table.add_row(
-            place(shard),
+            shard_name(shard),
             _state(shard),
             str(shard.version),
             size,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coordinator.core.wording import figure, in_words, metrics, place
+from coordinator.core.wording import figure, in_words, metrics, shard_name
 from psrpc.v1.coordinator_pb2 import ShardStatus
 
 
@@ -35,5 +35,5 @@ def test_changed_settings_are_named_without_those_that_are_off() -> None:
 
 
 def test_a_slice_is_not_called_a_shard() -> None:
-    assert place(ShardStatus(shard=1)) == "shard 1"
-    assert place(ShardStatus(shard=1, slice=True)) == "slice 1"
+    assert shard_name(ShardStatus(shard=1)) == "shard 1"
+    assert shard_name(ShardStatus(shard=1, slice=True)) == "slice 1"
