@@ -89,7 +89,7 @@ def check_restart(run: Run, described: JobDescription) -> None:
             f"the job is another one than this run was started with ({', '.join(others)}): its "
             "file or its data have changed; stop it, and go on with --resume"
         )
-    check_dense(described.dense, run.settings)
+    check_dense(described.dense, run.settings.mode)
 
 
 def refused_while_running(setting: str, key: str) -> InvalidSetting:
@@ -170,7 +170,7 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
         )
     if job.prefetch_rows:
         check_prefetch(policy)
-    check_dense(job.dense, policy)
+    check_dense(job.dense, policy.mode)
     check_exact(job.exact, policy)
 
 
