@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         check_way(client, run_dir)
         if restarts:
             announce_change(
-                f"{' '.join(args.settings)}: the coordinator describes the job with that"
+                f"{' '.join(args.settings)}: the coordinator describes the job anew with that, "
+                "which may take as long as a start; the job trains on meanwhile"
             )
         try:
             asked = client.set_policy(args.settings, *([DESCRIBE_S] if restarts else []))

@@ -42,6 +42,8 @@ what the words mean:
   staleness 0:812 4-7:3  pushes by how many updates had been made since their parameters were
                          pulled, counted on each shard
   version skew           updates by which the shards differ at one moment
+  slice, worker          a part of the parameters that a worker hosts (dense=allreduce), and that
+                         worker
   size                   of a shard's parameters; of its embedding tables, rows and all that
                          belongs to them
   updates                seconds that a shard has spent in updates
@@ -56,6 +58,8 @@ what the words mean:
   too stale              batches that were computed again because of max_staleness
   speculative            micro-batches given to an idle worker as well; superseded: that came second
   late, overdue          gradients that count in a later round; rounds beyond round_deadline_s
+  sums in N of M rounds  rounds in which a worker with several micro-batches was to push one sum, of
+                         all since the coordinator was started
   uncompensated          pushes that delay compensation could not correct
 docs/consistency.md says more."""
 

@@ -80,6 +80,12 @@ def step(status: GetJobStatusResponse) -> str:
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
 
 
+def reason(status: GetJobStatusResponse) -> str:
+    """Formats the reason of an end: ``"failed: ..."`` unless the run is done or goes on."""
+    ended_well = status.phase in ("done", "restarting")
+    return status.reason if ended_well else f"failed: {status.reason}"
+
+
 def loss_known(status: GetJobStatusResponse) -> bool:
     """Whether there is a loss: steps were done, even if their loss is NaN, or it is a number."""
     return status.steps_done > 0 or not math.isnan(status.loss)
@@ -100,10 +106,15 @@ def state(member: ShardStatus | WorkerStatus) -> str:
     return f"{member.state}, {silence}" if missed else member.state
 
 
-def shards(indices: Iterable[int]) -> str:
-    """Names shards: ``"shard 1"`` or ``"shards 0, 2"``; at least one."""
+def shards(indices: Iterable[int], noun: str = "shard") -> str:
+    """Names shards, or slices: ``"shard 1"`` or ``"shards 0, 2"``; at least one."""
     names = [str(index) for index in indices]
-    return f"shard{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def shard_name(shard: ShardStatus) -> str:
+    """Names a shard, or a slice: ``"shard 0"`` or ``"slice 0"``."""
+    return f"{'slice' if shard.slice else 'shard'} {shard.shard}"
 
 
 def of(have: int, of_all: int, noun: str, nouns: str) -> str:

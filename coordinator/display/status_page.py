@@ -15,6 +15,7 @@ from coordinator.core.wording import (
     duration,
     figure,
     loss_known,
+    reason,
     shards,
     state,
     step,
@@ -43,7 +44,8 @@ def render_page(status: GetJobStatusResponse) -> str:
     """Returns the status page as lines of plain text without terminal sequences."""
     blocks = [
         _headline(status),
-        _shards(status.shards),
+        _shards(status.shards, slices=False),
+        _shards(status.shards, slices=True),
         _workers(status.workers),
         _counts(status),
         _news(status),
@@ -53,11 +55,11 @@ def render_page(status: GetJobStatusResponse) -> str:
 
 def status_as_json(message: Message) -> dict[str, Any]:
     """Returns all fields of a message by name, zeros too, as plain JSON types. Whole numbers stay
-    numbers and enums become names in lower case; NaN, infinity and absent messages become null."""
+    numbers and enums become names in lower case; NaN, infinity and what is absent become null."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if isinstance(value, Message) and not message.HasField(field.name):
+        if field.has_presence and not message.HasField(field.name):
             document[field.name] = None
         elif isinstance(value, Mapping):
             document[field.name] = {key: _plain(entry) for key, entry in value.items()}
@@ -135,19 +137,27 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         f"staleness {status_histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
         f"version skew {status.version_skew}"
     )
+    if status.HasField("summed"):
+        lines.append(f"exact=False: sums in {status.summed} of {status.steps_done} rounds")
     origin = f"  from {checkpoint(status.restored)}" if status.restored else ""
     lines.append(f"run {status.run_id}  generation {status.generation}{origin}")
     return lines
 
 
-def _shards(shards: Sequence[ShardStatus]) -> list[str]:
-    titles = ("shard", "state", "version", "size", "updates", "staleness", "waiting for")
+def _shards(shards: Sequence[ShardStatus], *, slices: bool) -> list[str]:
+    """Returns the table of the shards, or of the slices with the workers that host them."""
+    found = [shard for shard in shards if shard.slice == slices]
+    if not found:
+        return []
+    first = ("slice", "worker") if slices else ("shard",)
+    titles = (*first, "state", "version", "size", "updates", "staleness", "waiting for")
     return _table(
         [
             titles,
             *(
                 (
                     f"{shard.shard} {shard.address}".rstrip(),
+                    *([shard.worker or "-"] if slices else []),
                     state(shard),
                     str(shard.version),
                     _size(shard),
@@ -155,7 +165,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
                     status_histogram(shard.staleness_counts),
                     shard.waiting_for,
                 )
-                for shard in shards
+                for shard in found
             ),
         ]
     )
@@ -232,7 +242,7 @@ def _news(status: GetJobStatusResponse) -> list[str]:
         lines.append(f"waiting for {status.waiting_for}{since}")
     lines += [f"warning: {line}" for line in status.warnings]
     if status.reason:
-        lines.append(status.reason if status.phase == "done" else f"failed: {status.reason}")
+        lines.append(reason(status))
     return lines
 
 

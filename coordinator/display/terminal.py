@@ -18,6 +18,8 @@ from coordinator.core.wording import (
     duration,
     figure,
     loss_known,
+    reason,
+    shard_name,
     state,
     step,
     whence,
@@ -58,9 +60,8 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))
     parts += [Text(f"warning: {line}", "yellow") for line in status.warnings[-WARNINGS_SHOWN:]]
     if status.reason:
-        failed = status.phase != "done"
-        words = f"failed: {status.reason}" if failed else status.reason
-        parts.append(Text(words, "bold red" if failed else ""))
+        words = reason(status)
+        parts.append(Text(words, "" if words == status.reason else "bold red"))
     return Group(*parts)
 
 
@@ -185,11 +186,11 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"
         table.add_row(
-            f"shard {shard.shard}",
+            shard_name(shard),
             _state(shard),
             str(shard.version),
             size,
-            shard.address,
+            f"{shard.worker} {shard.address}".strip(),
             shard.waiting_for,
         )
     for worker in status.workers:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coordinator.core.wording import checkpoint, metrics, without_count
+from coordinator.core.wording import checkpoint, metrics, shard_name, without_count
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 Kind = Literal[
@@ -53,8 +53,8 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
     if status.switching and status.switching != last.switching:
         found.append(Event("mode", f"under way: {status.switching}"))
     found += _members(
-        {f"shard {s.shard}": (s.state, s.incarnation) for s in last.shards},
-        {f"shard {s.shard}": (s.state, s.incarnation) for s in status.shards},
+        {shard_name(shard): (shard.state, shard.incarnation) for shard in last.shards},
+        {shard_name(shard): (shard.state, shard.incarnation) for shard in status.shards},
     )
     found += _members(
         {w.worker: (w.state, w.incarnation) for w in last.workers},

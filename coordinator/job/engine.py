@@ -87,8 +87,6 @@ class Engine:
         cluster again with them."""
         self.job_run = job_run
         self._describe = describe
-        self._checked = ""
-        """The settings with which the job is being described, in words."""
         self.authority = authority or Authority()
         self.shards = ShardCalls(job_run)
         self.sessions = WorkerSessions(job_run, store, self.authority)
@@ -225,13 +223,13 @@ class Engine:
         changed = with_cluster(self.run.changed, asked)
         if changes.switch is None or changes.switch.changed != changed:
             changes.check_free("processes")
-            if self._checked:
-                raise NotReady(f"{self._checked} is being checked; try again after that")
-            self._checked = in_words(changed)
+            if changes.described:
+                raise NotReady(f"{changes.described} is being checked; try again after that")
+            changes.described = in_words(changed)
             try:
                 described = await self._describe(changed)
             finally:
-                self._checked = ""
+                changes.described = ""
             # The policy may have changed meanwhile.
             check_restart(self.run, described)
             if described.document == self.run.description.document:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinator.core.description import JobDescription
+from coordinator.core.description import DENSE, JobDescription
 from coordinator.core.run import Run
 from coordinator.core.wording import in_words
 from psrpc.core.errors import InvalidJob, InvalidSetting
@@ -33,11 +33,14 @@ def cluster_settings(settings: Iterable[str]) -> dict[str, str]:
     of them does.
 
     Raises:
-        InvalidSetting: only some of them do, or there is an option of the command among them.
+        InvalidSetting: only some of them do, there is an option of the command among them, or a
+            value is none of the setting's.
     """
     pairs = [setting.partition("=") for setting in settings]
     found = {key.strip(): value.strip() for key, _, value in pairs}
     ours = {key: value for key, value in found.items() if key in OF_THE_CLUSTER and value}
+    for key, value in ours.items():
+        _check_of_cluster(key, value)
     if ours and ours != found:
         for key, value in found.items():
             _check_option(key, value)
@@ -49,11 +52,22 @@ def cluster_settings(settings: Iterable[str]) -> dict[str, str]:
     return ours
 
 
+def _check_of_cluster(key: str, value: str) -> None:
+    """Refuses a value before the job is described with it, which takes as long as a start."""
+    if key == "dense" and value not in DENSE:
+        known = did_you_mean(value, DENSE) or f"; expected {' or '.join(DENSE)}"
+        raise InvalidSetting(f"dense={value}: there is no such way{known}")
+    if key == "slices" and value.lower() != "none" and not (value.isdecimal() and int(value)):
+        raise InvalidSetting(f"slices={value}: expected a whole number of at least 1, or none")
+
+
 def _check_option(key: str, value: str) -> None:
     if key in OF_THE_COMMAND:
+        several = key == "shards" and value.strip("0").isdecimal()
+        slices = f"; or, if workers host the parameters, set slices={value}" if several else ""
         raise InvalidSetting(
             f"{key}={value}: {key} is an option of the start and cannot be changed while the job "
-            f"runs; stop it and go on with --resume --{key} {value}"
+            f"runs; stop it and go on with --resume --{key} {value}{slices}"
         )
 
 
@@ -75,7 +89,7 @@ def check_restart(run: Run, described: JobDescription) -> None:
             f"the job is another one than this run was started with ({', '.join(others)}): its "
             "file or its data have changed; stop it, and go on with --resume"
         )
-    check_dense(described.dense, run.settings)
+    check_dense(described.dense, run.settings.mode)
 
 
 def refused_while_running(setting: str, key: str) -> InvalidSetting:
@@ -156,7 +170,7 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
         )
     if job.prefetch_rows:
         check_prefetch(policy)
-    check_dense(job.dense, policy)
+    check_dense(job.dense, policy.mode)
     check_exact(job.exact, policy)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+from coordinator.core.description import no_shard_belongs
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
 from coordinator.core.wording import shards as in_words
@@ -57,11 +58,7 @@ class ShardCalls:
                     f"among them; start `pserver serve` for {in_words(range(rows))} alone, which "
                     f"{'has' if rows == 1 else 'have'} the rows of the embedding tables"
                 )
-            raise InvalidArgument(
-                "dense is 'allreduce', so workers host the parameters and no `pserver serve` "
-                "belongs to this job; start workers alone (launchers: --shards 0), or the "
-                "coordinator with --set dense=shards"
-            )
+            raise no_shard_belongs()
         if shard.worker and index not in run.hosted:
             why = f"shard {index} is no slice" if run.hosted else "dense is 'shards'"
             raise InvalidArgument(f"a worker offers to host a shard, and {why}")

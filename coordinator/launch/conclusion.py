@@ -108,6 +108,9 @@ def complete_summary(outcome: Outcome, options: UpOptions, earlier: Earlier) -> 
         summary = read_summary(run_dir)
     # If nothing was left to train, the coordinator has rewritten the earlier summary unchanged.
     served = bool(summary) and summary == earlier.summary
+    if status == INTERRUPTED and not served and summary.get("phase") == "done":
+        # The signal came when the job was done, while its processes ended.
+        status, reason, details = 0, "", []
     if summary and not served:
         _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
         summary = read_summary(run_dir)

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.core.lifecycle import ENDED, STOPPED, STOPPED_FOR
+from coordinator.core.lifecycle import ENDED, OVER, STOPPED, STOPPED_FOR
 from coordinator.display.screen import Screen
 from coordinator.launch.commands import ClusterCommands
 from coordinator.launch.fleet import Death, Fleet, stamp
@@ -252,22 +252,23 @@ class Supervisor:
     # -- stopping ----------------------------------------------------------------------------
 
     def _drain(self) -> Outcome:
-        """Lets the coordinator end the job; it then tells the other processes."""
-        begun = self._status.phase not in _UNTRAINED
+        """Lets the coordinator end the job, unless it has; it then tells the other processes."""
+        over = self._status.phase in OVER
+        begun = self._status.phase not in (*_UNTRAINED, *OVER)
         none = "all is saved" if self._started_again else "there is nothing to save yet"
-        what = "a checkpoint is written" if begun else none
+        what = "the job is over" if over else "a checkpoint is written" if begun else none
         self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
-        self._fleet.terminate(COORDINATOR)
+        if not over:
+            self._fleet.terminate(COORDINATOR)
         deadline = time.monotonic() + DRAIN_S
         while COORDINATOR in self._fleet.alive and self._stop_requests < 2:
             for death in self._fleet.wait(TICK_S):
                 if death.name == COORDINATOR:
                     return Outcome.after_stop(death.exited.status, death.exited.log)
-            now = time.monotonic()
             self._read_look()
-            saving = "to write a checkpoint and to end" if begun else "to end"
-            self._screen.waiting(f"the coordinator {saving}", now)
-            if now >= deadline:
+            saving = "write a checkpoint and to " if begun else ""
+            self._screen.waiting(f"the coordinator to {saving}end", time.monotonic())
+            if time.monotonic() >= deadline:
                 break
         return Outcome(INTERRUPTED, STOPPED, own=True)
 

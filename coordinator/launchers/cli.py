@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.launch.restarts import MAX_RESTARTS
 from coordinator.launchers.kubernetes.cluster import KubernetesOptions
-from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_of
+from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_to_launch
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.exit_status import DRAINED, INTERRUPTED
 from psrpc.options.config import add_options
@@ -153,7 +153,7 @@ def _run_kubernetes(args: argparse.Namespace) -> int:
         raise InvalidArgument("--image is missing: name an image that docker/Dockerfile makes")
     options = KubernetesOptions(**said)
     shared = ClusterOptions(**_said_of_cluster(args))
-    plan = plan_of(args.job, shared, elsewhere=options.in_image)
+    plan = plan_to_launch(args.job, shared, elsewhere=options.in_image)
     cluster = KubernetesCluster(plan, options, kubeflow=args.engine == "kubeflow")
     if args.dry_run:
         print(job_set.printed(cluster), end="")  # noqa: T201
@@ -175,7 +175,9 @@ def _run_kubernetes(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> LaunchPlan:
     said = _said_of_cluster(args)
-    return plan_of(args.job, ClusterOptions(**{**said, "run_dir": said["run_dir"].absolute()}))
+    return plan_to_launch(
+        args.job, ClusterOptions(**{**said, "run_dir": said["run_dir"].absolute()})
+    )
 
 
 def _said_of_cluster(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_of
+from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_to_launch
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.declaration import NotThis, options_of
 from psrpc.options.job_source import first_look
@@ -127,7 +127,7 @@ def _submitted(
     said = KubernetesOptions(**checked(KubernetesOptions, {**given, "image": image}))
     shared = {name: value for name, value in options.items() if name not in own}
     values = {**checked(ClusterOptions, shared, *own), "run_dir": Path(run_dir)}
-    plan = plan_of(Path(job), ClusterOptions(**values), elsewhere=said.in_image)
+    plan = plan_to_launch(Path(job), ClusterOptions(**values), elsewhere=said.in_image)
     cluster = KubernetesCluster(plan, said, kubeflow)
     kubectl.submit_objects(cluster)
     kubectl.wait_for_pods(cluster)
@@ -194,7 +194,7 @@ def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object
             unusable value, or there are neither certificates nor ``insecure=True``.
     """
     values = {**checked(ClusterOptions, options), "run_dir": Path(run_dir).absolute()}
-    return plan_of(Path(job), ClusterOptions(**values))
+    return plan_to_launch(Path(job), ClusterOptions(**values))
 
 
 def checked(declaring: type, options: Mapping[str, object], *others: str) -> dict[str, Any]:

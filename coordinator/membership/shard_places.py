@@ -184,7 +184,7 @@ class ShardPlaces:
         parts = [f"{in_words(others)} to register"] if others else []
         if slices:
             who = "a worker" if len(slices) == 1 else f"{len(slices)} workers"
-            parts += [f"{who} to host {in_words(slices)}, one each"]
+            parts += [f"{who} to host {in_words(slices, 'slice')}"]
         # A shard that watches has started, and itself waits for the others.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.core.description import JobDescription, check_for_shards
+from coordinator.core.wording import in_words
 from coordinator.process.describing import DescribeFailed, describe_patiently
 from coordinator.process.options import ServeOptions
 from coordinator.records.ledger_file import DamagedLedger
@@ -17,6 +18,7 @@ from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store
 from coordinator.records.stored_values import CHANGED, IDENTITY, SAID
 from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run
 
 _REFUSAL = re.compile(r"error(?: (PS\d{3}))?: (.*)")
@@ -36,6 +38,22 @@ class ChangedSettings:
     def overrides(self) -> tuple[str, ...]:
         """The settings as ``key=value``."""
         return tuple(f"{key}={value}" for key, value in self.settings.items())
+
+    def plan(self, options: ServeOptions, description: JobDescription) -> Plan:
+        """Returns the plan of the job that these settings are part of. Raises InvalidJob, which
+        says where they come from, if it does not fit the shards and workers of ``options``."""
+        try:
+            check_for_shards(description, options.shards, options.workers)
+            return description.plan(options.shards)
+        except InvalidJob as error:
+            if not self.settings:
+                raise
+            raise InvalidJob(
+                f"{error}. {in_words(self.settings)} was set while the job ran (`coordinator set`) "
+                "and holds until a start says otherwise: "
+                f"{' '.join(f'--set {key}=...' for key in self.settings)}",
+                code=error.code,
+            ) from None
 
 
 def kept_settings(run_dir: Path | None, said: Mapping[str, str]) -> ChangedSettings:
@@ -85,6 +103,5 @@ async def describe_changed(options: ServeOptions, changed: Mapping[str, str]) ->
         refusal = _REFUSAL.fullmatch(last)
         code, why = (refusal[1] or "", refusal[2]) if refusal else ("", last)
         raise InvalidJob(why, code=code) from None
-    check_for_shards(found, options.shards, options.workers)
-    found.plan(options.shards)
+    ChangedSettings().plan(options, found)
     return found

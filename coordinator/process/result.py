@@ -91,6 +91,7 @@ _SAME = (
     "skipped",
     "failed",
     "generation",
+    "summed",
 )
 """Fields of the same meaning in a summary and a status. Rates differ: a summary's are means."""
 
@@ -145,6 +146,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("slices", count("slices")),
         ("workers", count("workers")),
         ("steps", count("global_step")),
+        ("rounds with sums", count("summed")),
         ("micro-batches", count("batches")),
         ("examples", count("examples")),
         *_counted(summary),

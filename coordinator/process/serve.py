@@ -12,8 +12,9 @@ from pathlib import Path
 
 from coordinator.certificates.audit import AUDIT, AuditLog
 from coordinator.checkpoints.disk import ThreadedDisk
-from coordinator.core.description import JobDescription, check_for_shards
+from coordinator.core.description import JobDescription
 from coordinator.core.lifecycle import ENDED, STOPPED
+from coordinator.core.wording import in_words
 from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.site import job_site
 from coordinator.dashboard.snapshots import DashboardSampler, DashboardSnapshots
@@ -40,7 +41,6 @@ from coordinator.records.store import Store
 from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidSetting, JobDone, JobFailed, PsError
 from psrpc.core.names import HISTORY
-from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, unfinished_run
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.net.channel import check_metrics_address, format_address, parse_address
@@ -106,11 +106,13 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 check_free(options.run_dir)
             check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
         options, kept = with_kept(options, settings_said(options))
+        if kept.pending:
+            server.preparing = f"describing the job anew with {in_words(kept.settings)}"
         description = known(options) or await signals.unless_stopped(describe_patiently(options))
         if description is None:
             return signals.status
         check_attended(options, description)
-        plan = _plan(options, description)
+        plan = kept.plan(options, description)
         with (
             disk_errors_named(plan),
             hold_directory(
@@ -212,11 +214,6 @@ def check_attended(options: ServeOptions, description: JobDescription) -> None:
             "the job has reduce_lr, and --attended leaves the learning rate to the attendant; say "
             "--set reduce_lr=none, or leave out --attended"
         )
-
-
-def _plan(options: ServeOptions, description: JobDescription) -> Plan:
-    check_for_shards(description, options.shards, options.workers)
-    return description.plan(options.shards)
 
 
 def _run_dir(options: ServeOptions, description: JobDescription) -> Path:

@@ -163,7 +163,7 @@ def settle(
             policies, since = (*policies, followed), generation + 1
         remarks = left_out(known or {}, settings_said(options))
         now = policies[-1].settings if policies else stands.settings
-        check_dense(description.dense, now)
+        check_dense(description.dense, now.mode)
         if now != stands.settings:
             remarks.append(f"the run goes on as {now}; it was {stands.settings}")
         elif now != asked:

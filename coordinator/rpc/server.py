@@ -61,6 +61,8 @@ class Server:
         self._beating: asyncio.Task[None] | None = None
         self._health = BridgedHealthServicer(self._pulse)
         self._refused: PsError | None = None
+        self.preparing = "reading its job"
+        """Continues "the coordinator is", in the answer before :meth:`start`."""
         self.port = 0
 
     def bind(self) -> int:
@@ -128,7 +130,7 @@ class Server:
         if self._refused is not None:
             return refusal(self._refused, method)
         waited_s = time.monotonic() - self._bound_at
-        return Preparing(f"the coordinator is reading its job ({waited_s:.0f} s so far)")
+        return Preparing(f"the coordinator is {self.preparing} ({waited_s:.0f} s so far)")
 
     async def _end(self, server: grpc.aio.Server) -> None:
         await self._health.enter_graceful_shutdown()

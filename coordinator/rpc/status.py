@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.job.job_run import JobRun
@@ -92,6 +93,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
     description, progress, span = run.description, training.progress, training.span
     generation, step = job_run.standing
     members, steps_per_s = job_run.members, progress.steps.rate(now)
+    names = {worker.incarnation: worker.name for worker in members.workers.values()}
     interval_s = training.cadence.interval_s(steps_per_s)
     slow, counted, pushed = ratios(job_run), counts(job_run), counts_by_worker(job_run)
     return pb.GetJobStatusResponse(
@@ -111,7 +113,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
         examples_per_s=progress.records.rate(now),
         loss=training.watch.loss,
         mean_staleness=progress.mean_staleness,
-        shards=[_shard(job_run, shard, now) for shard in job_run.members.places.shards],
+        shards=[_shard(job_run, shard, names, now) for shard in members.places.shards],
         workers=[
             _worker(job_run, worker, slow.get(worker.name, 0.0), pushed.get(worker.name, ()), now)
             for worker in job_run.members.workers.values()
@@ -150,6 +152,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
         superseded=counted["superseded"],
         late=counted["late"],
         overdue=counted["overdue"],
+        summed=counted.get("summed"),
         steps_done=progress.steps_done,
         workers_joined=members.joined_workers,
         workers_departed=members.joined_workers - members.active_workers,
@@ -159,7 +162,7 @@ def write_status(job_run: JobRun) -> pb.GetJobStatusResponse:
     )
 
 
-def _shard(job_run: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
+def _shard(job_run: JobRun, shard: Shard, names: Mapping[int, str], now: float) -> pb.ShardStatus:
     updates_per_s, gradient_nbytes_per_s = shard_rates(shard, now, LEASE_S)
     return pb.ShardStatus(
         shard=shard.index,
@@ -182,6 +185,8 @@ def _shard(job_run: JobRun, shard: Shard, now: float) -> pb.ShardStatus:
         updates_per_s=updates_per_s,
         gradient_nbytes_per_s=gradient_nbytes_per_s,
         incarnation=shard.incarnation,
+        slice=shard.index in job_run.run.hosted,
+        worker=names.get(shard.worker, ""),
     )
 
 

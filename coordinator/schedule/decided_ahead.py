@@ -164,9 +164,14 @@ class DecidedAhead:
             self._queue.append(RoundAhead(decisions[-1], tuple(micros)))
         return RoundsAhead(tuple(decisions))
 
-    def closed(self) -> None:
-        """Notes that a round is closed, for the pace."""
+    def closed(self) -> bool:
+        """Notes that the open round is closed, for the pace. Returns whether a worker was to sum
+        gradients of it."""
         self._closed += 1
+        if self._exact or self.opened is None:
+            return False
+        held = [one.worker for micro in self.opened.micros for one in micro.attempts.values()]
+        return len(held) > len(set(held))
 
     def next(self) -> RoundAhead | None:
         """Opens and returns the next of these rounds; None if there is none."""

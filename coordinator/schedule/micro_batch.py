@@ -104,6 +104,7 @@ class Tally:
         late: micro-batches that counted in a later round than that of their lease.
         overdue: rounds that lasted longer than ``round_deadline_s``.
         too_stale: gradients that a shard refused because their parameters were too old.
+        summed: rounds in which a worker was to push several gradients as one sum.
     """
 
     speculative: int = 0
@@ -111,3 +112,4 @@ class Tally:
     late: int = 0
     overdue: int = 0
     too_stale: int = 0
+    summed: int = 0

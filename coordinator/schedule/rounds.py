@@ -231,7 +231,7 @@ class Rounds(BatchSchedule):
         self._decided.append(decision)
         self._round += 1
         self._slow.deadline.restart()
-        self.ahead.closed()
+        self._tally.summed += self.ahead.closed()
         self._open_next()
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:

@@ -110,7 +110,7 @@ def refused(job: JobState) -> int:
 def counts(job: JobState) -> dict[str, int]:
     """Counts the effects that only some policies have, by name."""
     shards = [shard.figures for shard in job.members.places.shards]
-    return {
-        **asdict(job.training.tally),
-        "uncompensated": sum(figures.uncompensated for figures in shards),
-    }
+    tally = asdict(job.training.tally)
+    if job.run.description.exact:
+        del tally["summed"]
+    return {**tally, "uncompensated": sum(figures.uncompensated for figures in shards)}

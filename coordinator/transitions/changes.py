@@ -41,10 +41,14 @@ class Changes:
         self._advance = advance
         self._waiting_for = waiting_for
         self.switch: Switch | None = None
+        self.described = ""
+        """The settings, in words, with which the job is being described anew."""
 
     def __str__(self) -> str:
         """Describes the change in progress and its stage; empty if there is none."""
-        return f"{self.switch}: {self.switch.stage}" if self.switch is not None else ""
+        if self.switch is not None:
+            return f"{self.switch}: {self.switch.stage}"
+        return f"{self.described}: the job is described anew with that" if self.described else ""
 
     def ask(self, settings: Policy) -> int:
         """Starts a change to another policy for a user; returns the policy's number.

@@ -258,12 +258,12 @@ def check_prefetch(policy: Policy) -> None:
         )
 
 
-def check_dense(dense: str, policy: Policy) -> None:
-    """Checks that a job whose parameters are where ``dense`` says can have ``policy``. Raises
+def check_dense(dense: str, mode: Mode) -> None:
+    """Checks that a job whose parameters are where ``dense`` says can have ``mode``. Raises
     InvalidSetting if not."""
-    if dense == "allreduce" and not policy.rounds:
+    if dense == "allreduce" and mode != "sync":
         raise InvalidSetting(
-            f"dense is 'allreduce', which is for mode sync, but mode is {policy.mode!r}: workers "
+            f"dense is 'allreduce', which is for mode sync, but mode is {mode!r}: workers "
             "exchange gradients round by round; say mode='sync' with replicas, or dense='shards'"
         )
 

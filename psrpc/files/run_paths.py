@@ -14,6 +14,9 @@ from psrpc.files.storage import read_json, unreadable
 
 LONGEST_TOKEN = 1024
 
+RESTARTING = "restarting"
+"""The phase in the summary of a run that has not ended: its cluster starts again."""
+
 
 def newest_run(job: str | None = None) -> Path | None:
     """Returns the run under ``runs/`` that was started or resumed last; None if there is none.
@@ -72,9 +75,21 @@ def _is_held(lock: Path) -> bool:
 def read_ending(run_dir: Path) -> dict[str, Any]:
     """Returns ``summary.json`` of an ended run; empty if the run has not ended, was started again
     since, or has an unreadable summary, see :func:`why_unreadable`."""
-    if is_starting(run_dir) or _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
-        return {}
-    return read_summary(run_dir)
+    ending = {} if is_starting(run_dir) else _newest_summary(run_dir)
+    return {} if ending.get("phase") == RESTARTING else ending
+
+
+def why_restarting(run_dir: Path) -> str:
+    """Returns why a run has ended its processes to start them again, such as "stopped for
+    dense=allreduce"; empty if it has not, or has started again."""
+    ending = _newest_summary(run_dir)
+    return sanitize(ending.get("reason") or "") if ending.get("phase") == RESTARTING else ""
+
+
+def _newest_summary(run_dir: Path) -> dict[str, Any]:
+    """Returns the summary of a run; empty if the run was started again since."""
+    old = _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB)
+    return {} if old else read_summary(run_dir)
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
@@ -122,7 +137,9 @@ _SUMMARY = record(
         **dict.fromkeys(("run_id", "job", "phase", "reason", "mode", "checkpoint"), maybe(text)),
         **dict.fromkeys(("replicas", "epoch", "epochs", "shards", "workers", "tables"), _SMALL),
         **dict.fromkeys(("global_step", "total_steps", "eval_step", "batches"), _COUNT),
-        **dict.fromkeys(("examples", "refused", "skipped", "failed", "generation"), _COUNT),
+        **dict.fromkeys(
+            ("examples", "refused", "skipped", "failed", "generation", "summed"), _COUNT
+        ),
         **dict.fromkeys(("loss", "wall_s", "train_s"), _REAL),
         **dict.fromkeys(("steps_per_s", "batches_per_s", "examples_per_s"), _REAL),
         "mean_staleness": _REAL,

@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from psrpc.core.errors import InvalidData, InvalidJob, InvalidSetting
@@ -36,6 +37,9 @@ _LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy"
 _DYNAMIC = "__import__ chdir eval exec getattr globals import_module system vars"
 _OPAQUE = frozenset(_DYNAMIC.split())
 """Names by which a file can do things that its source does not show."""
+
+_OF_TABLES = frozenset(["Embedding", "load_model", "model_from_json", "from_config", "pickle"])
+"""Names by which a file can have a model with embedding tables."""
 
 _FILES = {"Csv": "path", "Npz": "path"}
 """Data sources that need one file, and the name of that argument."""
@@ -82,6 +86,35 @@ def look_at_settings(
         if key in WHOLE_NUMBERS - own:
             _check_whole(setting)
     return tree, modules
+
+
+def said_of_job(tree: ast.Module) -> dict[str, object] | None:
+    """Returns the arguments of ``job = Job(...)`` by name, ``...`` for those that are no literals;
+    None if the file makes its job in another way."""
+    call = _assigned(tree).get("job")
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    ours = any(each.module == "pserver" and "Job" in _imported_names(each) for each in imports)
+    makers = {"pserver.Job", *(["Job"] if ours else [])}
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) not in makers:
+        return None
+    said: dict[str, object] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            return None
+        said[keyword.arg] = ...
+        with suppress(ValueError, TypeError):
+            said[keyword.arg] = ast.literal_eval(keyword.value)
+    return said
+
+
+def may_have_tables(modules: Sequence[ast.Module] | None) -> bool:
+    """Whether a model of ``modules``, see :func:`look_at_settings`, may have embedding tables:
+    they name a layer of that kind, or read a model from elsewhere."""
+    for module in modules or ():
+        names = _names(module) | {name for n in ast.walk(module) for name in _imported_names(n)}
+        if names & _OF_TABLES:
+            return True
+    return modules is None
 
 
 def setting_pair(setting: str) -> tuple[str, str]:
@@ -171,6 +204,12 @@ def _local(name: str, folders: Sequence[Path]) -> list[Path] | None:
     return None
 
 
+def _imported_names(node: ast.AST) -> set[str]:
+    """Returns the names that an import brings; those of tables also where it renames them."""
+    names = node.names if isinstance(node, ast.Import | ast.ImportFrom) else ()
+    return {alias.name for alias in names if alias.asname is None or alias.name in _OF_TABLES}
+
+
 def _names(tree: ast.Module) -> set[str]:
     """Returns all names and attributes that the file uses."""
     return {
@@ -183,21 +222,26 @@ def _names(tree: ast.Module) -> set[str]:
 # -- data files ------------------------------------------------------------------------------------
 
 
-def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields ``train`` and ``eval`` of ``job = Job(...)`` with the calls that make them."""
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """Returns the values of the names that the file assigns once: for others, the value is known
+    only by running it."""
     stored = Counter(
         node.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
-    # Only names that are assigned once: for others, the value is known only by running the file.
-    assigned = {
+    return {
         target.id: node.value
         for node in tree.body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and stored[target.id] == 1
     }
+
+
+def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yields ``train`` and ``eval`` of ``job = Job(...)`` with the calls that make them."""
+    assigned = _assigned(tree)
     job = assigned.get("job")
     for keyword in job.keywords if isinstance(job, ast.Call) else ():
         value: ast.expr | None = keyword.value

@@ -15,6 +15,7 @@ from psrpc.files.run_paths import (
     is_starting,
     newest_run,
     read_ending,
+    why_restarting,
     why_unreadable,
 )
 from psrpc.files.storage import read_bounded, unreadable
@@ -128,7 +129,10 @@ def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnrea
             f"{run_dir / SUMMARY}, and `coordinator export` writes to files what it has trained"
         )
     elif is_starting(run_dir):
-        how = "the run is being started, and its coordinator reads the job first; ask again"
+        why = why_restarting(run_dir)
+        anew = f"the run was {why}, and its coordinator describes the job anew with that"
+        reads = anew if why else "the run is being started, and its coordinator reads the job"
+        how = f"{reads} first; ask again"
     elif damage := why_unreadable(run_dir):
         how = f"how the run has ended is not known, {damage}"
     elif not (run_dir / JOB).exists():

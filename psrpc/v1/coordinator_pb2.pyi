@@ -795,7 +795,7 @@ class GetJobStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for", "staleness_counts", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "updates_per_s", "gradient_nbytes_per_s", "incarnation", "table_rows", "table_nbytes")
+    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for", "staleness_counts", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "updates_per_s", "gradient_nbytes_per_s", "incarnation", "table_rows", "table_nbytes", "slice", "worker")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -816,6 +816,8 @@ class ShardStatus(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     TABLE_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     state: str
@@ -836,7 +838,9 @@ class ShardStatus(_message.Message):
     incarnation: int
     table_rows: int
     table_nbytes: int
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
+    slice: bool
+    worker: str
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ..., slice: bool = ..., worker: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "host", "pid", "device", "state", "batches", "batches_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable", "transports")
@@ -904,7 +908,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck", "steps_done", "counted", "batches_per_s", "workers_joined", "workers_departed", "checkpoint_interval_s", "changed")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck", "steps_done", "counted", "batches_per_s", "workers_joined", "workers_departed", "checkpoint_interval_s", "changed", "summed")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -959,6 +963,7 @@ class GetJobStatusResponse(_message.Message):
     WORKERS_DEPARTED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -1013,7 +1018,8 @@ class GetJobStatusResponse(_message.Message):
     workers_departed: int
     checkpoint_interval_s: float
     changed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: bool = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ..., batches_per_s: _Optional[float] = ..., workers_joined: _Optional[int] = ..., workers_departed: _Optional[int] = ..., checkpoint_interval_s: _Optional[float] = ..., changed: _Optional[_Iterable[str]] = ...) -> None: ...
+    summed: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: bool = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ..., batches_per_s: _Optional[float] = ..., workers_joined: _Optional[int] = ..., workers_departed: _Optional[int] = ..., checkpoint_interval_s: _Optional[float] = ..., changed: _Optional[_Iterable[str]] = ..., summed: _Optional[int] = ...) -> None: ...
 
 class BatchesCounted(_message.Message):
     __slots__ = ("batches", "counted", "skipped", "twice", "missing_batches", "skipped_batches")

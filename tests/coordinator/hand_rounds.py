@@ -19,6 +19,7 @@ def make(
     until_epoch: int | None = None,
     done: dict[int, IntervalSet] | None = None,
     first_round: int = 0,
+    exact: bool = True,
     **policy: object,
 ) -> Rounds:
     return Rounds(
@@ -31,6 +32,7 @@ def make(
         first_round=first_round,
         until_epoch=until_epoch,
         tally=tally,
+        exact=exact,
     )
 
 

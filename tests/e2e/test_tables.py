@@ -186,9 +186,9 @@ def test_a_run_with_tables_goes_from_shards_to_workers_and_back_and_loses_both_k
             """Workers wait at the gate at last, with batches that are finished first."""
             cluster.until(lambda s: s.phase == "training" and s.global_step > 0, "a first step")
             asked = hand.start("set", "coordinator", "set", *settings.split(), "--run-dir", run_dir)
-            first_of = settings.split()[0]
+            first_of, begins = settings.split()[0], f"the change to {settings}"
             cluster.until(
-                lambda status: settings in status.switching or first_of in status.changed,
+                lambda status: status.switching.startswith(begins) or first_of in status.changed,
                 "the change to begin",
             )
             gate.open()

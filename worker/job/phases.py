@@ -237,7 +237,7 @@ def _check_dense(job: PolicyFields, policies: list[Policy]) -> None:
             )
         return
     for policy in policies:
-        check_dense(job.dense, policy)
+        check_dense(job.dense, policy.mode)
     wrong = {
         "compression": job.compression,
         "local_steps": job.local_steps if job.local_steps > 1 else None,

@@ -56,12 +56,15 @@ export function tiles(status, checkpoint) {
     tile("Speed", rate(status.examples_per_s), `examples/s · ${rate(status.steps_per_s)} steps/s`),
     status.mode === "sync" ? tile("Staleness", "none", "every round waits for all") : tile("Mean staleness", rate(status.mean_staleness), `updates · shards ${plural(status.version_skew, "version")} apart`),
     tile("Workers", `${active}`, late ? `active · ${plural(late, "straggler")}` : "active · no stragglers", late ? "warn" : ""),
-    tile("Shards", `${ready} of ${status.shards.length}`, "ready", ready < status.shards.length ? "warn" : ""),
+    tile(kinds(status), `${ready} of ${status.shards.length}`, "ready", ready < status.shards.length ? "warn" : ""),
     tile("Last checkpoint", checkpoint.value, checkpoint.detail),
   ];
 }
 
 const tile = (name, value, detail, look = "") => el("div", { class: `card tile ${look}` }, el("h3", {}, name), el("p", { class: "figure" }, value), el("p", { class: "muted" }, detail));
+
+/** What there is beside the workers. */
+const kinds = (status) => (status.shards.every((s) => !s.slice) ? "Shards" : status.shards.every((s) => s.slice) ? "Slices" : "Shards, slices");
 
 export function histogram(status) {
   const found = status ? ranges(status.staleness_counts) : [];
@@ -114,7 +117,7 @@ export function shards(status) {
   const busiest = Math.max(1e-9, ...status.shards.map((s) => s.gradient_nbytes_per_s || 0));
   const rows = status.shards.map((shard) =>
     el("tr", {},
-      cell("Shard", [el("strong", {}, `shard ${shard.shard}`), el("small", {}, shard.address)]),
+      cell("Shard", [el("strong", {}, `${shard.slice ? "slice" : "shard"} ${shard.shard}`), el("small", {}, [shard.worker, shard.address].filter(Boolean).join(" · "))]),
       cell("State", [state(shard.state, silence(shard)), waiting(shard)]),
       cell("Updates/s", [rate(shard.updates_per_s), el("small", {}, `version ${count(shard.version)}`)], "n"),
       cell("Gradients in", [el("span", { class: "withbar" }, `${bytes(shard.gradient_nbytes_per_s)}/s`, bar(shard.gradient_nbytes_per_s / busiest, "fill")), el("small", {}, `${bytes(shard.gradient_nbytes)} in all`)], "n"),

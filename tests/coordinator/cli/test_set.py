@@ -116,6 +116,7 @@ def test_the_command_waits_until_the_policy_stands(
             2,
             "error PS105: dense=allreduce: dense belongs to the job and cannot",
         ),
+        (["dense=alreduce"], 2, "error PS105: dense=alreduce: there is no such way; did you mean"),
         (["shards=2"], 2, "error PS105: shards=2: shards is an option of the start and cannot"),
         (
             ["dense=shards", "mode=ssp"],
@@ -128,7 +129,10 @@ def test_the_command_refuses_with_the_reason(
     job: Job, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
 ) -> None:
     assert main(["set", *arguments, "--coordinator", job.served.address]) == status
-    assert capsys.readouterr().err.startswith(said)
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    advice = "; or, if workers host the parameters, set slices=2\n"
+    assert err.endswith(advice) is (arguments == ["shards=2"])
 
 
 def test_the_command_finds_the_coordinator_by_its_run_directory(
@@ -219,7 +223,13 @@ def test_a_job_that_has_these_processes_stays_as_it_is(
     ):
         Job(served, client)
         assert main(["set", "slices=none", "--coordinator", served.address]) == 0
-        assert capsys.readouterr().out.endswith("slices=none: the job has that already\n")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1] == "slices=none: the job has that already"
+        # The coordinator of this test logs here, too.
+        assert next(line for line in lines if line.startswith("slices=none")) == (
+            "slices=none: the coordinator describes the job anew with that, which may take as long "
+            "as a start; the job trains on meanwhile"
+        )
         assert client.get_job_status().switching == ""
 
 

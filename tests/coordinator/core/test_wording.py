@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from coordinator.core.wording import figure, in_words, metrics
+from coordinator.core.wording import figure, in_words, metrics, shard_name
+from psrpc.v1.coordinator_pb2 import ShardStatus
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,8 @@ def test_changed_settings_are_named_without_those_that_are_off() -> None:
     assert in_words({"dense": "allreduce", "slices": "2"}) == "dense=allreduce slices=2"
     assert in_words({"dense": "shards", "slices": "none"}) == "dense=shards"
     assert in_words({"slices": "none"}) == "slices=none"
+
+
+def test_a_slice_is_not_called_a_shard() -> None:
+    assert shard_name(ShardStatus(shard=1)) == "shard 1"
+    assert shard_name(ShardStatus(shard=1, slice=True)) == "slice 1"

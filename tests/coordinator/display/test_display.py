@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from coordinator.core.wording import duration, metrics, state
+from coordinator.core.wording import duration, metrics, reason, state
 from coordinator.display.status_page import render_page
 from coordinator.display.terminal import ProgressLog, render
 from coordinator.display.timeline import newest_evaluations
@@ -426,3 +426,9 @@ def test_a_worker_that_builds_its_model_is_said_to_before_there_is_training() ->
     status.workers[0].waiting_for = "building the model"
     lines = ProgressLog().lines(status, 0.0)
     assert any(line.endswith("  worker-1 building the model") for line in lines)
+
+
+def test_the_end_of_processes_that_start_again_is_no_failure() -> None:
+    why = "stopped for dense=allreduce"
+    assert reason(GetJobStatusResponse(phase="restarting", reason=why)) == why
+    assert reason(GetJobStatusResponse(phase="failed", reason=why)) == f"failed: {why}"

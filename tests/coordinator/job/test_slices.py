@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.figures import WorkerHeartbeat, WorkerRegistration
+from coordinator.display.status_page import render_page
 from coordinator.membership.shard_places import STARTING_S
+from coordinator.process.summary import summarize
+from coordinator.rpc.status import write_status
 from psrpc import SOFTWARE
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.policy import Policy
@@ -26,6 +29,12 @@ def hosted(folder: Path) -> Coordinator:
 def register(coordinator: Coordinator, incarnation: int, *, hosts: bool = True) -> str:
     asked = WorkerRegistration(incarnation, "h", 1, "cpu", SHA, SOFTWARE, hosts=hosts)
     return coordinator.engine.sessions.register(asked).name
+
+
+def of_kinds(coordinator: Coordinator) -> tuple[int, int | None]:
+    """How many shards and how many slices the summary says."""
+    summary = summarize(coordinator.job_run)
+    return summary["shards"], summary.get("slices")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,13 @@ def test_shards_with_rows_stand_beside_slices_that_workers_host(tmp_path: Path) 
         engine.shards.register(ShardRegistration(index, 10 + index, *where, SOFTWARE, worker))
     assert engine.slices_to_host(name) == []
     assert [shard.worker for shard in places.shards] == [0, 0, 1]
+    status = write_status(coordinator.job_run)
+    assert [(shard.slice, shard.worker) for shard in status.shards] == [(False, "")] * 2 + [
+        (True, name)
+    ]
+    assert of_kinds(coordinator) == (2, 1)
+    titles = [line.split()[0] for line in render_page(status).split("\n\n")[1:4]]
+    assert titles == ["shard", "slice", "worker"]
 
 
 def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path) -> None:
@@ -77,9 +93,16 @@ def test_workers_are_told_which_slices_to_host_until_the_job_ends(tmp_path: Path
     assert f"{unable} on h cannot host a slice: it has no certificate of a shard" in warning
     engine.shards.register(ShardRegistration(0, 10, "h:0", "h", 7, SOFTWARE, 2))
     assert engine.slices_to_host(able) == []
+    page = [line.split() for line in render_page(write_status(coordinator.job_run)).splitlines()]
+    assert ["slice", "worker", "state"] in [line[:3] for line in page]
+    assert [line[:-3] for line in page if line[:1] in (["0"], ["1"])] == [
+        ["0", "h:0", able, "starting", "0", "0.0", "MB"],
+        ["1", "-", "missing", "0", "0.0", "MB"],
+    ]
     shard = coordinator.job_run.members.places.shards[0]
     assert str(shard) == "shard 0 in the worker with pid 7 on h, at h:0"
-    assert coordinator.job_run.waiting_for().startswith("a worker to host shard 1, one each")
+    assert coordinator.job_run.waiting_for().startswith("a worker to host slice 1")
+    assert of_kinds(coordinator) == (0, 2)
     other = register(coordinator, 3)
     assert engine.slices_to_host(other) == [1]
     coordinator.job_run.fail("enough")
@@ -114,4 +137,5 @@ def test_a_job_with_shards_gives_no_worker_a_slice(tmp_path: Path) -> None:
     coordinator, _ = start(tmp_path, **job(SYNC))
     name = register(coordinator, 2)
     assert coordinator.engine.slices_to_host(name) == []
+    assert of_kinds(coordinator) == (2, None)
     assert not coordinator.job_run.warnings.kept

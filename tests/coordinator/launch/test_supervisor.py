@@ -506,6 +506,20 @@ def test_a_signal_stops_the_coordinator_first(shells: ShellCluster) -> None:
     assert shells.log("worker-a").read_text() == "up\nleft\n"
 
 
+def test_a_signal_when_the_job_is_done_lets_its_coordinator_leave(shells: ShellCluster) -> None:
+    shells.status.now = pb.GetJobStatusResponse(phase="done")
+    shells.coordinator = shells.serving("trap 'exit 130' INT; read x < gate; exit 0")
+    with shells.running() as outcomes:
+        shells.screen.wait_for("done")
+        shells.started.stop()
+        shells.screen.wait_for("stopping: the job is over (Ctrl-C again to stop at once)")
+        # Without a reader it would block.
+        gate = os.open(shells.gate, os.O_RDWR)
+        os.write(gate, b"done\n")
+    os.close(gate)
+    assert outcomes == [Outcome(0)]
+
+
 def test_a_signal_before_the_first_step_says_that_there_is_nothing_to_save(
     shells: ShellCluster,
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         shards=2,
         workers=2,
         global_step=1200,
+        summed=1180,
         batches=2400,
         examples=120000,
         counted=counted(skipped=1, skipped_batches=["epoch 1 positions 0..49"]),
@@ -77,6 +78,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["shards", "2"],
         ["workers", "2"],
         ["steps", "1 200"],
+        ["rounds with sums", "1 180"],
         ["micro-batches", "2 400"],
         ["examples", "120 000"],
         ["batches counted once", "2 400 of 2 400"],
@@ -260,6 +262,18 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
         "go on with: coordinator up job.py --resume --run-dir runs/x --shards 1 --workers 1\n"
     )
     assert read_summary()["reason"] == "stopped", "the coordinator's own word"
+
+
+def test_a_signal_after_the_job_was_done_stops_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_summary(job="j", phase="done", global_step=7)
+    Path("runs/x/checkpoints/step-00000007").mkdir(parents=True)
+    outcome = Outcome(130, "stopped by a signal", ["log"], own=True)
+    assert conclude(outcome, options(), Earlier(), made=True) == 0
+    out, err = capsys.readouterr()
+    assert ("j: done" in out, err) == (True, "")
+    assert read_summary()["phase"] == "done"
 
 
 def test_a_run_whose_directory_is_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_each_worker_hosts_one_slice_in_the_order_of_registration() -> None:
     assert cluster.look(1.0) == {"a": [0]}
     cluster.serve("a", 0)
     assert cluster.look(10 * RESTART_S) == {}
-    assert cluster.places.waiting_for() == "a worker to host shard 1, one each"
+    assert cluster.places.waiting_for() == "a worker to host slice 1"
     cluster.join("b", "c")
     assert cluster.look() == {"b": [1]}
     why = [(news.shard, news.worker) for news in cluster.hosts.news()]
@@ -69,7 +69,7 @@ def test_slices_beside_shards_with_rows_are_given_and_no_shard_is() -> None:
     cluster.places.hosted = range(2, 3)
     cluster.join("a", "b")
     assert cluster.look() == {"a": [2]}
-    waits = "shards 0, 1 to register; a worker to host shard 2, one each"
+    waits = "shards 0, 1 to register; a worker to host slice 2"
     assert cluster.places.waiting_for() == waits
     cluster.serve("a", 2)
     # A shard is served by a process of its own, however late that starts.

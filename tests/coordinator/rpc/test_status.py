@@ -14,8 +14,9 @@ from coordinator.client.client import CoordinatorClient
 from coordinator.core.figures import Position
 from coordinator.core.run import Followed
 from coordinator.core.work import Report
-from coordinator.display.status_page import render_page
+from coordinator.display.status_page import render_page, status_as_json
 from coordinator.doctor.checks import _routes
+from coordinator.process.result import as_status
 from coordinator.process.summary import summarize
 from coordinator.rpc.messages import read_position
 from coordinator.rpc.status import EVALUATIONS, write_status
@@ -264,6 +265,18 @@ def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
     assert mine["staleness_counts"] == [0, 8]
     assert mine["times_s"]["compute"] == 1.0
     assert (summary["workers"], summary["growing_tables"]) == (1, [])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_rounds_with_sums_are_told_where_there_may_be_some(tmp_path: Path, exact: bool) -> None:
+    sync: dict[str, Any] = {"mode": "sync", "replicas": 4, "exact": exact}
+    with training(make_run(tmp_path, shards=2, train_records=80, **sync)) as job:
+        job.served.job_run.training.tally.summed = 3
+        page = render_page(job.status).splitlines()
+        assert ("exact=False: sums in 3 of 0 rounds" in page) is not exact
+        document, summary = status_as_json(job.status), job.served.do(summarize, job.served.job_run)
+    assert document["summed"] == summary.get("summed") == (None if exact else 3)
+    assert as_status(summary, tmp_path).HasField("summed") is not exact
 
 
 def test_epochs_count_from_1_in_status_and_summary(tmp_path: Path) -> None:

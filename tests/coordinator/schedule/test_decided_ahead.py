@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.core.work import Report, Round, RoundsLease, Wait
 from coordinator.schedule.decided_ahead import MOST_ATTEMPTS, DecidedAhead
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.rounds import Rounds
 from psrpc.core.commands import Attempt, RoundsAhead
@@ -116,6 +117,30 @@ def test_but_two_are_at_a_time_where_workers_sum_their_gradients(
     ahead.room(100, 0.0)
     ahead.closed()
     assert ahead.room(100, took_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("exact", "replicas", "summed"), [(False, 4, 1), (False, 2, 0), (True, 4, 0)]
+)
+def test_rounds_with_sums_are_counted_once_they_are_closed(
+    exact: bool, replicas: int, summed: int
+) -> None:
+    """Not the first one, which is not decided ahead, nor one in which each worker has one."""
+    tally = Tally()
+    rounds = make(records=80, replicas=replicas, exact=exact, tally=tally)
+    for worker in ("v", "w"):
+        rounds.ahead.crew.asks(worker, able=True)
+    assert look(rounds, now=0.0) == []
+    for worker in ("v", "w") * (replicas // 2):
+        commit(rounds, worker, lease(rounds, worker), SHORT_S)
+    close(rounds)
+    assert look(rounds)[:2] == [1, 2]
+    for worker in ("v", "w"):
+        attempts = [attempt for number, attempt in ahead_of(rounds, worker) if number == 1]
+        rounds.report(worker, [reported(attempt) for attempt in attempts], SHORT_S)
+    assert tally.summed == 0
+    close_ahead(rounds)
+    assert tally.summed == summed
 
 
 def test_no_more_are_decided_than_half_a_second_takes() -> None:

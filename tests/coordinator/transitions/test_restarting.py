@@ -175,6 +175,8 @@ def test_one_change_is_checked_at_a_time(tmp_path: Path) -> None:
     refused: list[NotReady] = []
 
     async def described(_changed: Mapping[str, str]) -> JobDescription:
+        said = "dense=allreduce: the job is described anew with that"
+        assert str(coordinator.job_run.changes) == said
         if not refused:
             with pytest.raises(NotReady) as raised:
                 await engine.restart_with({"dense": "allreduce", "slices": "2"})
@@ -186,6 +188,7 @@ def test_one_change_is_checked_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="no such file"):
         restart(engine, dense="allreduce")
     assert str(refused[0]) == "dense=allreduce is being checked; try again after that"
+    assert str(coordinator.job_run.changes) == ""
     assert restart(engine, dense="allreduce") == HOSTED
 
 
@@ -219,6 +222,14 @@ def test_settings_of_processes_come_by_themselves() -> None:
     assert cluster_settings([" dense = allreduce", "slices=2"]) == {**HOSTED, "slices": "2"}
     with pytest.raises(InvalidSetting, match="dense=allreduce starts the cluster again, and mode"):
         cluster_settings(["dense=allreduce", "mode=sync"])
+    assert cluster_settings(["slices=None"]) == {"slices": "None"}
+    with pytest.raises(InvalidSetting, match=r"no such way; did you mean 'allreduce'\?$"):
+        cluster_settings(["dense=alreduce", "slices=2"])
+    with pytest.raises(InvalidSetting, match=r"dense=none: .* expected shards or allreduce$"):
+        cluster_settings(["dense=none"])
+    for wrong in ("0", "-1", "two"):
+        with pytest.raises(InvalidSetting, match=f"^slices={wrong}: expected a whole number"):
+            cluster_settings([f"slices={wrong}"])
     # An option of the command can be set by no other one, either.
     with pytest.raises(InvalidSetting, match=r"^shards=0: shards is an option of the start"):
         cluster_settings(["dense=allreduce", "shards=0"])

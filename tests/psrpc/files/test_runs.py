@@ -17,6 +17,7 @@ from coordinator.records.run_directory import RunDirectory, Starting
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.files.run_paths import ending_in_words, newest_run, read_ending, unfinished_run
 from psrpc.options import locate as whereabouts
+from psrpc.options.locate import not_running
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,22 @@ def test_how_a_run_ended_counts_until_it_is_started_again() -> None:
     assert ending_in_words({"phase": "done", "reason": ""}) == "done"
     (path / "summary.json").write_text("[1]")
     assert read_ending(path) == {}
+
+
+def test_a_run_whose_processes_start_again_has_not_ended() -> None:
+    path = run("a", 10)
+    ending = {"phase": "restarting", "reason": "stopped for dense=allreduce"}
+    (path / "summary.json").write_text(json.dumps(ending))
+    os.utime(path / "summary.json", (11, 11))
+    assert read_ending(path) == {}
+    assert "the run has not ended, but its coordinator is gone, or" in str(not_running(path))
+    with held(Starting(path)):
+        assert str(not_running(path)).endswith(
+            "the run was stopped for dense=allreduce, and its coordinator describes the job anew "
+            "with that first; ask again"
+        )
+        os.utime(path / "job.json", (12, 12))
+        assert "the run is being started, and its coordinator reads" in str(not_running(path))
 
 
 def test_a_run_that_is_being_started_is_the_newest() -> None:
