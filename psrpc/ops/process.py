@@ -176,7 +176,7 @@ EARLY_SIGNAL = signal.SIGUSR1
 
 
 class StopSignals:
-    """Knows which signals stop the process, and ignores SIGHUP after another one. Not thread-safe.
+    """Knows which signals stop the process, and ignores SIGHUP after any of them. Not thread-safe.
 
     SIGHUP, which a closed terminal sends, is a stop signal unless the process started with it
     ignored, as under ``nohup``. A second signal means "stop at once", and a SIGHUP never counts as

@@ -102,7 +102,7 @@ class Arrays:
         return batch if self._map is None else check_count("map", self._map(*batch), count)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name, for messages, of the record at a position of an epoch."""
         return f"record {self._order.records_at(seed, epoch, position, position + 1)[0]}"
 
     def fingerprint(self) -> str:
@@ -228,7 +228,7 @@ class Npz:
         return self._arrays().read_range(start, stop)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name, for messages, of the record at a position of an epoch."""
         return self._arrays().record_name(seed, epoch, position)
 
     def fingerprint(self) -> str:

@@ -73,7 +73,7 @@ class Csv(IndexedSource["_LineIndex"]):
         self._map = map
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name, for messages, of the record at a position of an epoch."""
         index = self._opened()
         [(line, _)] = index.lines(index.order.records_at(seed, epoch, position, position + 1))
         return f"line {line} of {str(self._path)!r}"

@@ -90,7 +90,7 @@ class Function:
         return self._made(start, stop)
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name, for messages, of the record at a position of an epoch."""
         [(block, low, _)] = self._order.pieces(seed, epoch, position, position + 1)
         start, _ = self._order.range_of(block)
         return f"record {start + self._order.shuffled(seed, epoch, block)[low]}"

@@ -64,7 +64,7 @@ class TfRecords(IndexedSource[RecordIndex]):
         self._parse_batch: Callable[[list[bytes]], Batch] | None = None
 
     def record_name(self, seed: int, epoch: int, position: int) -> str:
-        """Returns how messages name the record at a position of an epoch."""
+        """Returns the name, for messages, of the record at a position of an epoch."""
         return f"record {self._opened().order.records_at(seed, epoch, position, position + 1)[0]}"
 
     def fingerprint(self) -> str:

@@ -28,7 +28,7 @@ class EpochProgress:
 
     @property
     def shown(self) -> bool:
-        """Whether there is a bar."""
+        """Whether a progress bar is printed."""
         return self._bar is not None
 
     def at(self, batches: int) -> None:

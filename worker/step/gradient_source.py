@@ -116,8 +116,8 @@ class GradientSource(Protocol):
 
     @property
     def sums(self) -> bool:
-        """Whether those computed at once are pushed as a sum (async). They are not compressed then,
-        and have no row gradients."""
+        """Whether gradients computed at once are pushed as a sum (async), then without compression
+        and without row gradients."""
 
     @property
     def exact(self) -> bool:
