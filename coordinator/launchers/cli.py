@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.launch.restarts import MAX_RESTARTS
 from coordinator.launchers.kubernetes.cluster import KubernetesOptions
-from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_to_launch
+from coordinator.launchers.plan import ClusterOptions, LaunchPlan
 from psrpc.core.errors import InvalidArgument
 from psrpc.ops.exit_status import DRAINED, INTERRUPTED
 from psrpc.options.config import add_options
@@ -145,6 +145,7 @@ def _run_ray(plan: LaunchPlan, args: argparse.Namespace) -> int:
 
 
 def _run_kubernetes(args: argparse.Namespace) -> int:
+    from coordinator.launchers.early_checks import plan_to_launch
     from coordinator.launchers.kubernetes import job_set, kubectl
     from coordinator.launchers.kubernetes.cluster import KubernetesCluster
 
@@ -174,6 +175,8 @@ def _run_kubernetes(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> LaunchPlan:
+    from coordinator.launchers.early_checks import plan_to_launch
+
     said = _said_of_cluster(args)
     return plan_to_launch(
         args.job, ClusterOptions(**{**said, "run_dir": said["run_dir"].absolute()})

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.launchers.plan import ClusterOptions, LaunchPlan, plan_to_launch
+from coordinator.launchers.plan import ClusterOptions, LaunchPlan
 from psrpc.core.errors import InvalidArgument
 from psrpc.options.declaration import NotThis, options_of
 from psrpc.options.job_source import first_look
@@ -119,6 +119,7 @@ def _submitted(
     *,
     kubeflow: bool,
 ) -> str:
+    from coordinator.launchers.early_checks import plan_to_launch
     from coordinator.launchers.kubernetes import kubectl
     from coordinator.launchers.kubernetes.cluster import KubernetesCluster, KubernetesOptions
 
@@ -193,6 +194,8 @@ def plan_from(job: str | Path, run_dir: str | Path, options: Mapping[str, object
         InvalidArgument: an option does not exist (the message suggests the nearest one) or has an
             unusable value, or there are neither certificates nor ``insecure=True``.
     """
+    from coordinator.launchers.early_checks import plan_to_launch
+
     values = {**checked(ClusterOptions, options), "run_dir": Path(run_dir).absolute()}
     return plan_to_launch(Path(job), ClusterOptions(**values))
 

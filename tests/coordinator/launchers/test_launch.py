@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import pserver
+from coordinator.launchers.early_checks import plan_to_launch
 from coordinator.launchers.launch import plan_from
-from coordinator.launchers.plan import ClusterOptions, plan_to_launch
+from coordinator.launchers.plan import ClusterOptions
 from psrpc.core.errors import PsError
 from tests.e2e.cluster import EXAMPLES
 
