@@ -192,9 +192,15 @@ def test_a_connection_without_a_call_is_closed_and_made_again(bounded: int) -> N
         call: Any = channel.unary_unary("/t/Wait")  # type: ignore[call-arg]
         call(b"1", timeout=LONG_S)
         answered.set()
+        before = set(threading.enumerate())
         channel.subscribe(changed)
+        polling = set(threading.enumerate()) - before
         assert idle.wait(LONG_S)
         assert call(b"2", timeout=LONG_S) == b"2"
+        # The thread that polls for gRPC would fail if the channel were closed meanwhile.
+        channel.unsubscribe(changed)
+        for thread in polling:
+            thread.join(LONG_S)
 
 
 @pytest.mark.parametrize("bounded", [{"grpc.max_allowed_incoming_connections": 2}], indirect=True)
